@@ -34,6 +34,8 @@ class EngineConfig:
         decode_backend, prefill_backend: attention kernels; None chooses from the device kind.
         compile_ahead: executables that are compiled before the engine is ready; the rest are
             compiled in the background while a larger one serves.
+        compile_in_background: whether that rest is compiled at all.
+        kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
     """
 
     model: str
@@ -55,6 +57,8 @@ class EngineConfig:
     decode_backend: str | None = None
     prefill_backend: str | None = None
     compile_ahead: int = 16
+    compile_in_background: bool = True
+    kv_cache_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
@@ -65,6 +69,7 @@ class EngineConfig:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("compile_ahead", self.compile_ahead, 1)
+        _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if self.block_size is not None and self.block_size & (self.block_size - 1):
             raise ValidationError("block_size", self.block_size, "a power of two")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
