@@ -1,0 +1,1 @@
+"""Choosing the next token: pure functions that run inside the compiled step."""

@@ -1,0 +1,187 @@
+"""From logits to tokens: one draw a row, reproducible whatever else is in the batch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.sampling.filters import kept_threshold
+from jaxserve.sampling.logprobs import LogprobRows, score
+from jaxserve.sampling.penalties import TokenCounts, apply_penalties
+from jaxserve.sampling.variant import Variant
+
+BLOCK = 128  # tokens a block of the two-level search; a row of lanes on every backend
+# exp(-80) = 1.8e-35 is a normal float32: below it a weight is exactly 0, so that no backend's
+# treatment of denormals decides whether a token can be drawn.
+SMALLEST_EXPONENT = -80.0
+GREEDY_TEMPERATURE = 1e-5
+ABSENT: Any = None  # a field that no part of the compiled variant reads
+
+
+class SamplingRows(NamedTuple):
+    """Sampling parameters of R rows; fields that the variant does not read may be None.
+
+    Attributes:
+        temperature: float32[R], 0 takes the most likely token.
+        top_p: float32[R], 1 is off.
+        top_k: int32[R], 0 is off.
+        min_p: float32[R], 0 is off.
+        seed: uint32[R, 2], high and low word of the request's seed.
+        position: int32[R], position in the sequence of the token that is sampled.
+        presence, frequency: float32[R], 0 is off.
+        repetition: float32[R], 1 is off.
+    """
+
+    temperature: jax.Array = ABSENT
+    top_p: jax.Array = ABSENT
+    top_k: jax.Array = ABSENT
+    min_p: jax.Array = ABSENT
+    seed: jax.Array = ABSENT
+    position: jax.Array = ABSENT
+    presence: jax.Array = ABSENT
+    frequency: jax.Array = ABSENT
+    repetition: jax.Array = ABSENT
+
+
+class Sampled(NamedTuple):
+    """Result of `sample`: tokens int32[R]; logprobs from variant RICH on, else None."""
+
+    tokens: jax.Array
+    logprobs: LogprobRows | None
+
+
+def sample(
+    logits: jax.Array,
+    rows: SamplingRows,
+    variant: Variant,
+    *,
+    counts: TokenCounts | None = None,
+    bias: jax.Array | None = None,
+    num_logprobs: int = 0,
+) -> Sampled:
+    """Samples one token a row.
+
+    The order is vLLM's: bias and masks, penalties, temperature, min_p, top_k, top_p. Returned
+    log-probabilities are those of the raw logits.
+
+    A row's random numbers depend on its seed and position alone, so its token does not change
+    with the batch, the row, or the variant.
+
+    Args:
+        logits: float32[R, V].
+        rows: parameters, R rows.
+        variant: which parts are compiled in (static).
+        counts: tokens seen so far, read from variant RICH on; None leaves penalties out.
+        bias: float32[R, V] added to the logits, -inf masks a token; read from variant MASKED on,
+            None leaves it out.
+        num_logprobs: most likely tokens to report, read from variant RICH on (static).
+    """
+    adjusted = logits
+    if variant >= Variant.MASKED and bias is not None:
+        adjusted = adjusted + bias
+    if variant >= Variant.RICH and counts is not None:
+        adjusted = apply_penalties(adjusted, counts, rows.presence, rows.frequency, rows.repetition)
+    tokens, largest = argmax(adjusted)
+    if variant >= Variant.PLAIN:
+        drawn = _draw(adjusted, largest, tokens, rows, filtered=variant >= Variant.FILTERED)
+        tokens = jnp.where(rows.temperature < GREEDY_TEMPERATURE, tokens, drawn)
+    if variant < Variant.RICH:
+        return Sampled(tokens, None)
+    return Sampled(tokens, score(logits, tokens, num_logprobs))
+
+
+def argmax(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Index int32[R] (the lowest of equals) and value float32[R] of each row's maximum, x [R, V].
+
+    Two max reductions, which vectorise: XLA:CPU takes 7 ms for `jnp.argmax` of [16, 128256] and
+    0.5 ms for this. A NaN in a row gives its last index.
+    """
+    blocks = _blocks(x, -jnp.inf)
+    block_max = jnp.max(blocks, axis=-1)
+    largest = jnp.max(block_max, axis=-1, keepdims=True)
+    block = _first(block_max == largest)
+    inside = _first(_take_block(blocks, block) == largest)
+    index = jnp.minimum(block * BLOCK + inside, x.shape[-1] - 1)
+    return index, largest[:, 0]
+
+
+def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
+    """Two uniform uint32 words a row from `fold_in(key(seed), position)`: uint32[R, 2].
+
+    seed: uint32[R, 2], the words of a threefry key; position: int32[R].
+    """
+
+    def one_row(words: jax.Array, row_position: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return jax.random.bits(jax.random.fold_in(key, row_position), (2,), jnp.uint32)
+
+    return jax.vmap(one_row)(seed, position)
+
+
+def _draw(
+    logits: jax.Array, largest: jax.Array, greedy: jax.Array, rows: SamplingRows, *, filtered: bool
+) -> jax.Array:
+    """One token a row by inversion of the cumulative distribution, in two levels: int32[R].
+
+    One word of randomness chooses a block by the blocks' sums, a second one the token inside, so
+    that rare tokens keep their probability although float32 cannot resolve it in one step.
+    Gumbel-max would need a random number for every token: 15 ms for [16, 32768] and 63 ms for
+    [16, 128256] on a 2-core CPU, where this takes 0.7 and 2 ms.
+    """
+    temperature = jnp.where(rows.temperature < GREEDY_TEMPERATURE, 1.0, rows.temperature)
+    centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    z = (logits - centre[:, None]) / temperature[:, None]
+    weights = jnp.where(z >= SMALLEST_EXPONENT, jnp.exp(z), 0.0)
+    if filtered:
+        threshold = kept_threshold(z, rows.top_k, rows.top_p, rows.min_p)
+        weights = jnp.where(z >= threshold[:, None], weights, 0.0)
+    # 24 bits make every value below 1 exact, so u * total never rounds up to total.
+    uniform = (random_words(rows.seed, rows.position) >> 8).astype(jnp.float32) * 2.0**-24
+    tokens = pick(weights, uniform)
+    # Every token masked: there is nothing to draw from.
+    return jnp.where(jnp.isfinite(largest), tokens, greedy)
+
+
+def pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Index int32[R] drawn with probability proportional to weights >= 0, float32[R, V].
+
+    uniform: float32[R, 2] in [0, 1): the first chooses a block, the second an entry of it.
+    An entry of weight 0 is returned only where the whole row is 0.
+    """
+    blocks = _blocks(weights, 0.0)
+    block = _invert(jnp.sum(blocks, axis=-1), uniform[:, 0])
+    inside = _invert(_take_block(blocks, block), uniform[:, 1])
+    return jnp.minimum(block * BLOCK + inside, weights.shape[-1] - 1)
+
+
+def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """First index whose cumulative weight exceeds uniform * total; weights [R, N], uniform [R]."""
+    cumulative = jnp.cumsum(weights, axis=-1)
+    target = uniform * cumulative[:, -1]
+    positive = weights > 0.0
+    # A parallel cumulative sum may rise at an entry of weight 0 by rounding: such never count.
+    found = _first(positive & (cumulative > target[:, None]))
+    index = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 1)
+    last = jnp.max(jnp.where(positive, index, 0), axis=-1)
+    return jnp.minimum(found, last)
+
+
+def _first(mask: jax.Array) -> jax.Array:
+    """Index of the first True of each row of mask [R, N], N where there is none: int32[R]."""
+    index = jax.lax.broadcasted_iota(jnp.int32, mask.shape, 1)
+    return jnp.min(jnp.where(mask, index, mask.shape[1]), axis=-1)
+
+
+def _blocks(x: jax.Array, fill: float) -> jax.Array:
+    """x [R, V] as [R, blocks, BLOCK], the last block filled up."""
+    missing = -x.shape[1] % BLOCK
+    if missing:
+        x = jnp.pad(x, ((0, 0), (0, missing)), constant_values=fill)
+    return x.reshape(x.shape[0], -1, BLOCK)
+
+
+def _take_block(blocks: jax.Array, block: jax.Array) -> jax.Array:
+    """Row r's block `block[r]`: [R, BLOCK]."""
+    return jnp.take_along_axis(blocks, block[:, None, None], axis=1, mode="clip")[:, 0]
