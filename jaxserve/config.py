@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from jaxserve.errors import ValidationError
 
@@ -76,6 +77,24 @@ class EngineConfig:
             raise ValidationError(
                 "gpu_memory_utilization", self.gpu_memory_utilization, "a number in (0, 1]"
             )
+
+    @classmethod
+    def from_settings(cls, **settings: Any) -> EngineConfig:
+        """A config from keyword arguments of a user.
+
+        Raises:
+            ValidationError: an unknown name, besides what the constructor raises.
+        """
+        known = [field.name for field in fields(cls)]
+        for name, value in settings.items():
+            if name not in known:
+                raise ValidationError(name, value, f"one of the settings {', '.join(known)}")
+        names = settings.get("served_model_name")
+        if isinstance(names, str):
+            settings["served_model_name"] = (names,)
+        elif names is not None:
+            settings["served_model_name"] = tuple(names)
+        return cls(**settings)
 
 
 def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

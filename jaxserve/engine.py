@@ -95,9 +95,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         s = self.scheduler
-        return EngineStats(
-            len(s.running), len(s.waiting), s.pages.usage, s.num_preemptions
-        )
+        return EngineStats(len(s.running), len(s.waiting), s.pages.usage, s.num_preemptions)
 
     def close(self) -> None:
         """Stop background work; the engine cannot step afterwards."""
@@ -132,9 +130,7 @@ class Engine:
                 self._collect_lane(lane, begin, result.values)
             begin += lane.length
 
-    def _collect_lane(
-        self, lane: PrefillLane, begin: int, values: dict[str, np.ndarray]
-    ) -> None:
+    def _collect_lane(self, lane: PrefillLane, begin: int, values: dict[str, np.ndarray]) -> None:
         request = lane.request
         scored = self._prompt_logprobs.setdefault(request.request_id, [])
         for offset in range(lane.length):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class InputProcessor:
         self._model = model
         self._tokenizer = tokenizer
         self._max_model_len = config.max_model_len
-        self._num_prepared = 0
+        self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
 
     def prepare(self, prompt: Prompt, params: SamplingParams, request_id: str) -> PreparedRequest:
         """Make the sequences of one request.
@@ -60,8 +61,9 @@ class InputProcessor:
         text, tokens = self._tokenise(prompt)
         room = self._max_model_len - len(tokens)
         if not tokens:
-            raise ValidationError("prompt", text if text is not None else tokens, "a prompt of at "
-                                  "least one token")
+            raise ValidationError(
+                "prompt", text if text is not None else tokens, "a prompt of at least one token"
+            )
         if room < 1:
             raise ValidationError(
                 "prompt",
@@ -83,11 +85,11 @@ class InputProcessor:
             raise ValidationError(
                 "min_tokens", params.min_tokens, f"at most {most} after a prompt of this length"
             )
-        sequences = self._sequences(tokens, params, request_id, most)
+        sequences = self._sequences(tokens, params, most)
         return PreparedRequest(request_id, text, tokens, params, sequences)
 
     def _sequences(
-        self, tokens: list[int], params: SamplingParams, request_id: str, max_tokens: int
+        self, tokens: list[int], params: SamplingParams, max_tokens: int
     ) -> list[Request]:
         words: list[list[int]] = []
         if params.bad_words:
@@ -99,11 +101,11 @@ class InputProcessor:
             min_tokens=params.min_tokens,
             max_tokens=max_tokens,
         )
-        seed = self._seed(params)
-        self._num_prepared += 1
+        number = next(self._numbers)
+        seed = self._seed(params, number)
         return [
             Request(
-                request_id if params.n == 1 else f"{request_id}#{index}",
+                f"{number}.{index}",  # the engine's own id: callers' ids may collide over time
                 tokens,
                 params.for_child(index),
                 rule,
@@ -113,11 +115,11 @@ class InputProcessor:
             for index in range(params.n)
         ]
 
-    def _seed(self, params: SamplingParams) -> int:
+    def _seed(self, params: SamplingParams, number: int) -> int:
         """The request's own seed, or one that follows from the engine's and the arrival order."""
         if params.seed is not None:
             return params.seed % 2**64
-        text = f"{self._config.seed}:{self._num_prepared}".encode()
+        text = f"{self._config.seed}:{number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:

@@ -31,6 +31,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
+from jaxserve.tokenization.tokenizer import Tokenizer
 from pallas_kernels import Backends, choose_backends, storage_dtype
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Loaded(NamedTuple):
     engine: Engine
     config: EngineConfig
     model_config: ModelConfig
+    tokenizer: Tokenizer | None
 
 
 def read_model_config(model: str) -> ModelConfig:
@@ -91,6 +93,8 @@ def load_engine(
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
     backends = _choose_backends(resolved, device)
+    # before the weights: a folder without a tokenizer should not cost minutes to find out
+    tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
     model = load_model(
         resolved.model,
         model_config,
@@ -126,7 +130,8 @@ def load_engine(
     progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s")
     gc.collect()
     gc.freeze()  # the loaded world is long-lived: keep it out of every later collection
-    return Loaded(Engine(scheduler, runner, overlap=resolved.overlap), resolved, model_config)
+    engine = Engine(scheduler, runner, overlap=resolved.overlap)
+    return Loaded(engine, resolved, model_config, tokenizer)
 
 
 def _choose_backends(config: EngineConfig, device: jax.Device) -> Backends:
@@ -189,4 +194,3 @@ def _cache_bytes(
         weight_bytes=trial.weight_bytes,
         temporary_bytes=temporary,
     )
-

@@ -8,7 +8,7 @@ from jaxserve.execution import batch as columns
 from jaxserve.execution.batch import BlobLayout
 from jaxserve.request import Request
 from jaxserve.sampling.variant import Variant
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.sampling_params import SamplingParams, seed_words
 from jaxserve.scheduling.plan import StepPlan
 
 NEVER = np.float32(-np.inf)
@@ -92,9 +92,7 @@ class RowPacker:
             self._pack_bias(plan, layout, views["bias"])
         return blob
 
-    def _pack_lanes(
-        self, plan: StepPlan, layout: BlobLayout, views: dict[str, np.ndarray]
-    ) -> None:
+    def _pack_lanes(self, plan: StepPlan, layout: BlobLayout, views: dict[str, np.ndarray]) -> None:
         first_row = layout.shape.num_decode
         views["token_lane"][:] = layout.shape.num_lanes
         begin = 0
@@ -163,7 +161,7 @@ class RowPacker:
         floats[columns.FREQUENCY] = params.frequency_penalty
         floats[columns.REPETITION] = params.repetition_penalty
         ints[columns.TOP_K] = params.top_k
-        words = np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+        words = np.array(seed_words(seed), np.uint32)
         ints[columns.SEED_HIGH : columns.SEED_LOW + 1] = words.view(np.int32)
         ints[columns.PROMPT_LEN] = prompt_len
 

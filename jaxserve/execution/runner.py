@@ -85,9 +85,7 @@ class Runner:
         self.max_prefill_tokens = config.max_num_batched_tokens
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
         self.packer = RowPacker(config.max_num_seqs, model_config.vocab_size)
-        shapes = wanted_shapes(
-            config.max_num_seqs, self.max_prefill_tokens, smallest_bucket(mesh)
-        )
+        shapes = wanted_shapes(config.max_num_seqs, self.max_prefill_tokens, smallest_bucket(mesh))
         self.programs = ProgramTable(shapes, self.compile_program)
         self._state: DeviceState | None = None
 

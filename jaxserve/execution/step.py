@@ -17,7 +17,7 @@ from jaxserve.models.attention import PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
 from jaxserve.sampling.logprobs import LogprobRows, score
-from jaxserve.sampling.penalties import token_counts
+from jaxserve.sampling.penalties import TokenCounts, token_counts
 from jaxserve.sampling.sampler import SamplingRows, sample
 from jaxserve.sampling.variant import Variant
 from pallas_kernels import Backends, PrefillLanes
@@ -176,9 +176,7 @@ def _sampling_rows(f: dict[str, jax.Array], variant: Variant) -> SamplingRows:
     )
 
 
-def _counts(
-    spec: StepSpec, f: dict[str, jax.Array], history: jax.Array
-) -> tuple[jax.Array, jax.Array] | None:
+def _counts(spec: StepSpec, f: dict[str, jax.Array], history: jax.Array) -> TokenCounts | None:
     """Tokens that each row has seen, for the penalties."""
     if spec.layout.shape.variant < Variant.RICH:
         return None

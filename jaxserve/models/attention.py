@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-
 from jaxserve.models.config import ModelConfig
+
 from pallas_kernels import (
     Backends,
     PrefillLanes,
@@ -19,9 +19,7 @@ from pallas_kernels import (
 )
 
 # attend(kv_pages, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) -> (out [T, H, D], kv_pages)
-Attend = Callable[
-    [jax.Array, int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]
-]
+Attend = Callable[[jax.Array, int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class PagedBatch(NamedTuple):

@@ -240,5 +240,3 @@ class Scheduler:
             raise AssertionError("a waiting request owns pages")
         if len(self.running) + len(self.waiting) != len(self._requests):
             raise AssertionError("a live request is neither running nor waiting")
-
-
