@@ -40,7 +40,7 @@ class PageManager:
         return self.pool.num_used / (self.pool.num_pages - 1)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give `request` pages for `num_tokens` tokens; False, and no change, if too few are free."""
+        """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free."""
         missing = self.pages_for(num_tokens) - len(request.pages)
         if missing <= 0:
             return True

@@ -68,8 +68,8 @@ class Scheduler:
             raise ValidationError(
                 "num_pages",
                 pages.pool.num_pages,
-                f"at least {needed + 1}: one request of max_model_len={limits.max_model_len} tokens "
-                f"needs {needed} pages of {pages.page_size} tokens, and page 0 is not used. "
+                f"at least {needed + 1}: one request of max_model_len={limits.max_model_len} "
+                f"tokens needs {needed} pages of {pages.page_size} tokens, and page 0 is not used. "
                 "Lower max_model_len or give the cache more memory",
             )
         self.limits = limits
@@ -133,7 +133,7 @@ class Scheduler:
         return updates
 
     def _plan_decodes(self, plan: StepPlan) -> bool:
-        """Add a decode row for every running request past its prefill; True if one was preempted."""
+        """Add a decode row for every request past its prefill; True if one was preempted."""
         preempted = False
         index = 0
         while index < len(self.running):

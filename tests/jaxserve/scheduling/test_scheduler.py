@@ -183,16 +183,16 @@ def test_the_same_workload_gives_the_same_plans(workload: Workload) -> None:
 
 
 def simple(**changes) -> Workload:
-    base = dict(
-        arrivals=[],
-        max_num_seqs=2,
-        token_budget=16,
-        max_prefill=16,
-        max_lanes=4,
-        page_size=4,
-        spare_pages=20,
-        overlap=False,
-    )
+    base = {
+        "arrivals": [],
+        "max_num_seqs": 2,
+        "token_budget": 16,
+        "max_prefill": 16,
+        "max_lanes": 4,
+        "page_size": 4,
+        "spare_pages": 20,
+        "overlap": False,
+    }
     return Workload(**(base | changes))
 
 
