@@ -32,9 +32,21 @@ from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import Backends, choose_backends, storage_dtype
+from pallas_kernels import Backends, choose_backends
 
 logger = logging.getLogger(__name__)
+
+
+class Footprint(NamedTuple):
+    """Bytes that decode steps move, for benchmarks.
+
+    Attributes:
+        weight_bytes: parameters that every step reads, the input embedding table left out.
+        kv_bytes_per_token: keys and values of one token over all layers.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
 
 
 class Loaded(NamedTuple):
@@ -44,6 +56,7 @@ class Loaded(NamedTuple):
     config: EngineConfig
     model_config: ModelConfig
     tokenizer: Tokenizer | None
+    footprint: Footprint
 
 
 def read_model_config(model: str) -> ModelConfig:
@@ -131,7 +144,8 @@ def load_engine(
     gc.collect()
     gc.freeze()  # the loaded world is long-lived: keep it out of every later collection
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
-    return Loaded(engine, resolved, model_config, tokenizer)
+    footprint = _footprint(resolved, model_config, mesh, runner)
+    return Loaded(engine, resolved, model_config, tokenizer, footprint)
 
 
 def _choose_backends(config: EngineConfig, device: jax.Device) -> Backends:
@@ -155,12 +169,11 @@ def _plan_memory(
     device = mesh.devices.flat[0]
     num_pages = config.num_pages
     if num_pages is None:
-        itemsize = jnp.dtype(storage_dtype(jnp.dtype(config.dtype), device.platform)).itemsize
         heads = model.num_kv_heads // mesh.shape["model"]
         num_pages = plan_num_pages(
             budget_bytes=_cache_bytes(config, device, make_runner),
             bytes_per_page=page_bytes(
-                model.num_layers, config.block_size, heads, model.head_dim, itemsize
+                model.num_layers, config.block_size, heads, model.head_dim, _itemsize(config)
             ),
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -194,3 +207,16 @@ def _cache_bytes(
         weight_bytes=trial.weight_bytes,
         temporary_bytes=temporary,
     )
+
+
+def _itemsize(config: EngineConfig) -> int:
+    return jnp.dtype(config.dtype).itemsize
+
+
+def _footprint(config: EngineConfig, model: ModelConfig, mesh: Mesh, runner: Runner) -> Footprint:
+    itemsize = _itemsize(config)
+    weights = runner.weight_bytes * mesh.shape["model"]
+    if not model.tie_word_embeddings:
+        weights -= model.vocab_size * model.hidden_size * itemsize
+    token = page_bytes(model.num_layers, 1, model.num_kv_heads, model.head_dim, itemsize)
+    return Footprint(weights, token)
