@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +15,6 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
-from jaxserve.errors import ValidationError
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -59,30 +56,6 @@ class Loaded(NamedTuple):
     footprint: Footprint
 
 
-def read_model_config(model: str) -> ModelConfig:
-    """The model's configuration from its folder.
-
-    Raises:
-        ValidationError: no such folder, or no readable config.json in it.
-    """
-    path = Path(model) / "config.json"
-    if not path.is_file():
-        raise ValidationError(
-            "model", model, "a folder that holds a Hugging Face config.json and its weights"
-        )
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValidationError("model", model, f"config.json must be JSON ({error})") from error
-    generation = path.with_name("generation_config.json")
-    if generation.is_file():
-        # its end-of-sequence tokens are the ones that generation stops at
-        eos = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-        if eos is not None:
-            settings["eos_token_id"] = eos
-    return ModelConfig.from_hf(settings)
-
-
 def load_engine(
     config: EngineConfig,
     *,
@@ -101,7 +74,7 @@ def load_engine(
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
-    model_config = read_model_config(config.model)
+    model_config = ModelConfig.from_folder(config.model)
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)

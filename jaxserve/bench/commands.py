@@ -85,7 +85,8 @@ def run_throughput(options: argparse.Namespace) -> int:
     report = run.as_json() | {"environment": environment()}
     print(
         f"{run.num_requests} requests, {run.num_prompt_tokens} prompt and "
-        f"{run.num_output_tokens} output tokens in {run.elapsed_time:.2f} s, {run.num_steps} steps: "
+        f"{run.num_output_tokens} output tokens in {run.elapsed_time:.2f} s, "
+        f"{run.num_steps} steps: "
         f"{report['requests_per_second']:.2f} requests/s, "
         f"{report['tokens_per_second']:.1f} tok/s in all, "
         f"{run.output_tokens_per_second:.1f} output tok/s, {run.gigabytes_per_second:.2f} GB/s"

@@ -66,13 +66,14 @@ def test_decode_rows_lanes_and_padding() -> None:
 def test_sampling_parameters_travel_by_slot() -> None:
     made = request([1, 2], seed=(7 << 32) + 0xFFFFFFFF, temperature=0.5, top_p=0.9, top_k=5)
     plan = StepPlan(lanes=[lane(made, 1, 0, 2)])
-    row = pack(plan, StepShape(2, 16, 1, Variant.RICH))["params"][2]
+    views = pack(plan, StepShape(2, 16, 1, Variant.RICH))
+    row = views["params"][2]
     floats = row.view(np.float32)
     assert floats[columns.TEMPERATURE] == 0.5
     assert floats[columns.TOP_P] == np.float32(0.9)
     assert row[columns.TOP_K] == 5
     assert row[[columns.SEED_HIGH, columns.SEED_LOW]].view(np.uint32).tolist() == [7, 2**32 - 1]
-    assert row[columns.PROMPT_LEN] == 2
+    assert views["prompt_len"].tolist() == [0, 0, 2]
 
 
 def test_masks() -> None:
