@@ -64,7 +64,7 @@ def choose_backends(
         return _xla("the CPU runs the XLA implementations")
     if platform == "tpu":
         return _xla(f"{device_kind} runs the XLA implementations")
-    if platform not in ("gpu", "cuda") or not device_kind.startswith("NVIDIA"):
+    if platform not in ("gpu", "cuda") or not device_kind.startswith(("NVIDIA", "Tesla", "Quadro")):
         raise KernelError(
             "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
         )
