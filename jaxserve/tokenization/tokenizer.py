@@ -151,6 +151,8 @@ class Tokenizer:
                 tokenize=False,
                 **kwargs,
             )
+        except ImportError:  # a broken installation is not the request's fault
+            raise
         except Exception as error:  # templates can raise anything
             field = "messages" if chat_template is None else "chat_template"
             value = messages if chat_template is None else chat_template
