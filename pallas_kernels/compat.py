@@ -24,6 +24,4 @@ def mosaic_gpu_interpreter() -> type | None:
 
 def result_like(operand: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """The type of a kernel's result that varies over the mesh axes over which `operand` does."""
-    return jax.ShapeDtypeStruct(
-        shape, dtype, manual_axis_type=jax.typeof(operand).manual_axis_type
-    )
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(operand).manual_axis_type)

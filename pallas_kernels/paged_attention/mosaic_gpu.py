@@ -54,9 +54,7 @@ def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
 
 
 def _row_vector(value: float) -> jax.Array:  # float32[ROWS]
-    return plgpu.layout_cast(
-        jnp.full((ROWS,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1)
-    )
+    return plgpu.layout_cast(jnp.full((ROWS,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
 
 def _kernel(
@@ -157,7 +155,7 @@ def _kernel(
         @pl.when((low_key < first_key) | (low_key + BLOCK_TOKENS > length))
         def _() -> None:
             # a masked value may hold anything, NaN too, and a weight of 0 * NaN is NaN
-            held = plgpu.load(v_smem.at[buffer], (), layout=plgpu.Layout.WGMMA)
+            held = plgpu.layout_cast(v_smem[buffer], plgpu.Layout.WGMMA)
             v_smem[buffer] = jnp.where(visible(held.shape, 0), held, jnp.zeros_like(held))
 
         plgpu.commit_smem()
@@ -258,9 +256,8 @@ def decode(
         ],
         grid=(splits, kv_heads, slots),
         grid_names=("split", "kv_head", "slot"),
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        kernel_name="paged_decode",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )(grouped, kv_pages, page_table, kv_lens)
 
