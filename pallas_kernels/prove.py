@@ -49,6 +49,7 @@ class KernelUse:
 
     Attributes:
         name: the function.
+        source: "mosaic" for a kernel of this package, "xla" for one that XLA wrote.
         registers: a thread.
         spilled: bytes of register spills, stores and loads together.
         shared: bytes of shared memory, fixed and asked for at launch together.
@@ -56,6 +57,7 @@ class KernelUse:
     """
 
     name: str
+    source: str
     registers: int
     spilled: int
     shared: int
@@ -83,7 +85,9 @@ class Proof:
     failures: tuple[str, ...]
 
 
-def _assembler_report(ptx: Path, architecture: str, requested: int) -> Iterator[KernelUse]:
+def _assembler_report(
+    ptx: Path, source: str, architecture: str, requested: int
+) -> Iterator[KernelUse]:
     """Assembles a PTX file and reads the report on each of its functions."""
     run = subprocess.run(
         [require_compiler(), f"-arch={architecture}", "-v", "-o", ptx.with_suffix(".cubin"), ptx],
@@ -100,6 +104,7 @@ def _assembler_report(ptx: Path, architecture: str, requested: int) -> Iterator[
         body = text.split(name, 1)[-1]
         yield KernelUse(
             name=name,
+            source=source,
             registers=int(registers),
             spilled=int(stores) + int(loads),
             shared=int(fixed or 0) + requested,
@@ -112,9 +117,11 @@ def _dumped_kernels(folder: Path, architecture: str) -> Iterator[KernelUse]:
     for ptx in sorted((folder / "mosaic").glob("*.ptx")):
         resources = ptx.with_suffix(".resources.txt").read_text()
         asked = re.search(r"smem_scratch_bytes=(\d+)", resources)
-        yield from _assembler_report(ptx, architecture, int(asked.group(1)) if asked else 0)
+        yield from _assembler_report(
+            ptx, "mosaic", architecture, int(asked.group(1)) if asked else 0
+        )
     for ptx in sorted((folder / "xla").glob("*.ptx")):
-        yield from _assembler_report(ptx, architecture, 0)
+        yield from _assembler_report(ptx, "xla", architecture, 0)
 
 
 def prove(
@@ -153,14 +160,20 @@ def prove(
                 mesh,
                 function,
                 *operands,
-                compiler_options={"xla_dump_to": str(folder / "xla")},
+                compiler_options={
+                    "xla_dump_to": str(folder / "xla"),
+                    "xla_dump_emitter_re": ".*",
+                },
                 **jit_options,
             )
         seconds = time.perf_counter() - begin
         kernels = tuple(_dumped_kernels(folder, GPU_TARGETS[kind].architecture))
     memory = compiled.memory_analysis()
     failures = [
-        f"{kernel.name} spills {kernel.spilled} bytes" for kernel in kernels if kernel.spilled
+        f"{kernel.name} spills {kernel.spilled} bytes"
+        for kernel in kernels
+        # what XLA generates without autotuning is not what it generates where a GPU is
+        if kernel.spilled and kernel.source == "mosaic"
     ]
     if wgmma and not any(kernel.wgmma for kernel in kernels):
         failures.append("no kernel uses wgmma")
@@ -224,7 +237,7 @@ def kernel_proofs(kind: str) -> Iterator[Proof]:
     decode = functools.partial(paged_decode_attention, scale=0.1, backend="xla")
     q, pool, table, lens = _operands(64, 32, 8, 128, 16, "bfloat16")
     yield prove("decode xla B=64", decode, q, pool, table, lens, mesh=mesh, kind=kind)
-    lane = shape((16,), jnp.int32)
+    lane: Any = shape((16,), jnp.int32)
     prefill = functools.partial(paged_prefill_attention, scale=0.1, backend="xla")
     yield prove(
         "prefill xla C=2048",
