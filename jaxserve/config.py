@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from jaxserve.errors import ValidationError
 
@@ -34,6 +35,8 @@ class EngineConfig:
         decode_backend, prefill_backend: attention kernels; None chooses from the device kind.
         compile_ahead: executables that are compiled before the engine is ready; the rest are
             compiled in the background while a larger one serves.
+        compile_in_background: whether that rest is compiled at all.
+        kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
     """
 
     model: str
@@ -55,6 +58,8 @@ class EngineConfig:
     decode_backend: str | None = None
     prefill_backend: str | None = None
     compile_ahead: int = 16
+    compile_in_background: bool = True
+    kv_cache_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
@@ -65,12 +70,31 @@ class EngineConfig:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("compile_ahead", self.compile_ahead, 1)
+        _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if self.block_size is not None and self.block_size & (self.block_size - 1):
             raise ValidationError("block_size", self.block_size, "a power of two")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValidationError(
                 "gpu_memory_utilization", self.gpu_memory_utilization, "a number in (0, 1]"
             )
+
+    @classmethod
+    def from_settings(cls, **settings: Any) -> EngineConfig:
+        """A config from keyword arguments of a user.
+
+        Raises:
+            ValidationError: an unknown name, besides what the constructor raises.
+        """
+        known = [field.name for field in fields(cls)]
+        for name, value in settings.items():
+            if name not in known:
+                raise ValidationError(name, value, f"one of the settings {', '.join(known)}")
+        names = settings.get("served_model_name")
+        if isinstance(names, str):
+            settings["served_model_name"] = (names,)
+        elif names is not None:
+            settings["served_model_name"] = tuple(names)
+        return cls(**settings)
 
 
 def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -44,7 +44,7 @@ class CompletionOutput:
         index: position among the `n` completions.
         text: generated text (the new part only when `output_kind` is DELTA).
         token_ids: generated token ids (the new ones only when `output_kind` is DELTA).
-        cumulative_logprob: sum of the sampled tokens' logprobs, None unless logprobs were asked for.
+        cumulative_logprob: sum of the tokens' logprobs, None unless logprobs were asked for.
         logprobs: one dict a generated token, None unless logprobs were asked for.
         finish_reason: None while running, then "stop", "length" or "abort".
         stop_reason: the stop string or stop token id that ended it; None for EOS.

@@ -1,0 +1,46 @@
+# Two commands matter: `make serve` runs the server on the bundled model, `make test` runs the tests.
+# Any Python >= 3.11 will do: make serve PYTHON=/path/to/python3.12
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PORT ?= 8000
+MODEL ?=
+
+.PHONY: serve test lint format clean
+
+serve: $(VENV)/.server
+	$(BIN)/jaxserve serve $(MODEL) --port $(PORT)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test $(VENV)/.lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"jaxserve needs Python >= 3.11, this is {v.major}.{v.minor}: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.server: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[server]'
+	touch $@
+
+# torch goes first: with it in place nothing else pulls in a newer build of it
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[test]'
+	touch $@ $(VENV)/.server
+
+$(VENV)/.lint: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[lint]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv312 build dist .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,266 @@
+"""The asyncio front: the engine runs in its own thread, callers await outputs.
+
+The thread owns the engine. Callers reach it through one command queue; it answers with one
+`call_soon_threadsafe` a step, and the event loop's thread makes text of the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine import Engine, EngineStats, RequestUpdate
+from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
+from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
+from jaxserve.loading import load_engine
+from jaxserve.models.config import ModelConfig
+from jaxserve.observability.metrics import Metrics
+from jaxserve.output_processor import OutputProcessor
+from jaxserve.outputs import RequestOutput
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Command = Callable[[Engine], None]
+
+
+class AsyncEngine:
+    """Serves requests concurrently from one event loop.
+
+    Args:
+        config: what the user asked for; `self.config` is the resolved one once ready.
+        start: load in the background at once; else `start()` does.
+    """
+
+    def __init__(self, config: EngineConfig, *, start: bool = True):
+        self.config = config
+        self.error: BaseException | None = None
+        self.metrics = Metrics((config.served_model_name or (config.model,))[0])
+        self._ready = threading.Event()
+        self._ended = threading.Event()
+        self._stopping = False
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
+        self._tokenizer: Tokenizer | None = None
+        self._model_config: ModelConfig | None = None
+        self._inputs: InputProcessor | None = None
+        self._outputs: OutputProcessor | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the engine is warmed up, until it ends."""
+        return self._ready.is_set() and not self._ended.is_set()
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the engine thread has ended, by an error or by `shutdown`."""
+        return self._ended.is_set()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, once ready.
+
+        Raises:
+            ValidationError: the engine has none.
+        """
+        if self._tokenizer is None:
+            raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
+        return self._tokenizer
+
+    @property
+    def model_config(self) -> ModelConfig:
+        assert self._model_config is not None, "known once the engine is ready"
+        return self._model_config
+
+    @property
+    def max_model_len(self) -> int:
+        assert self.config.max_model_len is not None, "known once the engine is ready"
+        return self.config.max_model_len
+
+    async def wait_ready(self) -> None:
+        """Wait until the engine is warmed up.
+
+        Raises:
+            Whatever loading raised.
+        """
+        while not self._ready.is_set():
+            if self._ended.is_set():
+                raise self.error or EngineDeadError("the engine was shut down while it loaded")
+            await asyncio.sleep(0.02)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream the outputs of one request; closing the iterator aborts it.
+
+        Args:
+            prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
+            params: sampling parameters; `output_kind` says what each output holds.
+            request_id: unique among live requests.
+            priority: 0; requests are served first come, first served.
+
+        Raises:
+            ValidationError: a prompt or parameter that cannot be served (before any output).
+            EngineDeadError: the engine has ended.
+        """
+        if priority != 0:
+            raise ValidationError("priority", priority, "0 (first come, first served)")
+        self._check_alive()
+        assert self._inputs is not None and self._outputs is not None
+        if request_id in self._streams:
+            raise ValidationError("request_id", request_id, "an id that is not in use")
+        self._loop = asyncio.get_running_loop()
+        prepared = await asyncio.to_thread(self._inputs.prepare, prompt, params, request_id)
+        self._check_alive()
+        stream: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+        self._streams[request_id] = stream
+        self._outputs.add(prepared)
+        self._commands.put(lambda engine: _add_all(engine, prepared))
+        finished = False
+        try:
+            while not finished:
+                item = await stream.get()
+                if isinstance(item, BaseException):
+                    raise item
+                finished = item.finished
+                yield item
+        finally:
+            self._streams.pop(request_id, None)
+            if not finished:
+                self._abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream gets a last output with finish_reason "abort"."""
+        output = self._abort(request_id)
+        stream = self._streams.get(request_id)
+        if stream is not None and output is not None:
+            stream.put_nowait(output)
+
+    async def shutdown(self) -> None:
+        """Abort what is running and end the engine thread."""
+        for request_id in list(self._streams):
+            await self.abort(request_id)
+        self._stopping = True
+        self._commands.put(lambda engine: None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        self._ended.set()
+
+    def _check_alive(self) -> None:
+        if self._ended.is_set():
+            raise EngineDeadError("the engine has ended") from self.error
+        if not self._ready.is_set():
+            raise EngineDeadError("the engine is still loading")
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
+        if self._outputs is None:
+            return None
+        output, sequences = self._outputs.abort(request_id)
+        if sequences:
+            self._commands.put(lambda engine: _abort_all(engine, sequences))
+        return output
+
+    # -- the engine thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            engine = self._load()
+            self._ready.set()
+            self._serve(engine)
+            engine.close()
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, JaxServeError):
+                logger.exception("the engine thread ended with an error")
+        finally:
+            self._ended.set()
+            self._call_in_loop(self._fail_streams)
+
+    def _load(self) -> Engine:
+        loaded = load_engine(self.config)
+        self.config = loaded.config
+        self._model_config = loaded.model_config
+        self._tokenizer = loaded.tokenizer
+        self._inputs = InputProcessor(loaded.config, loaded.model_config, self._tokenizer)
+        self._outputs = OutputProcessor(self._tokenizer, self.metrics)
+        return loaded.engine
+
+    def _serve(self, engine: Engine) -> None:
+        while not self._stopping:
+            # an idle engine blocks here until somebody wants something
+            self._run_commands(engine, wait=not engine.has_work)
+            if engine.has_work and not self._stopping:
+                updates = engine.step()
+                stats = engine.stats()
+                self._call_in_loop(self._deliver, updates, stats)
+            else:
+                self._call_in_loop(self._deliver, [], engine.stats())
+
+    def _run_commands(self, engine: Engine, *, wait: bool) -> None:
+        try:
+            self._commands.get(block=wait)(engine)
+            while True:
+                self._commands.get_nowait()(engine)
+        except queue.Empty:
+            return
+
+    def _call_in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            # the loop was closed between the check and the call: nobody is listening any more
+            logger.debug("event loop closed; outputs of the last step dropped")
+
+    # -- the event loop's thread ------------------------------------------------------------
+
+    def _deliver(self, updates: list[RequestUpdate], stats: EngineStats) -> None:
+        assert self._outputs is not None
+        processed = self._outputs.process(updates)
+        if processed.stopped:
+            stopped = processed.stopped
+            self._commands.put(lambda engine: _abort_all(engine, stopped))
+        for output in processed.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put_nowait(output)
+        self.metrics.record_stats(stats)
+
+    def _fail_streams(self) -> None:
+        for stream in self._streams.values():
+            error = EngineDeadError("the engine has ended")
+            error.__cause__ = self.error
+            stream.put_nowait(error)
+
+
+def _add_all(engine: Engine, prepared: PreparedRequest) -> None:
+    request: Request
+    for request in prepared.sequences:
+        engine.add(request)
+
+
+def _abort_all(engine: Engine, sequence_ids: list[str]) -> None:
+    for sequence_id in sequence_ids:
+        engine.abort(sequence_id)

@@ -1,0 +1,154 @@
+"""The loop: plan -> dispatch -> commit. The only file that knows both the scheduler and the device.
+
+With overlap the device runs step N while the host commits step N-1 and plans step N+1; the tokens
+that a step feeds on are on the device, so the host need not have seen them. `overlap=False` commits
+each step before the next is planned: the same tokens, one step at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxserve.execution.packing import scores_prompt
+from jaxserve.execution.runner import Dispatched, Runner, StepResult
+from jaxserve.request import Request
+from jaxserve.scheduling.plan import PrefillLane
+from jaxserve.scheduling.scheduler import Scheduler
+
+
+class TokenLogprobs(NamedTuple):
+    """Raw log-probabilities at one position: of the token itself and of the most likely ones."""
+
+    token: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestUpdate(NamedTuple):
+    """What one step did for one request.
+
+    `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
+    """
+
+    request: Request
+    token: int
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: list[TokenLogprobs] | None
+    finish_reason: str | None
+    stop_reason: int | None
+
+
+class EngineStats(NamedTuple):
+    """A snapshot for metrics."""
+
+    num_running: int
+    num_waiting: int
+    page_usage: float  # share of KV pages that requests own, 0 to 1
+    num_preemptions: int  # since the engine started
+
+
+class Engine:
+    """Advances requests step by step. Not thread-safe: one thread owns it.
+
+    Args:
+        scheduler: decides the steps.
+        runner: runs them; its programs must be warmed up.
+        overlap: dispatch a step before the tokens of the previous one are seen.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, overlap: bool):
+        self.scheduler = scheduler
+        self.runner = runner
+        self._overlap = overlap
+        self._in_flight: Dispatched | None = None
+        self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is unfinished or a step is in flight."""
+        return self.scheduler.has_unfinished or self._in_flight is not None
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request now; None if it is not live."""
+        self._prompt_logprobs.pop(request_id, None)
+        return self.scheduler.abort(request_id)
+
+    def step(self) -> list[RequestUpdate]:
+        """Dispatch the next step and return the tokens of the last one that has run."""
+        plan = self.scheduler.plan()
+        dispatched = self.runner.dispatch(plan) if plan else None
+        previous, self._in_flight = self._in_flight, dispatched
+        if dispatched is None and previous is None and self.scheduler.has_unfinished:
+            raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
+        updates = self._commit(previous) if previous is not None else []
+        if not self._overlap and self._in_flight is not None:
+            current, self._in_flight = self._in_flight, None
+            updates += self._commit(current)
+        return updates
+
+    def stats(self) -> EngineStats:
+        s = self.scheduler
+        return EngineStats(len(s.running), len(s.waiting), s.pages.usage, s.num_preemptions)
+
+    def close(self) -> None:
+        """Stop background work; the engine cannot step afterwards."""
+        self.runner.close()
+
+    def _commit(self, step: Dispatched) -> list[RequestUpdate]:
+        result = self.runner.fetch(step)
+        self._collect_prompt_logprobs(step, result)
+        updates = []
+        for seen in self.scheduler.commit(step.plan, result.tokens):
+            request = seen.request
+            logprobs = None
+            if request.params.logprobs is not None:
+                row = result.rows[seen.row]
+                logprobs = self._logprobs(result.values, "", row, seen.token)
+            updates.append(
+                RequestUpdate(
+                    request,
+                    seen.token,
+                    logprobs,
+                    self._prompt_logprobs.pop(request.request_id, None),
+                    seen.finish_reason.value if seen.finish_reason else None,
+                    seen.stop_reason,
+                )
+            )
+        return updates
+
+    def _collect_prompt_logprobs(self, step: Dispatched, result: StepResult) -> None:
+        begin = 0
+        for lane in step.plan.lanes:
+            if scores_prompt(lane.request, lane.start):
+                self._collect_lane(lane, begin, result.values)
+            begin += lane.length
+
+    def _collect_lane(self, lane: PrefillLane, begin: int, values: dict[str, np.ndarray]) -> None:
+        request = lane.request
+        scored = self._prompt_logprobs.setdefault(request.request_id, [])
+        for offset in range(lane.length):
+            position = lane.start + offset + 1  # the logits of one token score the next
+            # a prompt that is prefilled again after a preemption has been scored before
+            if position >= request.num_prompt or position - 1 < len(scored):
+                continue
+            token = request.prompt_token_ids[position]
+            scored.append(self._logprobs(values, "prompt_", begin + offset, token))
+
+    @staticmethod
+    def _logprobs(
+        values: dict[str, np.ndarray], prefix: str, row: int, token: int
+    ) -> TokenLogprobs:
+        return TokenLogprobs(
+            token,
+            float(values[prefix + "logprob"][row]),
+            int(values[prefix + "rank"][row]),
+            values[prefix + "top_id"][row].tolist(),
+            values[prefix + "top_logprob"][row].tolist(),
+        )

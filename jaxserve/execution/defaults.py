@@ -1,0 +1,82 @@
+"""Engine settings that the user left open, chosen from the model and the device kind."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import jax
+from jax.sharding import Mesh
+
+from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
+from jaxserve.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """Measured starting points of one kind of device."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
+
+
+DEFAULTS = {
+    "cpu": DeviceDefaults(32, 512, 16, 2),
+    "gpu": DeviceDefaults(256, 2048, 16, 1),
+    "tpu": DeviceDefaults(128, 1024, 128, 1),
+}
+DTYPE_NAMES = {"float": "float32", "half": "float16"}
+
+
+def device_defaults(platform: str) -> DeviceDefaults:
+    """Defaults of a jax platform name.
+
+    Raises:
+        ValidationError: an unknown platform.
+    """
+    kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
+    if kind not in DEFAULTS:
+        raise ValidationError("platform", platform, f"one of {', '.join(DEFAULTS)}")
+    return DEFAULTS[kind]
+
+
+def smallest_bucket(mesh: Mesh) -> int:
+    return device_defaults(mesh.devices.flat[0].platform).smallest_bucket
+
+
+def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> EngineConfig:
+    """A copy of `config` with nothing left open but `num_pages`.
+
+    Raises:
+        ValidationError: settings that contradict each other or the model.
+    """
+    defaults = device_defaults(device.platform)
+    model_limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > model_limit:
+        raise ValidationError(
+            "max_model_len",
+            config.max_model_len,
+            f"at most {model_limit}, the model's max_position_embeddings",
+        )
+    budget = config.max_num_batched_tokens
+    seqs = config.max_num_seqs
+    if seqs is None:
+        seqs = defaults.max_num_seqs if budget is None else min(defaults.max_num_seqs, budget)
+    if budget is None:
+        budget = max(defaults.max_num_batched_tokens, seqs)
+    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    return replace(
+        config,
+        tokenizer=config.tokenizer or config.model,
+        dtype=DTYPE_NAMES.get(dtype, dtype),
+        max_model_len=config.max_model_len or model_limit,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        block_size=config.block_size or defaults.page_size,
+        served_model_name=config.served_model_name or (config.model,),
+    )

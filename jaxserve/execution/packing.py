@@ -1,0 +1,177 @@
+"""A step plan becomes a blob: the only code that writes what `BlobLayout` describes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxserve.execution import batch as columns
+from jaxserve.execution.batch import BlobLayout
+from jaxserve.request import Request
+from jaxserve.sampling.variant import Variant
+from jaxserve.sampling_params import SamplingParams, seed_words
+from jaxserve.scheduling.plan import StepPlan
+
+NEVER = np.float32(-np.inf)
+
+
+def base_variant(params: SamplingParams) -> Variant:
+    """The smallest variant that serves every step of a request with these parameters.
+
+    `min_tokens` and prompt logprobs need a larger one in some steps only, see `row_variant`.
+    """
+    if params.logit_bias or params.allowed_token_ids is not None or params.bad_words:
+        return Variant.MASKED
+    if params.has_penalties or params.needs_logprobs:
+        return Variant.RICH
+    if params.is_greedy:
+        return Variant.GREEDY
+    return Variant.FILTERED if params.needs_filters else Variant.PLAIN
+
+
+class RowPacker:
+    """Writes blobs; remembers each slot's sampling parameters and masks while a request owns it.
+
+    Args:
+        max_num_seqs: slots; row `max_num_seqs` is the trash row.
+        vocab_size: V of the logits.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int):
+        self._trash = max_num_seqs
+        self._vocab_size = vocab_size
+        self._owner: list[Request | None] = [None] * max_num_seqs
+        self._variant = [Variant.GREEDY] * max_num_seqs
+        self._mask: list[np.ndarray | None] = [None] * max_num_seqs
+        self._params = np.zeros((max_num_seqs + 1, columns.NUM_ROW_PARAMS), np.int32)
+        self._float_params = self._params.view(np.float32)
+        self._write_params(self._trash, SamplingParams(temperature=0.0), seed=0, prompt_len=0)
+
+    def _bind(self, request: Request, slot: int) -> None:
+        """Remember the parameters of the request that got `slot`."""
+        if self._owner[slot] is request:
+            return
+        self._owner[slot] = request
+        self._variant[slot] = base_variant(request.params)
+        self._mask[slot] = self._static_mask(request)
+        self._write_params(slot, request.params, request.seed, request.num_prompt)
+
+    def plan_variant(self, plan: StepPlan) -> Variant:
+        """The smallest variant that serves every row of the plan; learns of new slot owners."""
+        variant = Variant.GREEDY
+        for row in plan.decode:
+            variant = max(variant, self._row_variant(row.request, row.slot))
+        for lane in plan.lanes:
+            self._bind(lane.request, lane.slot)
+            if lane.samples:
+                variant = max(variant, self._row_variant(lane.request, lane.slot))
+            if scores_prompt(lane.request, lane.start):
+                variant = Variant.SCORED
+        return variant
+
+    def pack(self, plan: StepPlan, layout: BlobLayout) -> np.ndarray:
+        """A fresh blob for `plan`; fresh because a compiled call may read NumPy memory in place."""
+        shape = layout.shape
+        blob = np.zeros(layout.size, np.int32)
+        views = layout.views(blob)
+        slot = views["slot"]
+        slot[:] = self._trash
+        if plan.decode:
+            count = len(plan.decode)
+            _, slots, positions = zip(*plan.decode, strict=True)
+            slot[:count] = slots
+            views["position"][:count] = positions
+        updates = views["updates"]
+        updates[0] = self._trash
+        if plan.page_updates:
+            updates[:, : len(plan.page_updates)] = np.array(plan.page_updates, np.int32).T
+        if shape.num_prefill:
+            self._pack_lanes(plan, layout, views)
+        if shape.variant >= Variant.PLAIN:
+            np.take(self._params, slot, axis=0, out=views["params"])
+        if shape.variant >= Variant.MASKED:
+            self._pack_bias(plan, layout, views["bias"])
+        return blob
+
+    def _pack_lanes(self, plan: StepPlan, layout: BlobLayout, views: dict[str, np.ndarray]) -> None:
+        first_row = layout.shape.num_decode
+        views["token_lane"][:] = layout.shape.num_lanes
+        begin = 0
+        for index, lane in enumerate(plan.lanes):
+            end = begin + lane.length
+            last = lane.start + lane.length
+            tokens = lane.request.prefill_tokens
+            views["slot"][first_row + index] = lane.slot
+            views["position"][first_row + index] = last - 1
+            views["token"][begin:end] = tokens[lane.start : last]
+            views["token_lane"][begin:end] = index
+            views["token_position"][begin:end] = np.arange(lane.start, last)
+            views["lane_start"][index] = begin
+            views["lane_length"][index] = lane.length
+            views["lane_context"][index] = lane.start
+            if layout.shape.variant >= Variant.SCORED:
+                following = tokens[lane.start + 1 : last + 1]
+                views["target"][begin : begin + len(following)] = following
+            begin = end
+
+    def _pack_bias(self, plan: StepPlan, layout: BlobLayout, bias: np.ndarray) -> None:
+        first_lane = layout.shape.num_decode
+        rows = [(index, row.request, row.slot) for index, row in enumerate(plan.decode)]
+        rows += [
+            (first_lane + index, lane.request, lane.slot)
+            for index, lane in enumerate(plan.lanes)
+            if lane.samples
+        ]
+        for index, request, slot in rows:
+            mask = self._mask[slot]
+            if mask is not None:
+                bias[index] = mask
+            if _must_go_on(request):
+                rule = request.stop_rule
+                ends = [*rule.eos_token_ids, *rule.stop_token_ids]
+                bias[index, [t for t in ends if t < self._vocab_size]] = NEVER
+            for word in request.bad_words:
+                if len(word) > 1 and request.output_token_ids[1 - len(word) :] == word[:-1]:
+                    bias[index, word[-1]] = NEVER
+
+    def _row_variant(self, request: Request, slot: int) -> Variant:
+        return Variant.MASKED if _must_go_on(request) else self._variant[slot]
+
+    def _static_mask(self, request: Request) -> np.ndarray | None:
+        """The part of the bias that does not change from step to step."""
+        params = request.params
+        if base_variant(params) < Variant.MASKED:
+            return None
+        mask = np.zeros(self._vocab_size, np.float32)
+        if params.allowed_token_ids is not None:
+            mask[:] = NEVER
+            mask[params.allowed_token_ids] = 0.0
+        for token, value in (params.logit_bias or {}).items():
+            mask[int(token)] += value
+        for word in request.bad_words:
+            if len(word) == 1:
+                mask[word[0]] = NEVER
+        return mask
+
+    def _write_params(self, slot: int, params: SamplingParams, seed: int, prompt_len: int) -> None:
+        floats, ints = self._float_params[slot], self._params[slot]
+        floats[columns.TEMPERATURE] = 0.0 if params.is_greedy else params.temperature
+        floats[columns.TOP_P] = params.top_p
+        floats[columns.MIN_P] = params.min_p
+        floats[columns.PRESENCE] = params.presence_penalty
+        floats[columns.FREQUENCY] = params.frequency_penalty
+        floats[columns.REPETITION] = params.repetition_penalty
+        ints[columns.TOP_K] = params.top_k
+        words = np.array(seed_words(seed), np.uint32)
+        ints[columns.SEED_HIGH : columns.SEED_LOW + 1] = words.view(np.int32)
+        ints[columns.PROMPT_LEN] = prompt_len
+
+
+def scores_prompt(request: Request, start: int) -> bool:
+    """Whether a chunk that begins at `start` yields prompt logprobs that are still wanted."""
+    return request.params.prompt_logprobs is not None and start < request.num_prompt - 1
+
+
+def _must_go_on(request: Request) -> bool:
+    """True while `min_tokens` forbids that the next token ends the request."""
+    rule = request.stop_rule
+    return len(request.output_token_ids) + request.pending - 1 < rule.min_tokens

@@ -1,0 +1,153 @@
+"""From what a caller passes (text, token ids, messages) to requests that the scheduler takes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
+from jaxserve.models.config import ModelConfig
+from jaxserve.request import Request, StopRule
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.tokenization.bad_words import bad_word_tokens
+from jaxserve.tokenization.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A validated request and the `n` sequences that serve it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    sequences: list[Request]
+
+
+class InputProcessor:
+    """Validates and tokenises.
+
+    Args:
+        config: the resolved engine configuration.
+        model: the model's configuration.
+        tokenizer: None when `skip_tokenizer_init` is set.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None):
+        assert config.max_model_len is not None
+        self._config = config
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_model_len = config.max_model_len
+        self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, request_id: str) -> PreparedRequest:
+        """Make the sequences of one request.
+
+        Args:
+            prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            params: sampling parameters; `n` of them run as separate sequences.
+            request_id: unique among live requests.
+
+        Raises:
+            ValidationError: names the prompt or the parameter that cannot be served.
+        """
+        text, tokens = self._tokenise(prompt)
+        room = self._max_model_len - len(tokens)
+        if not tokens:
+            raise ValidationError(
+                "prompt", text if text is not None else tokens, "a prompt of at least one token"
+            )
+        if room < 1:
+            raise ValidationError(
+                "prompt",
+                f"{len(tokens)} tokens",
+                f"at most {self._max_model_len - 1} tokens: max_model_len is "
+                f"{self._max_model_len}, one of them for output",
+            )
+        params.verify(self._model.vocab_size, self._max_model_len, self._config.max_logprobs)
+        if self._tokenizer is None and params.detokenize:
+            params = params.clone()
+            params.detokenize = False
+        if self._tokenizer is None and (params.stop or params.bad_words):
+            field = "stop" if params.stop else "bad_words"
+            raise ValidationError(
+                field, getattr(params, field), "nothing when skip_tokenizer_init is set"
+            )
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.min_tokens > most:
+            raise ValidationError(
+                "min_tokens", params.min_tokens, f"at most {most} after a prompt of this length"
+            )
+        sequences = self._sequences(tokens, params, most)
+        return PreparedRequest(request_id, text, tokens, params, sequences)
+
+    def _sequences(
+        self, tokens: list[int], params: SamplingParams, max_tokens: int
+    ) -> list[Request]:
+        words: list[list[int]] = []
+        if params.bad_words:
+            assert self._tokenizer is not None
+            words = bad_word_tokens(self._tokenizer, params.bad_words, self._model.vocab_size)
+        rule = StopRule(
+            eos_token_ids=frozenset(() if params.ignore_eos else self._model.eos_token_ids),
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
+            min_tokens=params.min_tokens,
+            max_tokens=max_tokens,
+        )
+        number = next(self._numbers)
+        seed = self._seed(params, number)
+        return [
+            Request(
+                f"{number}.{index}",  # the engine's own id: callers' ids may collide over time
+                tokens,
+                params.for_child(index),
+                rule,
+                (seed + index) % 2**64,
+                bad_words=words,
+            )
+            for index in range(params.n)
+        ]
+
+    def _seed(self, params: SamplingParams, number: int) -> int:
+        """The request's own seed, or one that follows from the engine's and the arrival order."""
+        if params.seed is not None:
+            return params.seed % 2**64
+        text = f"{self._config.seed}:{number}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+    def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                text = prompt.get("prompt")
+                return text, self._check_tokens(prompt["prompt_token_ids"])
+            if "prompt" in prompt:
+                return self._tokenise(prompt["prompt"])
+            raise ValidationError(
+                "prompt", dict(prompt), 'a mapping with "prompt" or "prompt_token_ids"'
+            )
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise ValidationError("prompt", prompt, "token ids when skip_tokenizer_init is set")
+            return prompt, self._tokenizer.encode(prompt)
+        return None, self._check_tokens(prompt)
+
+    def _check_tokens(self, tokens: Any) -> list[int]:
+        if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
+            raise ValidationError("prompt_token_ids", tokens, "a list of token ids")
+        checked = []
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise ValidationError("prompt_token_ids", token, "integers only")
+            if not 0 <= token < self._model.vocab_size:
+                raise ValidationError(
+                    "prompt_token_ids", token, f"token ids from 0 to {self._model.vocab_size - 1}"
+                )
+            checked.append(token)
+        return checked

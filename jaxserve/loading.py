@@ -1,0 +1,196 @@
+"""From an engine configuration to a warmed-up engine: model, memory plan, programs."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine import Engine
+from jaxserve.errors import ValidationError
+from jaxserve.execution.defaults import resolve
+from jaxserve.execution.memory_plan import (
+    DEFAULT_HOST_CACHE_BYTES,
+    cache_budget,
+    page_bytes,
+    plan_num_pages,
+)
+from jaxserve.execution.runner import Runner
+from jaxserve.memory.manager import PageManager
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.weights import load_model
+from jaxserve.parallel.mesh import make_mesh
+from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
+from jaxserve.tokenization.tokenizer import Tokenizer
+from pallas_kernels import Backends, choose_backends, storage_dtype
+
+logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """An engine that is ready, and what was decided on the way."""
+
+    engine: Engine
+    config: EngineConfig
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+
+
+def read_model_config(model: str) -> ModelConfig:
+    """The model's configuration from its folder.
+
+    Raises:
+        ValidationError: no such folder, or no readable config.json in it.
+    """
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        raise ValidationError(
+            "model", model, "a folder that holds a Hugging Face config.json and its weights"
+        )
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValidationError("model", model, f"config.json must be JSON ({error})") from error
+    generation = path.with_name("generation_config.json")
+    if generation.is_file():
+        # its end-of-sequence tokens are the ones that generation stops at
+        eos = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
+        if eos is not None:
+            settings["eos_token_id"] = eos
+    return ModelConfig.from_hf(settings)
+
+
+def load_engine(
+    config: EngineConfig,
+    *,
+    progress: Callable[[str], Any] = logger.info,
+    devices: list[jax.Device] | None = None,
+) -> Loaded:
+    """Load weights, plan memory, compile and warm up.
+
+    Args:
+        config: what the user asked for.
+        progress: told one line a phase.
+        devices: devices to use; all of the default platform when None.
+
+    Raises:
+        ValidationError: settings that the model or the device cannot serve.
+        checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
+    """
+    start = time.monotonic()
+    model_config = read_model_config(config.model)
+    mesh = make_mesh(config.tensor_parallel_size, devices)
+    device = mesh.devices.flat[0]
+    resolved = resolve(config, model_config, device)
+    backends = _choose_backends(resolved, device)
+    # before the weights: a folder without a tokenizer should not cost minutes to find out
+    tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
+    model = load_model(
+        resolved.model,
+        model_config,
+        mesh=mesh,
+        dtype=resolved.dtype,
+        load_format=resolved.load_format,
+        seed=resolved.seed,
+    )
+    progress(f"loaded {resolved.model} in {time.monotonic() - start:.1f} s")
+
+    def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
+        return Runner(settings, model_config, model, mesh, backends, num_pages)
+
+    resolved = _plan_memory(config, resolved, model_config, mesh, make_runner)
+    assert resolved.num_pages and resolved.max_model_len and resolved.block_size
+    assert resolved.max_num_seqs and resolved.max_num_batched_tokens
+    progress(
+        f"KV cache: {resolved.num_pages} pages of {resolved.block_size} tokens, "
+        f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs}"
+    )
+    runner = make_runner(resolved, resolved.num_pages)
+    limits = SchedulerLimits(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_prefill_tokens=runner.max_prefill_tokens,
+        max_lanes=runner.max_lanes,
+        max_model_len=resolved.max_model_len,
+    )
+    scheduler = Scheduler(limits, PageManager(resolved.num_pages, resolved.block_size))
+    compiling = time.monotonic()
+    runner.warm_up(lambda shape: logger.debug("compiling %s", shape.name))
+    programs = len(runner.programs.programs)
+    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s")
+    gc.collect()
+    gc.freeze()  # the loaded world is long-lived: keep it out of every later collection
+    engine = Engine(scheduler, runner, overlap=resolved.overlap)
+    return Loaded(engine, resolved, model_config, tokenizer)
+
+
+def _choose_backends(config: EngineConfig, device: jax.Device) -> Backends:
+    chosen = choose_backends(device.device_kind, device.platform)
+    if config.decode_backend is not None:
+        chosen = replace(chosen, decode=config.decode_backend)
+    if config.prefill_backend is not None:
+        chosen = replace(chosen, prefill=config.prefill_backend)
+    return chosen
+
+
+def _plan_memory(
+    asked: EngineConfig,
+    config: EngineConfig,
+    model: ModelConfig,
+    mesh: Mesh,
+    make_runner: Callable[[EngineConfig, int], Runner],
+) -> EngineConfig:
+    """Settle `num_pages`, and lower `max_model_len` to what fits if the user left it open."""
+    assert config.max_model_len and config.max_num_seqs and config.block_size
+    device = mesh.devices.flat[0]
+    num_pages = config.num_pages
+    if num_pages is None:
+        itemsize = jnp.dtype(storage_dtype(jnp.dtype(config.dtype), device.platform)).itemsize
+        heads = model.num_kv_heads // mesh.shape["model"]
+        num_pages = plan_num_pages(
+            budget_bytes=_cache_bytes(config, device, make_runner),
+            bytes_per_page=page_bytes(
+                model.num_layers, config.block_size, heads, model.head_dim, itemsize
+            ),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            page_size=config.block_size,
+        )
+    fits = (num_pages - 1) * config.block_size
+    if asked.max_model_len is None and config.max_model_len > fits:
+        logger.warning(
+            "max_model_len lowered from the model's %d to %d, what the KV cache holds",
+            config.max_model_len,
+            fits,
+        )
+        config = replace(config, max_model_len=fits)
+    return replace(config, num_pages=num_pages)
+
+
+def _cache_bytes(
+    config: EngineConfig, device: jax.Device, make_runner: Callable[[EngineConfig, int], Runner]
+) -> int:
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return DEFAULT_HOST_CACHE_BYTES
+    trial = make_runner(config, 2)
+    # the first two programs are the largest: every slot, every region token, every feature
+    temporary = max(trial.compile_program(s).temporary_bytes for s in trial.programs.wanted[:2])
+    return cache_budget(
+        limit_bytes=stats["bytes_limit"],
+        utilization=config.gpu_memory_utilization,
+        weight_bytes=trial.weight_bytes,
+        temporary_bytes=temporary,
+    )

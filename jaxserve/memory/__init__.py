@@ -1,0 +1,1 @@
+"""Host-side bookkeeping of KV pages: pure Python, imports no jax."""

@@ -1,0 +1,115 @@
+"""How the model reaches the paged KV cache: write the new rows, then decode and prefill kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxserve.models.config import ModelConfig
+
+from pallas_kernels import (
+    Backends,
+    PrefillLanes,
+    paged_decode_attention,
+    paged_prefill_attention,
+    write_kv,
+)
+
+# attend(kv_pages, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) -> (out [T, H, D], kv_pages)
+Attend = Callable[[jax.Array, int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class PagedBatch(NamedTuple):
+    """Where the T = B + C tokens of a step lie in the cache, and what they may look at.
+
+    Attributes:
+        write_pages, write_offsets: int32[T] page (of layer 0) and row in it of each token.
+        decode_table: int32[B, P] page ids of each decode row.
+        decode_lens: int32[B] tokens each decode row attends to, itself included; 0 when idle.
+        lane_table: int32[N, P] page ids of each prefill lane; None in a decode program.
+        lanes: the prefill lanes; None in a decode program.
+    """
+
+    write_pages: jax.Array
+    write_offsets: jax.Array
+    decode_table: jax.Array
+    decode_lens: jax.Array
+    lane_table: jax.Array | None
+    lanes: PrefillLanes | None
+
+
+def make_attend(
+    config: ModelConfig, batch: PagedBatch, num_pages: int, backends: Backends, mesh: Mesh
+) -> Attend:
+    """The `attend` callable of one traced step.
+
+    Layer l owns pages `l * num_pages` .. of the flat pool, so its trash page is `l * num_pages`.
+    With several devices the heads are sharded over the mesh axis "model" and each device runs the
+    kernels on its own heads.
+    """
+    num_decode = batch.decode_table.shape[0]
+
+    def attend(
+        kv_pages: jax.Array, layer: int, q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        first_page = layer * num_pages
+        window = config.layer_window(layer)
+        scale = config.attention_scale
+
+        def on_local_heads(
+            kv_pages: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, batch: PagedBatch
+        ) -> tuple[jax.Array, jax.Array]:
+            kv_pages = write_kv(
+                kv_pages,
+                k,
+                v,
+                batch.write_pages + first_page,
+                batch.write_offsets,
+                backend=backends.write_kv,
+            )
+            out = paged_decode_attention(
+                q[:num_decode],
+                kv_pages,
+                batch.decode_table,
+                batch.decode_lens,
+                scale=scale,
+                window=window,
+                first_page=first_page,
+                backend=backends.decode,
+            )
+            if batch.lanes is not None:
+                region = paged_prefill_attention(
+                    q[num_decode:],
+                    kv_pages,
+                    batch.lane_table,
+                    batch.lanes,
+                    scale=scale,
+                    window=window,
+                    first_page=first_page,
+                    backend=backends.prefill,
+                )
+                out = jnp.concatenate([out, region])
+            return out, kv_pages
+
+        if mesh.size == 1:
+            return on_local_heads(kv_pages, q, k, v, batch)
+        heads = PartitionSpec(None, "model", None)
+        pool = kv_pages_spec()
+        sharded = jax.shard_map(
+            on_local_heads,
+            mesh=mesh,
+            in_specs=(pool, heads, heads, heads, PartitionSpec()),
+            out_specs=(heads, pool),
+            check_vma=False,
+        )
+        return sharded(kv_pages, q, k, v, batch)
+
+    return attend
+
+
+def kv_pages_spec() -> PartitionSpec:
+    """Sharding of the pool `[num_layers * num_pages, page_size, 2, num_kv_heads, head_dim]`."""
+    return PartitionSpec(None, None, None, "model", None)

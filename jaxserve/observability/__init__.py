@@ -1,0 +1,1 @@
+"""What the engine tells the outside about itself."""

@@ -1,0 +1,95 @@
+"""Prometheus metrics of one engine, in a registry of their own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from jaxserve.engine import EngineStats
+from jaxserve.outputs import RequestMetrics
+
+# Seconds. Fine below 50 ms, where queueing and first tokens of a healthy server lie.
+LATENCY_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0,
+    1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """Counters, gauges and histograms; names follow vLLM's with the prefix `jaxserve:`.
+
+    Args:
+        model_name: value of the label `model_name`.
+    """
+
+    def __init__(self, model_name: str):
+        self.registry = CollectorRegistry()
+        self._preemptions_seen = 0
+
+        def counter(name: str, text: str) -> Counter:
+            metric = Counter(f"jaxserve:{name}", text, ["model_name"], registry=self.registry)
+            return metric.labels(model_name)
+
+        def gauge(name: str, text: str) -> Gauge:
+            metric = Gauge(f"jaxserve:{name}", text, ["model_name"], registry=self.registry)
+            return metric.labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            metric = Histogram(
+                f"jaxserve:{name}", text, ["model_name"], registry=self.registry, buckets=buckets
+            )
+            return metric.labels(model_name)
+
+        self._running = gauge("num_requests_running", "Sequences that own a slot.")
+        self._waiting = gauge("num_requests_waiting", "Sequences that wait for a slot.")
+        self._page_usage = gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
+        self._preemptions = counter("num_preemptions", "Requests preempted for want of pages.")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self._generation_tokens = counter("generation_tokens", "Generated tokens.")
+        self._first_token = histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS
+        )
+        self._inter_token = histogram(
+            "inter_token_latency_seconds", "Time between two tokens of a sequence.", TOKEN_BUCKETS
+        )
+        self._queue = histogram(
+            "request_queue_time_seconds", "Arrival to first scheduled step.", LATENCY_BUCKETS
+        )
+        self._end_to_end = histogram(
+            "e2e_request_latency_seconds", "Arrival to last token.", LATENCY_BUCKETS
+        )
+        self._finished = Counter(
+            "jaxserve:request_success",
+            "Finished requests by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._model_name = model_name
+        for reason in ("stop", "length", "abort"):
+            self._finished.labels(model_name, reason)
+
+    def record_stats(self, stats: EngineStats) -> None:
+        """Take in a snapshot of the engine."""
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._page_usage.set(stats.page_usage)
+        self._preemptions.inc(stats.num_preemptions - self._preemptions_seen)
+        self._preemptions_seen = stats.num_preemptions
+
+    def record_prompt(self, num_tokens: int) -> None:
+        self._prompt_tokens.inc(num_tokens)
+
+    def record_token(self, times: RequestMetrics, now: float, previous: float | None) -> None:
+        """One generated token, `previous` being the time of its sequence's last one."""
+        self._generation_tokens.inc()
+        if times.first_token_time is None:
+            self._first_token.observe(now - times.arrival_time)
+            if times.first_scheduled_time is not None:
+                self._queue.observe(times.first_scheduled_time - times.arrival_time)
+        elif previous is not None:
+            self._inter_token.observe(now - previous)
+
+    def record_finished(self, times: RequestMetrics, reason: str) -> None:
+        self._finished.labels(self._model_name, reason).inc()
+        if times.finished_time is not None and reason != "abort":
+            self._end_to_end.observe(times.finished_time - times.arrival_time)

@@ -1,0 +1,151 @@
+"""One request as the scheduler sees it: token counts, pages, slot. Pure Python, no jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+import numpy as np
+
+from jaxserve.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in the words of the OpenAI and vLLM APIs."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class RequestState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Which sampled tokens end a request.
+
+    Attributes:
+        eos_token_ids: end it with `stop_reason` None (empty when EOS is ignored).
+        stop_token_ids: end it with the token id as `stop_reason`.
+        min_tokens: no token ends it before that many tokens are generated.
+        max_tokens: it ends with "length" at that many generated tokens.
+    """
+
+    eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
+    min_tokens: int
+    max_tokens: int
+
+    def check(self, token: int, num_output: int) -> tuple[FinishReason, int | None] | None:
+        """Whether the request ends with `token` as its `num_output`-th generated token."""
+        if num_output >= self.min_tokens:
+            if token in self.eos_token_ids:
+                return FinishReason.STOP, None
+            if token in self.stop_token_ids:
+                return FinishReason.STOP, token
+        if num_output >= self.max_tokens:
+            return FinishReason.LENGTH, None
+        return None
+
+
+class Request:
+    """A sequence of tokens that the scheduler advances until its stop rule says that it ended.
+
+    `num_computed` counts tokens whose keys and values are in pages once every dispatched step has
+    run; `pending` counts sampled tokens of dispatched steps that the host has not seen yet. The
+    scheduler plans a request until `num_computed` has caught up with `num_tokens + pending`.
+
+    Attributes:
+        request_id: unique among the engine's live requests.
+        prompt_token_ids: the prompt.
+        output_token_ids: generated tokens that the host has seen.
+        params: sampling parameters, of one completion (n == 1).
+        stop_rule: what ends the request.
+        seed: 64-bit seed of its random numbers.
+        order: position in arrival order, set by the scheduler.
+        slot: row in the device state while running, else None.
+        pages: page ids by page index.
+        num_published: pages that the device's page table knows already.
+        prefill_target: tokens that the host knew when the request got its slot; up to there they
+            are sent as prefill chunks, beyond it the device knows the next token itself.
+        bad_words: token sequences that must not be generated.
+        needs_seen_tokens: the next token's mask depends on tokens that the host must have seen.
+    """
+
+    __slots__ = (
+        "bad_words",
+        "first_scheduled_time",
+        "needs_seen_tokens",
+        "num_computed",
+        "num_preemptions",
+        "num_published",
+        "order",
+        "output_token_ids",
+        "pages",
+        "params",
+        "pending",
+        "prefill_target",
+        "prefill_tokens",
+        "prompt_token_ids",
+        "request_id",
+        "seed",
+        "slot",
+        "state",
+        "stop_rule",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        stop_rule: StopRule,
+        seed: int,
+        *,
+        bad_words: list[list[int]] | None = None,
+    ):
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids: list[int] = []
+        self.params = params
+        self.stop_rule = stop_rule
+        self.seed = seed
+        self.bad_words = bad_words or []
+        self.needs_seen_tokens = any(len(word) > 1 for word in self.bad_words)
+        self.order = -1
+        self.state = RequestState.WAITING
+        self.slot: int | None = None
+        self.pages: list[int] = []
+        self.num_published = 0
+        self.num_computed = 0
+        self.pending = 0
+        self.prefill_target = 0
+        self.prefill_tokens = np.empty(0, np.int32)
+        self.num_preemptions = 0
+        self.first_scheduled_time: float | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the host knows: prompt and seen output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prefill_target
+
+    def start_prefill(self) -> None:
+        """Freeze what has to be prefilled: the prompt, and after a preemption the output so far."""
+        self.prefill_tokens = np.array(self.prompt_token_ids + self.output_token_ids, np.int32)
+        self.prefill_target = self.num_tokens
+
+    def ends_when_pending_is_seen(self) -> bool:
+        """True if the tokens in flight reach `max_tokens` whatever they are."""
+        return len(self.output_token_ids) + self.pending >= self.stop_rule.max_tokens

@@ -1,0 +1,1 @@
+"""Which request runs when: pure Python, imports no jax."""
