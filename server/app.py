@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from jaxserve.async_engine import AsyncEngine
 from server.body import DEFAULT_MAX_BODY_BYTES
 from server.errors import handle_http_exception
 from server.middleware import ApiKeyMiddleware, ErrorMiddleware, RequestIdMiddleware
 from server.routes import chat, completions, control, models, tokens
 from server.service import Service
+
+if TYPE_CHECKING:
+    # only a type here: importing it would import jax
+    from jaxserve.async_engine import AsyncEngine
 
 
 def create_app(

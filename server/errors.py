@@ -1,4 +1,7 @@
-"""Every error leaves the server as `{"error": {"message", "type", "param", "code"}}`, code = status."""
+"""Every error leaves the server as `{"error": {"message", "type", "param", "code"}}`.
+
+`code` is always the HTTP status.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,8 @@ class ClientDisconnected(Exception):
 def as_api_error(error: Exception) -> ApiError:
     """What the client is told about any exception.
 
-    Unforeseen exceptions are logged with their traceback; the client gets no detail of them, because
-    messages may hold paths and addresses.
+    Unforeseen exceptions are logged with their traceback; the client gets no detail of them,
+    because messages may hold paths and addresses.
     """
     match error:
         case ApiError():

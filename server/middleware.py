@@ -19,8 +19,9 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 class RequestIdMiddleware:
     """Gives each response an `X-Request-Id`: the client's own if it is harmless, else a new one.
 
-    The client's id is kept in `scope["state"]["client_request_id"]` (None when there is none). An id
-    with other characters (line breaks, quotes, megabytes) is replaced, never repeated in a log or header.
+    The client's id is kept in `scope["state"]["client_request_id"]` (None when there is none). An
+    id with other characters (line breaks, quotes, megabytes) is replaced, never repeated in a log
+    or header.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -46,8 +47,8 @@ class RequestIdMiddleware:
 class ApiKeyMiddleware:
     """Refuses requests without a valid `Authorization: Bearer <key>`, except on OPEN_PATHS.
 
-    Keys are compared by digest, all of them, in constant time. The path is the one that routing uses,
-    never one rebuilt from the Host header.
+    Keys are compared by digest, all of them, in constant time. The path is the one that routing
+    uses, never one rebuilt from the Host header.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -58,9 +59,7 @@ class ApiKeyMiddleware:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allows(scope):
             await self.app(scope, receive, send)
             return
-        error = ApiError(
-            401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"}
-        )
+        error = ApiError(401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"})
         await error.response()(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:

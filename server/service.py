@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from jaxserve.async_engine import AsyncEngine
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput
 from jaxserve.sampling_params import SamplingParams
 from server.body import DEFAULT_MAX_BODY_BYTES
 from server.errors import ApiError
 from server.protocol.chat import TemplateFields
+from server.protocol.logprobs import TokenText
 from server.protocol.requests import GenerationRequest
+
+if TYPE_CHECKING:
+    from jaxserve.async_engine import AsyncEngine
 
 # The most completions that one HTTP request may start: prompts times n.
 MAX_CHOICES = 16384
@@ -82,11 +86,12 @@ class Service:
         Raises:
             ValidationError: the text cannot fit into the context.
         """
-        self._check_text_length(text, field)
-        tokenizer = self.engine.tokenizer
-        return await asyncio.to_thread(
-            tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
+
+        def encode() -> list[int]:
+            self._check_text_length(text, field)
+            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return await asyncio.to_thread(encode)
 
     async def encode_chat(self, request: TemplateFields, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a conversation, through the model's chat template.
@@ -97,12 +102,13 @@ class Service:
         messages = request.render_messages()
 
         def render() -> str:
-            return self.engine.tokenizer.apply_chat_template(
+            text = self.engine.tokenizer.apply_chat_template(
                 messages,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 **(request.chat_template_kwargs or {}),
             )
+            return str(text)
 
         text = await asyncio.to_thread(render)
         return await self.encode(text, add_special_tokens=add_special_tokens, field="messages")
@@ -168,14 +174,23 @@ class Service:
 
     def _check_text_length(self, text: str, field: str) -> None:
         """Refuse a text that no tokenisation could fit, before any work is spent on it."""
-        longest_token = self.engine.tokenizer.max_token_length
-        least = len(text) // longest_token
-        if least > self.engine.max_model_len:
+        context = self.engine.max_model_len
+        if len(text) <= context:
+            return
+        least = len(text) // self._longest_token
+        if least >= context:
             raise ValidationError(
                 field,
                 f"a text of {len(text)} characters, at least {least} tokens",
-                f"the context is {self.engine.max_model_len} tokens",
+                f"the context is {context} tokens",
             )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token in the vocabulary's spelling."""
+        tokenizer = self.engine.tokenizer
+        spelled = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
+        return max(len(token) for token in spelled if token)
 
 
 def response_id(prefix: str, request: Request, body_id: str | None) -> str:
@@ -189,17 +204,8 @@ def engine_id(answer_id: str, index: int) -> str:
     return f"{answer_id}-{index}-{secrets.token_hex(4)}"
 
 
-def token_text(service: Service, *, as_ids: bool) -> Any:
+def token_text(service: Service, *, as_ids: bool) -> TokenText:
     """How logprobs show a token: its text, or `token_id:<id>`."""
-    tokenizer = service.engine.tokenizer
-
-    def show(token_id: int, entry: Any) -> str:
-        if as_ids:
-            return f"token_id:{token_id}"
-        if entry is not None and entry.decoded_token is not None:
-            return str(entry.decoded_token)
-        return str(tokenizer.decode([token_id], skip_special_tokens=False))
-
-    return show
-
-
+    if as_ids:
+        return "token_id:{}".format
+    return service.engine.tokenizer.token_text

@@ -105,8 +105,8 @@ async def _closing(stream: AsyncIterator[RequestOutput]) -> AsyncIterator[None]:
 class EventStream(Response):
     """A response whose body is a generator of server-sent events.
 
-    The first event is awaited before the headers are sent, so that an error which the engine raises at
-    once still gets its own HTTP status. A later error becomes an error event; `[DONE]` ends both.
+    The first event is awaited before the headers are sent, so that an error which the engine raises
+    at once still gets its own HTTP status. A later error becomes an error event and then `[DONE]`.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -114,7 +114,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Raised errors and disconnects before the first event belong to the caller's error handling.
+        # Errors before the first event belong to the caller's error handling.
         await until_disconnect(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:

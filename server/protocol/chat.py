@@ -7,28 +7,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
+from jaxserve.tokenization.tokenizer import RESERVED_TEMPLATE_NAMES
 from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
 
-# Names that the template call itself uses; a request must not override them (CVE-2025-62426).
+# Variables of the template that have a field of their own; a request must not set them behind that
+# field's back (CVE-2025-62426).
 _RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
+    {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "tools"}
 )
 
 
@@ -64,7 +49,7 @@ class TemplateFields(StrictModel):
                 "continue_final_message", True, "only with add_generation_prompt=false"
             )
         for name in self.chat_template_kwargs or {}:
-            if name in _RESERVED_TEMPLATE_KWARGS:
+            if name in _RESERVED_TEMPLATE_KWARGS or name in RESERVED_TEMPLATE_NAMES:
                 raise ValidationError("chat_template_kwargs", name, "a variable of the template")
 
     def render_messages(self) -> list[dict[str, Any]]:

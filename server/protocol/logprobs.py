@@ -13,7 +13,7 @@ LOWEST = -9999.0
 # One position of a text: the token, and the alternatives (None at the first prompt position).
 Position = tuple[int, PositionLogprobs | None]
 # How a token id is shown: its text, or "token_id:<id>".
-TokenText = Callable[[int, Logprob | None], str]
+TokenText = Callable[[int], str]
 
 
 def completion_logprobs(
@@ -34,7 +34,7 @@ def completion_logprobs(
     offset = first_offset
     for token_id, alternatives in positions:
         own = None if alternatives is None else alternatives.get(token_id)
-        text = show(token_id, own)
+        text = show(token_id)
         tokens.append(text)
         offsets.append(offset)
         offset += len(text)
@@ -44,7 +44,7 @@ def completion_logprobs(
             continue
         listed = {} if own is None else {text: _finite(own.logprob)}
         for other_id, other in _best(alternatives, top):
-            listed.setdefault(show(other_id, other), _finite(other.logprob))
+            listed.setdefault(show(other_id), _finite(other.logprob))
         top_logprobs.append(listed)
     return {
         "text_offset": offsets,
@@ -54,18 +54,32 @@ def completion_logprobs(
     }
 
 
-def chat_logprobs(positions: Sequence[Position], *, top: int, show: TokenText) -> dict[str, Any]:
-    """The `logprobs` object of a chat choice: exactly `top` alternatives a position."""
+def chat_logprobs(
+    positions: Sequence[Position],
+    *,
+    top: int,
+    show: TokenText,
+    token_bytes: Callable[[int], bytes],
+) -> dict[str, Any]:
+    """The `logprobs` object of a chat choice: exactly `top` alternatives a position.
+
+    Args:
+        token_bytes: what a token adds to the text, which need not be UTF-8 by itself.
+    """
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": show(token_id),
+            "logprob": _finite(logprob),
+            "bytes": list(token_bytes(token_id)),
+        }
+
     content = []
     for token_id, alternatives in positions:
-        own = None if alternatives is None else alternatives.get(token_id)
-        best = _best(alternatives or {}, top)
-        content.append(
-            {
-                **_chat_entry(show(token_id, own), LOWEST if own is None else own.logprob),
-                "top_logprobs": [_chat_entry(show(i, entry), entry.logprob) for i, entry in best],
-            }
-        )
+        known = alternatives or {}
+        own = known[token_id].logprob if token_id in known else LOWEST
+        best = [entry(i, other.logprob) for i, other in _best(known, top)]
+        content.append({**entry(token_id, own), "top_logprobs": best})
     return {"content": content}
 
 
@@ -84,10 +98,6 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[s
         }
         for alternatives in positions
     ]
-
-
-def _chat_entry(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
 def _best(alternatives: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:

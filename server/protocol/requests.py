@@ -1,4 +1,4 @@
-"""Request fields that completions and chat completions share, and how they become sampling parameters."""
+"""Request fields that completions and chat share, and how they become sampling parameters."""
 
 from __future__ import annotations
 
@@ -171,4 +171,3 @@ class GenerationRequest(ModelRequest):
 def is_request_id(text: str) -> bool:
     """Whether the text may appear in a header, a log line and a response as a request id."""
     return _REQUEST_ID.fullmatch(text) is not None
-

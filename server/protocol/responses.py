@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jaxserve
+from server.version import VERSION
 
 # Compact JSON; ensure_ascii=False keeps every character as itself in UTF-8.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
-FINGERPRINT = f"jaxserve-{jaxserve.__version__}"
+FINGERPRINT = f"jaxserve-{VERSION}"
 
 
 def dumps(value: Any) -> str:

@@ -1,7 +1,8 @@
 """Request fields of the OpenAI and vLLM APIs that jaxserve knows but does not support.
 
-A field whose value asks for nothing (null, false, the neutral value) is accepted, because clients send
-such defaults; any other value is refused by name. Nothing that would change the output is ignored.
+A field whose value asks for nothing (null, false, the neutral value) is accepted, because clients
+send such defaults; any other value is refused by name. Nothing that would change the output is
+ignored.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ async def create_chat_completion(request: Request) -> Response:
         job=job,
         echo=_echo(body),
         show=token_text(service, as_ids=bool(body.return_tokens_as_token_ids)),
+        token_bytes=service.engine.tokenizer.byte_table.__getitem__,
     )
     if body.streams:
         writer = ChunkWriter(answer_id, "chat.completion.chunk", created, model)
@@ -98,6 +99,7 @@ class _Answer:
     job: Job
     echo: str
     show: TokenText
+    token_bytes: Callable[[int], bytes]
 
     def choices(self, output: RequestOutput) -> list[dict[str, Any]]:
         """All choices of a response that is not streamed."""
@@ -121,12 +123,17 @@ class _Answer:
     async def events(self, service: Service, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
         """The chunks of a streamed response: roles first, usage last."""
         counts = [0] * self.body.choices_per_prompt
+        ended: set[int] = set()
         last: RequestOutput | None = None
         async with contextlib.aclosing(merge([service.generate(self.job)])) as outputs:
             async for _, output in outputs:
                 events = [] if last is not None else self._first_chunks(output, writer)
                 last = output
                 for one in output.outputs:
+                    if one.index in ended:
+                        continue
+                    if one.finished():
+                        ended.add(one.index)
                     counts[one.index] += len(one.token_ids)
                     events.append(
                         writer.chunk(
@@ -171,8 +178,12 @@ class _Answer:
     def _logprobs(self, one: CompletionOutput) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
-        positions = list(zip(one.token_ids, one.logprobs or []))
-        return chat_logprobs(positions, top=self.body.top_logprobs or 0, show=self.show)
+        return chat_logprobs(
+            list(zip(one.token_ids, one.logprobs or [])),
+            top=self.body.top_logprobs or 0,
+            show=self.show,
+            token_bytes=self.token_bytes,
+        )
 
     def _chunk_usage(self, generated: int, output: RequestOutput) -> dict[str, Any] | None:
         return self._usage(generated, output) if self.body.continuous_usage else None

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from server.body import read_body
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -154,6 +153,8 @@ class _Answer:
                 cached[prompt_index] = output.num_cached_tokens
                 events = []
                 for completion in output.outputs:
+                    if self._ended(prompt_index, completion):
+                        continue
                     choice = self._choice(prompt_index, output, completion)
                     new = 0 if self.scores_only else len(completion.token_ids)
                     generated += new
@@ -181,11 +182,19 @@ class _Answer:
         prompt_tokens = len(self.jobs[prompt_index].token_ids)
         return usage(prompt_tokens, progress.tokens, output.num_cached_tokens)
 
+    def _index(self, prompt_index: int, completion: CompletionOutput) -> int:
+        return prompt_index * self.body.choices_per_prompt + completion.index
+
+    def _ended(self, prompt_index: int, completion: CompletionOutput) -> bool:
+        """An aborted request reports all its choices once more, also those that had ended."""
+        progress = self.progress.get(self._index(prompt_index, completion))
+        return progress is not None and progress.finished
+
     def _choice(
         self, prompt_index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any]:
         """One choice: what is new in it since the last call."""
-        index = prompt_index * self.body.choices_per_prompt + completion.index
+        index = self._index(prompt_index, completion)
         progress = self.progress.setdefault(index, _Progress())
         text, token_ids, logprobs = completion.text, completion.token_ids, completion.logprobs
         if self.scores_only:
