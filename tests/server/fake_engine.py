@@ -97,7 +97,12 @@ class FakeEngine:
         self.is_dead = True
 
     async def generate(
-        self, prompt: dict[str, list[int]], params: SamplingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: dict[str, list[int]],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         params.verify(VOCAB_SIZE, self.max_model_len, self.config.max_logprobs)
         token_ids = prompt["prompt_token_ids"]

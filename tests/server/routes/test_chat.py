@@ -83,9 +83,7 @@ def test_text_parts_are_joined(client: TestClient, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_continuing_the_last_message(
-    client: TestClient, engine: FakeEngine, stream: bool
-) -> None:
+def test_continuing_the_last_message(client: TestClient, engine: FakeEngine, stream: bool) -> None:
     answer = chat(
         client,
         messages=[*MESSAGES, {"role": "assistant", "content": "Well,"}],
