@@ -1,0 +1,21 @@
+"""File formats of model checkpoints, and the small model that comes with jaxserve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoints.errors import CheckpointError, TensorMismatchError
+from checkpoints.safetensors_reader import SafetensorsReader, TensorInfo
+
+__all__ = [
+    "CheckpointError",
+    "SafetensorsReader",
+    "TensorInfo",
+    "TensorMismatchError",
+    "bundled_model_path",
+]
+
+
+def bundled_model_path() -> Path:
+    """Folder of the bundled model, in Hugging Face format."""
+    return Path(__file__).resolve().parent / "tiny"

@@ -49,6 +49,7 @@ class EngineStats(NamedTuple):
     num_waiting: int
     page_usage: float  # share of KV pages that requests own, 0 to 1
     num_preemptions: int  # since the engine started
+    num_steps: int  # dispatched since the engine started
 
 
 class Engine:
@@ -66,6 +67,7 @@ class Engine:
         self._overlap = overlap
         self._in_flight: Dispatched | None = None
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+        self._num_steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -84,6 +86,7 @@ class Engine:
         """Dispatch the next step and return the tokens of the last one that has run."""
         plan = self.scheduler.plan()
         dispatched = self.runner.dispatch(plan) if plan else None
+        self._num_steps += dispatched is not None
         previous, self._in_flight = self._in_flight, dispatched
         if dispatched is None and previous is None and self.scheduler.has_unfinished:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
@@ -95,7 +98,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         s = self.scheduler
-        return EngineStats(len(s.running), len(s.waiting), s.pages.usage, s.num_preemptions)
+        return EngineStats(
+            len(s.running), len(s.waiting), s.pages.usage, s.num_preemptions, self._num_steps
+        )
 
     def close(self) -> None:
         """Stop background work; the engine cannot step afterwards."""

@@ -13,7 +13,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.tokenization.bad_words import bad_word_tokens
+from jaxserve.tokenization.bad_words import bad_word_sequences
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -94,7 +94,7 @@ class InputProcessor:
         words: list[list[int]] = []
         if params.bad_words:
             assert self._tokenizer is not None
-            words = bad_word_tokens(self._tokenizer, params.bad_words, self._model.vocab_size)
+            words = bad_word_sequences(self._tokenizer, params.bad_words)
         rule = StopRule(
             eos_token_ids=frozenset(() if params.ignore_eos else self._model.eos_token_ids),
             stop_token_ids=frozenset(params.stop_token_ids or ()),

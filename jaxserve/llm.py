@@ -8,6 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine import EngineStats
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
 from jaxserve.loading import load_engine
@@ -41,6 +42,7 @@ class LLM:
         self.config = loaded.config
         self.model_config = loaded.model_config
         self._engine = loaded.engine
+        self.footprint = loaded.footprint
         self._tokenizer = loaded.tokenizer
         self.metrics = Metrics(self.config.served_model_name[0])
         self._inputs = InputProcessor(self.config, self.model_config, self._tokenizer)
@@ -56,6 +58,10 @@ class LLM:
         if self._tokenizer is None:
             raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
         return self._tokenizer
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the engine: queues, pages, steps so far."""
+        return self._engine.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams()

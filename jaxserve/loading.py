@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +15,6 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
-from jaxserve.errors import ValidationError
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -32,9 +29,21 @@ from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import Backends, choose_backends, storage_dtype
+from pallas_kernels import Backends, choose_backends
 
 logger = logging.getLogger(__name__)
+
+
+class Footprint(NamedTuple):
+    """Bytes that decode steps move, for benchmarks.
+
+    Attributes:
+        weight_bytes: parameters that every step reads, the input embedding table left out.
+        kv_bytes_per_token: keys and values of one token over all layers.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
 
 
 class Loaded(NamedTuple):
@@ -44,30 +53,7 @@ class Loaded(NamedTuple):
     config: EngineConfig
     model_config: ModelConfig
     tokenizer: Tokenizer | None
-
-
-def read_model_config(model: str) -> ModelConfig:
-    """The model's configuration from its folder.
-
-    Raises:
-        ValidationError: no such folder, or no readable config.json in it.
-    """
-    path = Path(model) / "config.json"
-    if not path.is_file():
-        raise ValidationError(
-            "model", model, "a folder that holds a Hugging Face config.json and its weights"
-        )
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValidationError("model", model, f"config.json must be JSON ({error})") from error
-    generation = path.with_name("generation_config.json")
-    if generation.is_file():
-        # its end-of-sequence tokens are the ones that generation stops at
-        eos = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-        if eos is not None:
-            settings["eos_token_id"] = eos
-    return ModelConfig.from_hf(settings)
+    footprint: Footprint
 
 
 def load_engine(
@@ -88,7 +74,7 @@ def load_engine(
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
-    model_config = read_model_config(config.model)
+    model_config = ModelConfig.from_folder(config.model)
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
@@ -131,7 +117,8 @@ def load_engine(
     gc.collect()
     gc.freeze()  # the loaded world is long-lived: keep it out of every later collection
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
-    return Loaded(engine, resolved, model_config, tokenizer)
+    footprint = _footprint(resolved, model_config, mesh, runner)
+    return Loaded(engine, resolved, model_config, tokenizer, footprint)
 
 
 def _choose_backends(config: EngineConfig, device: jax.Device) -> Backends:
@@ -155,12 +142,11 @@ def _plan_memory(
     device = mesh.devices.flat[0]
     num_pages = config.num_pages
     if num_pages is None:
-        itemsize = jnp.dtype(storage_dtype(jnp.dtype(config.dtype), device.platform)).itemsize
         heads = model.num_kv_heads // mesh.shape["model"]
         num_pages = plan_num_pages(
             budget_bytes=_cache_bytes(config, device, make_runner),
             bytes_per_page=page_bytes(
-                model.num_layers, config.block_size, heads, model.head_dim, itemsize
+                model.num_layers, config.block_size, heads, model.head_dim, _itemsize(config)
             ),
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -194,3 +180,16 @@ def _cache_bytes(
         weight_bytes=trial.weight_bytes,
         temporary_bytes=temporary,
     )
+
+
+def _itemsize(config: EngineConfig) -> int:
+    return jnp.dtype(config.dtype).itemsize
+
+
+def _footprint(config: EngineConfig, model: ModelConfig, mesh: Mesh, runner: Runner) -> Footprint:
+    itemsize = _itemsize(config)
+    weights = runner.weight_bytes * mesh.shape["model"]
+    if not model.tie_word_embeddings:
+        weights -= model.vocab_size * model.hidden_size * itemsize
+    token = page_bytes(model.num_layers, 1, model.num_kv_heads, model.head_dim, itemsize)
+    return Footprint(weights, token)

@@ -50,10 +50,10 @@ class _Text:
         text = self._detokenizer.append(tokens)
         if last:
             text += self._detokenizer.finish()
-        found = self._stop.append(text)
-        if found.stop is None and last:
-            return found.text + self._stop.finish(), None
-        return found.text, found.stop
+        text, stop = self._stop.feed(text)
+        if stop is None and last:
+            text += self._stop.finish()
+        return text, stop
 
 
 class _Sequence:

@@ -307,7 +307,7 @@ def _texts(name: str, value: Any) -> list[str]:
     allowed = "a list of non-empty strings"
     if value is None:
         return []
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         raise ValidationError(name, value, allowed)
     texts = list(value)
     for text in texts:

@@ -19,8 +19,8 @@ from jaxserve.sampling.variant import Variant
 
 # Columns of `row_params`; the first six are sampling parameters, the rest penalties.
 TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
-TOP_K, SEED_HIGH, SEED_LOW, PROMPT_LEN = range(6, 10)
-NUM_ROW_PARAMS = 10
+TOP_K, SEED_HIGH, SEED_LOW = range(6, 9)
+NUM_ROW_PARAMS = 9
 FLOAT_COLUMNS = 6
 
 
@@ -72,8 +72,9 @@ class BlobLayout:
     Fields (R rows, C region tokens, N lanes, U page updates, V vocabulary):
         slot int32[R]: row of the device state; `max_num_seqs` (the trash row) where unused.
         position int32[R]: position of the last computed token; the sampled one follows it.
+        prompt_len int32[R]: tokens of the row's prompt.
         updates int32[3, U]: page-table entries (slot, index, page) to write first.
-        params int32[R, 10]: sampling parameters by column.
+        params int32[R, 9]: sampling parameters by column.
         token, token_lane, token_position int32[C]: the region; unused tokens have lane N.
         lane_start, lane_length, lane_context int32[N]: see `pallas_kernels.PrefillLanes`.
         target int32[C]: the prompt token after each region token, for prompt logprobs.
@@ -97,6 +98,7 @@ class BlobLayout:
         wanted: list[tuple[str, tuple[int, ...], bool]] = [
             ("slot", rows, False),
             ("position", rows, False),
+            ("prompt_len", rows, False),
             ("updates", (3, self.num_updates), False),
         ]
         if s.variant >= Variant.PLAIN:

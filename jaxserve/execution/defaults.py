@@ -56,12 +56,12 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Eng
         ValidationError: settings that contradict each other or the model.
     """
     defaults = device_defaults(device.platform)
-    model_limit = model.max_position_embeddings
+    model_limit = model.max_context_length
     if config.max_model_len is not None and config.max_model_len > model_limit:
         raise ValidationError(
             "max_model_len",
             config.max_model_len,
-            f"at most {model_limit}, the model's max_position_embeddings",
+            f"at most {model_limit}, the longest context of the model",
         )
     budget = config.max_num_batched_tokens
     seqs = config.max_num_seqs

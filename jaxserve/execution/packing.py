@@ -42,9 +42,10 @@ class RowPacker:
         self._owner: list[Request | None] = [None] * max_num_seqs
         self._variant = [Variant.GREEDY] * max_num_seqs
         self._mask: list[np.ndarray | None] = [None] * max_num_seqs
+        self._prompt_len = np.zeros(max_num_seqs + 1, np.int32)
         self._params = np.zeros((max_num_seqs + 1, columns.NUM_ROW_PARAMS), np.int32)
         self._float_params = self._params.view(np.float32)
-        self._write_params(self._trash, SamplingParams(temperature=0.0), seed=0, prompt_len=0)
+        self._write_params(self._trash, SamplingParams(temperature=0.0), seed=0)
 
     def _bind(self, request: Request, slot: int) -> None:
         """Remember the parameters of the request that got `slot`."""
@@ -53,7 +54,8 @@ class RowPacker:
         self._owner[slot] = request
         self._variant[slot] = base_variant(request.params)
         self._mask[slot] = self._static_mask(request)
-        self._write_params(slot, request.params, request.seed, request.num_prompt)
+        self._write_params(slot, request.params, request.seed)
+        self._prompt_len[slot] = request.num_prompt
 
     def plan_variant(self, plan: StepPlan) -> Variant:
         """The smallest variant that serves every row of the plan; learns of new slot owners."""
@@ -86,6 +88,7 @@ class RowPacker:
             updates[:, : len(plan.page_updates)] = np.array(plan.page_updates, np.int32).T
         if shape.num_prefill:
             self._pack_lanes(plan, layout, views)
+        np.take(self._prompt_len, slot, out=views["prompt_len"])
         if shape.variant >= Variant.PLAIN:
             np.take(self._params, slot, axis=0, out=views["params"])
         if shape.variant >= Variant.MASKED:
@@ -152,7 +155,7 @@ class RowPacker:
                 mask[word[0]] = NEVER
         return mask
 
-    def _write_params(self, slot: int, params: SamplingParams, seed: int, prompt_len: int) -> None:
+    def _write_params(self, slot: int, params: SamplingParams, seed: int) -> None:
         floats, ints = self._float_params[slot], self._params[slot]
         floats[columns.TEMPERATURE] = 0.0 if params.is_greedy else params.temperature
         floats[columns.TOP_P] = params.top_p
@@ -163,7 +166,6 @@ class RowPacker:
         ints[columns.TOP_K] = params.top_k
         words = np.array(seed_words(seed), np.uint32)
         ints[columns.SEED_HIGH : columns.SEED_LOW + 1] = words.view(np.int32)
-        ints[columns.PROMPT_LEN] = prompt_len
 
 
 def scores_prompt(request: Request, start: int) -> bool:

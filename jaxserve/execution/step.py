@@ -86,6 +86,7 @@ def run_step(
     page_table = state.page_table.at[slot_updates, index_updates].set(page_updates)
     history = state.history
     slots, positions = f["slot"][: shape.num_decode], f["position"][: shape.num_decode]
+    prompt_lens = f["prompt_len"][: shape.num_decode]
     if shape.num_prefill:
         lane_slots = f["slot"][shape.num_decode :]
         # region rows without a lane carry lane N and fall on the trash slot
@@ -94,12 +95,15 @@ def run_step(
         tokens = jnp.concatenate([history[slots, positions], f["token"]])
         slots = jnp.concatenate([slots, region_slots])
         positions = jnp.concatenate([positions, f["token_position"]])
+        lane_prompt_lens = jnp.append(f["prompt_len"][shape.num_decode :], 0)
+        prompt_lens = jnp.concatenate([prompt_lens, lane_prompt_lens[f["token_lane"]]])
     else:
         tokens = history[slots, positions]
 
     paged = _paged_batch(spec, f, page_table, slots, positions)
     attend = make_attend(spec.config, paged, spec.num_pages, spec.backends, spec.mesh)
-    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend)
+    rope_lengths = jnp.maximum(prompt_lens, positions + 1)
+    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend, rope_lengths)
 
     rows = hidden[: shape.num_decode]
     if shape.num_prefill:
@@ -182,7 +186,7 @@ def _counts(spec: StepSpec, f: dict[str, jax.Array], history: jax.Array) -> Toke
         return None
     return token_counts(
         history[f["slot"]],
-        f["params"][:, columns.PROMPT_LEN],
+        f["prompt_len"],
         f["position"] + 1,
         spec.layout.vocab_size,
     )

@@ -136,9 +136,10 @@ class Run:
     def _abort_some(self, step: int) -> None:
         for request in self.requests:
             arrival = self.workload.arrivals[int(request.request_id[1:])]
-            if arrival.abort_after is not None and step >= arrival.step + arrival.abort_after:
-                if self.scheduler.abort(request.request_id):
-                    self.aborted.add(request.request_id)
+            if arrival.abort_after is None or step < arrival.step + arrival.abort_after:
+                continue
+            if self.scheduler.abort(request.request_id):
+                self.aborted.add(request.request_id)
 
     def _commit(self, plan: StepPlan, tokens: list[int]) -> None:
         for update in self.scheduler.commit(plan, tokens):

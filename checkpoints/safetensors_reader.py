@@ -1,0 +1,256 @@
+"""Reads safetensors checkpoints, one file or many, slice by slice and never more than asked for.
+
+Format: 8 bytes little-endian length N, N bytes of JSON {name: {dtype, shape, data_offsets}}, then
+the tensors' bytes, row-major, little-endian, back to back. Slices are read into fresh memory and
+not mapped, so that nothing refers to the file afterwards and a file that shrinks gives an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+DTYPES: Mapping[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+# The format's own limit on the header, which keeps a garbage length from allocating memory.
+_MAX_HEADER_BYTES = 100_000_000
+# Rows are read in blocks of about this size when only a part of each row is wanted.
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: `offset` is its first byte in `file`; row-major, no padding."""
+
+    name: str
+    file: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the data in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class SafetensorsReader:
+    """The tensors of one checkpoint folder (or of one .safetensors file).
+
+    Opening reads and checks the headers only. Use as a context manager, or call `close`.
+
+    Attributes:
+        path: the folder or file.
+        tensors: every tensor by name.
+    """
+
+    def __init__(self, path: str | Path):
+        """Opens `model.safetensors`, or the files that `model.safetensors.index.json` names.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, or contradicts the index.
+        """
+        self.path = Path(path)
+        self.tensors: dict[str, TensorInfo] = {}
+        self._files: dict[Path, FileIO] = {}
+        try:
+            for file, expected in _find_files(self.path).items():
+                self._open(file, expected)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+        """Reads a tensor, or the part of it that `index` selects.
+
+        Args:
+            name: a key of `tensors`.
+            index: one slice with step 1 for the first axis, or for the first two; the other axes
+                are read whole.
+
+        Returns:
+            A fresh C-contiguous array in the checkpoint's dtype.
+
+        Raises:
+            CheckpointError: unknown name, or the file ends early.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(self.path, "there is no such tensor", name)
+        bounds = [(0, size) for size in info.shape]
+        for axis, part in enumerate(index):
+            start, stop, step = part.indices(info.shape[axis])
+            if step != 1:
+                raise ValueError(f"axis {axis} of {name}: step {step}, only 1 can be read")
+            bounds[axis] = (start, max(start, stop))
+        out = np.empty([stop - start for start, stop in bounds], info.dtype)
+        if out.size:
+            self._read_into(info, bounds, out)
+        return out
+
+    def close(self) -> None:
+        """Closes the files; arrays that were read stay valid."""
+        for handle in self._files.values():
+            handle.close()
+        self._files.clear()
+
+    def __enter__(self) -> SafetensorsReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, file: Path, expected: set[str] | None) -> None:
+        try:
+            handle = open(file, "rb", buffering=0)  # noqa: SIM115 (closed by close())
+        except OSError as error:
+            raise CheckpointError(file, f"cannot be opened ({error.strerror})") from error
+        self._files[file] = handle
+        for info in _read_header(file, handle):
+            other = self.tensors.get(info.name)
+            if other is not None:
+                raise CheckpointError(file, f"{other.file.name} has it too", info.name)
+            self.tensors[info.name] = info
+            if expected is not None:
+                expected.discard(info.name)
+        for name in sorted(expected or ()):
+            raise CheckpointError(file, f"{INDEX_FILE} says it is in this file", name)
+
+    def _read_into(self, info: TensorInfo, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
+        # The last axis that is cut: below it runs are contiguous, above it rows are walked.
+        cut = max(
+            (axis for axis, size in enumerate(info.shape) if bounds[axis] != (0, size)), default=0
+        )
+        if cut == 0:
+            row = info.nbytes // max(info.shape[0], 1) if info.shape else info.nbytes
+            first = bounds[0][0] if bounds else 0
+            self._read_bytes(info, first * row, out)
+            return
+        if cut > 1:
+            raise ValueError(f"{info.name}: only the first two axes can be cut")
+        row = info.nbytes // info.shape[0]
+        rows_a_block = max(1, _BLOCK_BYTES // row)
+        (first, last), (left, right) = bounds[0], bounds[1]
+        for start in range(first, last, rows_a_block):
+            stop = min(start + rows_a_block, last)
+            block = np.empty((stop - start, *info.shape[1:]), info.dtype)
+            self._read_bytes(info, start * row, block)
+            out[start - first : stop - first] = block[:, left:right]
+
+    def _read_bytes(self, info: TensorInfo, skip: int, out: np.ndarray) -> None:
+        handle = self._files[info.file]
+        handle.seek(info.offset + skip)
+        target = out.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(target):
+            # One call reads at most 2 GiB on Linux and may stop early.
+            count = handle.readinto(target[done:])
+            if not count:
+                raise CheckpointError(info.file, "the file ends inside it", info.name)
+            done += count
+
+
+def _find_files(path: Path) -> dict[Path, set[str] | None]:
+    """File -> names that the index promises in it (None without an index)."""
+    if path.is_file():
+        return {path: None}
+    if not path.is_dir():
+        raise CheckpointError(path, "no such file or folder")
+    if (path / SINGLE_FILE).is_file():
+        return {path / SINGLE_FILE: None}
+    index = path / INDEX_FILE
+    if not index.is_file():
+        found = sorted(file.name for file in path.iterdir() if file.is_file())
+        raise CheckpointError(
+            path,
+            f"neither {SINGLE_FILE} nor {INDEX_FILE} is in the folder; it holds "
+            f"{', '.join(found) or 'no files'} (only safetensors checkpoints are read)",
+        )
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files: dict[Path, set[str] | None] = {}
+        for name, file in weight_map.items():
+            if Path(file).name != file:
+                raise CheckpointError(index, f"file name {file!r} leaves the folder", name)
+            promised = files.setdefault(path / file, set())
+            assert promised is not None
+            promised.add(name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(index, f"not a safetensors index ({error!r})") from error
+    for file, names in files.items():
+        if not file.is_file():
+            count = len(names or ())
+            raise CheckpointError(file, f"missing, though {INDEX_FILE} puts {count} tensors in it")
+    return files
+
+
+def _read_header(file: Path, handle: FileIO) -> list[TensorInfo]:
+    size = file.stat().st_size
+    prefix = handle.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(file, f"{size} bytes are too few for a safetensors file")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > min(size - 8, _MAX_HEADER_BYTES):
+        raise CheckpointError(
+            file, f"header of {length} bytes in a file of {size}: truncated, or not safetensors"
+        )
+    try:
+        header = json.loads(handle.read(length).decode("utf-8"))
+        if not isinstance(header, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
+        raise CheckpointError(file, f"unreadable header ({error})") from error
+    header.pop("__metadata__", None)
+    infos = [_tensor_info(file, name, entry, 8 + length, size) for name, entry in header.items()]
+    infos.sort(key=lambda info: (info.offset, info.nbytes))
+    end = 8 + length
+    for info in infos:
+        if info.offset < end:
+            raise CheckpointError(file, "its bytes overlap another tensor's", info.name)
+        end = info.offset + info.nbytes
+    return infos
+
+
+def _tensor_info(file: Path, name: str, entry: Any, base: int, size: int) -> TensorInfo:
+    try:
+        code, shape = entry["dtype"], tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+        valid = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(file, f"malformed header entry {entry!r}", name) from error
+    if not valid:
+        raise CheckpointError(file, f"malformed header entry {entry!r}", name)
+    if code not in DTYPES:
+        raise CheckpointError(file, f"dtype {code}, only {', '.join(DTYPES)} are read", name)
+    info = TensorInfo(name, file, DTYPES[code], shape, base + begin)
+    if end - begin != info.nbytes:
+        raise CheckpointError(file, f"{end - begin} bytes for shape {list(shape)} of {code}", name)
+    if base + end > size:
+        raise CheckpointError(
+            file, f"ends at byte {base + end} of a file of {size}: truncated", name
+        )
+    return info

@@ -1,0 +1,1 @@
+"""Benchmarks of the engine: `jaxserve bench latency` and `jaxserve bench throughput`."""

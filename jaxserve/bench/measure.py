@@ -1,0 +1,119 @@
+"""What a run on this machine was: timing of one workload, and where it was measured."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxserve
+from jaxserve.bench.workloads import WorkItem, bytes_moved
+from jaxserve.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of a workload.
+
+    Attributes:
+        elapsed_time: seconds from the first request queued to the last token.
+        num_requests, num_prompt_tokens, num_output_tokens: size of the workload.
+        num_steps: engine steps that served it.
+        bytes_read: least bytes that these steps read (weights and KV).
+    """
+
+    elapsed_time: float
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_steps: int
+    bytes_read: int
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        return self.num_output_tokens / self.elapsed_time
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        return self.bytes_read / self.elapsed_time / 1e9
+
+    def as_json(self) -> dict[str, Any]:
+        """Under the names of `vllm bench throughput`, with ours beside them."""
+        total = self.num_prompt_tokens + self.num_output_tokens
+        return asdict(self) | {
+            "total_num_tokens": total,
+            "requests_per_second": self.num_requests / self.elapsed_time,
+            "tokens_per_second": total / self.elapsed_time,
+            "output_tokens_per_second": self.output_tokens_per_second,
+            "gigabytes_per_second": self.gigabytes_per_second,
+        }
+
+
+def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> Measured:
+    """Queue all items at once and wait for the last.
+
+    Raises:
+        RuntimeError: a request ended early, so the figure would not mean what it says.
+    """
+    steps = llm.stats().num_steps
+    start = time.perf_counter()
+    outputs = llm.generate(
+        [{"prompt_token_ids": item.prompt_token_ids} for item in items],
+        [item.params() for item in items],
+        use_tqdm=use_tqdm,
+    )
+    elapsed = time.perf_counter() - start
+    for item, output in zip(items, outputs):
+        if len(output.outputs[0].token_ids) != item.output_len:
+            raise RuntimeError(
+                f"a request gave {len(output.outputs[0].token_ids)} of {item.output_len} tokens"
+            )
+    steps = llm.stats().num_steps - steps
+    return Measured(
+        elapsed_time=elapsed,
+        num_requests=len(items),
+        num_prompt_tokens=sum(len(item.prompt_token_ids) for item in items),
+        num_output_tokens=sum(item.output_len for item in items),
+        num_steps=steps,
+        bytes_read=bytes_moved(items, steps, llm.footprint),
+    )
+
+
+def environment() -> dict[str, str]:
+    """Machine, versions and commit of a measurement."""
+    device = jax.devices()[0]
+    return {
+        "jaxserve": jaxserve.__version__,
+        "commit": _commit(),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+        "cpu": _cpu_name(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown (not a git checkout)"
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.processor() or "unknown"
+    lines = info.read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    shown = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{len(names)} x {names[0] if names else 'unknown'} ({', '.join(shown)})"

@@ -1,0 +1,65 @@
+"""Seeded workloads: prompts as token ids with a fixed number of output tokens each."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from jaxserve.errors import ValidationError
+from jaxserve.loading import Footprint
+from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """One request: its prompt, and how many tokens it generates (end-of-sequence ignored)."""
+
+    prompt_token_ids: list[int]
+    output_len: int
+
+    def params(self, *, temperature: float = 0.0, seed: int | None = None) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=self.output_len,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def random_tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]:
+    """Token ids from the upper part of the vocabulary, where no special tokens live."""
+    first = min(16, vocab_size - 1)
+    return [rng.randrange(first, vocab_size) for _ in range(count)]
+
+
+def fixed(
+    count: int, input_len: int, output_len: int, vocab_size: int, seed: int
+) -> list[WorkItem]:
+    """`count` requests of equal lengths."""
+    rng = random.Random(seed)
+    return [WorkItem(random_tokens(rng, input_len, vocab_size), output_len) for _ in range(count)]
+
+
+def uniform(count: int, shortest: int, longest: int, vocab_size: int, seed: int) -> list[WorkItem]:
+    """`count` requests whose prompt and output lengths are uniform in `shortest .. longest`."""
+    if not 1 <= shortest <= longest:
+        raise ValidationError("lengths", (shortest, longest), "1 <= shortest <= longest")
+    rng = random.Random(seed)
+    lengths = [
+        (rng.randint(shortest, longest), rng.randint(shortest, longest)) for _ in range(count)
+    ]
+    return [WorkItem(random_tokens(rng, i, vocab_size), o) for i, o in lengths]
+
+
+def bytes_moved(items: list[WorkItem], num_steps: int, footprint: Footprint) -> int:
+    """Bytes that `num_steps` steps must read for `items`: weights each step, each row's context.
+
+    The lower bound that a roofline uses: activations and the reads of prefill chunks are left out.
+    """
+    context = sum(
+        item.output_len * len(item.prompt_token_ids) + item.output_len * (item.output_len - 1) // 2
+        for item in items
+    )
+    return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token

@@ -1,0 +1,92 @@
+"""The Llama family of decoders over a flat batch of tokens; Mistral and Qwen are its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.layers import MLP, Attend, Attention, Cache, RMSNorm, parameter, project
+from jaxserve.models.rope import rope_tables
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind an RMS norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, dtype: Any):
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, dtype)
+        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = MLP(config, dtype)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rope: tuple[jax.Array, jax.Array],
+        layer: int,
+        cache: Cache,
+        attend: Attend[Cache],
+    ) -> tuple[jax.Array, Cache]:
+        """x [T, E] -> (x [T, E], cache)."""
+        out, cache = self.attention(self.input_norm(x), rope, layer, cache, attend)
+        x = x + out
+        return x + self.mlp(self.post_attention_norm(x)), cache
+
+
+class Llama(nnx.Module):
+    """A decoder-only transformer. Tokens of all requests lie flat on one axis; the attention over
+    the KV cache is the caller's.
+
+    A new module holds zeros in `dtype`; `jaxserve.models.load_model` fills it.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: str):
+        self.config = config
+        self.embedding = parameter(
+            (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
+        )
+        self.layers = nnx.List([DecoderLayer(config, dtype) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        if config.tie_word_embeddings:
+            self.lm_head = None
+        else:
+            self.lm_head = parameter(
+                (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
+            )
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        cache: Cache,
+        attend: Attend[Cache],
+        rope_lengths: jax.Array | None = None,
+    ) -> tuple[jax.Array, Cache]:
+        """Runs all layers over one flat batch of tokens.
+
+        Args:
+            tokens: int32 [T], ids in [0, vocab_size).
+            positions: int32 [T], position of each token in its own request, from 0.
+            cache: whatever `attend` takes and returns, for example the KV pages.
+            attend: attend(cache, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) ->
+                (out [T, H, D], cache); q and k are already rotated, nothing is scaled.
+            rope_lengths: int32 [T], max(prompt length, position + 1) of each token's request;
+                read by rope type `dynamic` only, see `rope_tables`. None means positions + 1.
+
+        Returns:
+            (hidden states after the last norm [T, E] in the model's dtype, cache).
+        """
+        config = self.config
+        rope = rope_tables(config.rope, config.head_dim, positions, rope_lengths)
+        x = jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
+        for index, layer in enumerate(self.layers):
+            x, cache = layer(x, rope, index, cache, attend)
+        return self.norm(x), cache
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Scores of every token of the vocabulary: hidden [R, E] -> float32 [R, V]."""
+        head = self.embedding if self.lm_head is None else self.lm_head
+        return project(hidden, head[...])

@@ -1,0 +1,236 @@
+"""Fills a model: from a safetensors checkpoint, or with random weights made on the device.
+
+Every parameter goes straight to device arrays with their sharding, one at a time, and each device
+is given only the slice that it holds.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from checkpoints import SafetensorsReader, TensorMismatchError
+from jaxserve.errors import ValidationError
+from jaxserve.models.config import ModelConfig, resolve_dtype
+from jaxserve.models.llama import Llama
+from jaxserve.parallel.sharding import ShardingRules
+
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+DUMMY_STD = 0.02
+
+# Buffers that old checkpoints stored although they follow from the config.
+_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+
+# (parameter's place in the module tree, its shape, its sharding) -> device array
+MakeArray = Callable[[tuple[Any, ...], tuple[int, ...], NamedSharding], jax.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The checkpoint tensors that one parameter is made of, side by side.
+
+    A parameter of shape [U, ...] takes, for each index of its first axis, `rows[i]` rows of
+    tensor `names[i]`: a KV group takes G * D rows of q, D of k and D of v, for example.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...] = (1,)
+
+    def shapes(self, shape: tuple[int, ...], two_axes: bool) -> Iterator[tuple[int, ...]]:
+        """Shape of each tensor, given the parameter's; two_axes: a matrix, not a vector."""
+        tail = shape[-1:] if two_axes else ()
+        return ((shape[0] * rows, *tail) for rows in self.rows)
+
+
+def load_model(
+    path: str | Path,
+    config: ModelConfig,
+    *,
+    mesh: Mesh,
+    dtype: str = "auto",
+    load_format: str = "auto",
+    seed: int = 0,
+) -> Llama:
+    """Returns the model with its parameters on the devices of `mesh`.
+
+    Args:
+        path: model folder in Hugging Face format; not looked at for load_format "dummy".
+        config: the model's config.
+        mesh: from `jaxserve.parallel.make_mesh`.
+        dtype: type of the parameters, whatever the checkpoint's is; "auto" takes the config's.
+        load_format: "auto" and "safetensors" read the checkpoint; "dummy" draws weights from
+            N(0, 0.02^2), norms 1 and biases 0, alike on every mesh.
+        seed: of the dummy weights.
+
+    Raises:
+        ValidationError: unknown dtype or load_format, or sizes that do not divide over the mesh.
+        CheckpointError: a file is missing or damaged.
+        TensorMismatchError: tensors are missing, unexpected or of wrong shape (all are listed).
+    """
+    resolved = resolve_dtype(dtype, config)
+    if load_format not in LOAD_FORMATS:
+        raise ValidationError("load_format", load_format, f"one of {', '.join(LOAD_FORMATS)}")
+    rules = ShardingRules.for_model(mesh, config)
+    if load_format == "dummy":
+        return _build(config, resolved, mesh, rules, partial(_random_array, seed, resolved))
+    with SafetensorsReader(path) as reader:
+        check_tensors(reader, config)
+        return _build(
+            config, resolved, mesh, rules, partial(_read_array, reader, config, jnp.dtype(resolved))
+        )
+
+
+def check_tensors(reader: SafetensorsReader, config: ModelConfig) -> None:
+    """Compares the names and shapes of a checkpoint with those that the config implies.
+
+    Raises:
+        TensorMismatchError: they differ; lists every difference at once.
+    """
+    expected: dict[str, tuple[int, ...]] = {}
+    for place, variable in _parameters(config, config.dtype):
+        source = find_source(place, config)
+        two_axes = _is_matrix(place)
+        expected.update(zip(source.names, source.shapes(variable.shape, two_axes), strict=True))
+    found = {name: info.shape for name, info in reader.tensors.items()}
+    missing = [name for name in expected if name not in found]
+    unexpected = [
+        name
+        for name in found
+        if name not in expected
+        and not _HARMLESS.search(name)
+        and not (name == "lm_head.weight" and config.tie_word_embeddings)
+    ]
+    wrong = {
+        name: (shape, found[name])
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    }
+    if missing or unexpected or wrong:
+        raise TensorMismatchError(reader.path, missing, sorted(unexpected), wrong)
+
+
+def find_source(place: tuple[Any, ...], config: ModelConfig) -> Source:
+    """Returns the checkpoint tensors of the parameter at `place` in the module tree."""
+    if place[0] != "layers":
+        return Source((_TOP_NAMES[place[0]],))
+    prefix, module, kind = f"model.layers.{place[1]}.", place[2:-1], place[-1]
+    if module == ("attention", "qkv"):
+        groups, head_dim = config.num_heads // config.num_kv_heads, config.head_dim
+        names = tuple(f"{prefix}self_attn.{letter}_proj.{kind}" for letter in "qkv")
+        return Source(names, (groups * head_dim, head_dim, head_dim))
+    if module == ("mlp", "gate_up"):
+        return Source(tuple(f"{prefix}mlp.{half}_proj.{kind}" for half in ("gate", "up")), (1, 1))
+    return Source((f"{prefix}{_LAYER_NAMES[module]}.{kind}",))
+
+
+_TOP_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    ("input_norm",): "input_layernorm",
+    ("post_attention_norm",): "post_attention_layernorm",
+    ("attention", "output"): "self_attn.o_proj",
+    ("attention", "q_norm"): "self_attn.q_norm",
+    ("attention", "k_norm"): "self_attn.k_norm",
+    ("mlp", "down"): "mlp.down_proj",
+}
+
+
+def _parameters(config: ModelConfig, dtype: str) -> list[tuple[tuple[Any, ...], Any]]:
+    """(place, abstract parameter) of every parameter, without allocating any."""
+    abstract = nnx.eval_shape(lambda: Llama(config, dtype))
+    return list(nnx.to_flat_state(nnx.state(abstract, nnx.Param)))
+
+
+def _is_norm(place: tuple[Any, ...]) -> bool:
+    return any(isinstance(part, str) and part.endswith("norm") for part in place)
+
+
+def _is_matrix(place: tuple[Any, ...]) -> bool:
+    return place[-1] != "bias" and not _is_norm(place)
+
+
+def _build(
+    config: ModelConfig, dtype: str, mesh: Mesh, rules: ShardingRules, make: MakeArray
+) -> Llama:
+    model = nnx.eval_shape(lambda: Llama(config, dtype))
+    graph, state = nnx.split(model)
+    previous: jax.Array | None = None
+    filled = []
+    for place, variable in nnx.to_flat_state(state):
+        sharding = rules.sharding(mesh, variable.get_metadata("logical_axes"))
+        array = make(place, variable.shape, sharding)
+        filled.append((place, variable.replace(array)))
+        # Two parameters are under way at most, so that host memory stays bounded.
+        if previous is not None:
+            previous.block_until_ready()
+        previous = array
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def _read_array(
+    reader: SafetensorsReader,
+    config: ModelConfig,
+    dtype: np.dtype,
+    place: tuple[Any, ...],
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+) -> jax.Array:
+    source = find_source(place, config)
+    two_axes = _is_matrix(place)
+
+    def read_slice(index: tuple[slice, ...] | None) -> np.ndarray:
+        index = index or (slice(None),) * len(shape)
+        start, stop, _ = index[0].indices(shape[0])
+        columns = index[-1:] if two_axes else ()
+        if len(source.names) == 1:
+            return reader.read(source.names[0], (index[0], *columns)).astype(dtype, copy=False)
+        tail = [len(range(*columns[0].indices(shape[-1])))] if two_axes else []
+        out = np.empty((stop - start, sum(source.rows), *tail), dtype)
+        done = 0
+        for name, rows in zip(source.names, source.rows, strict=True):
+            part = reader.read(name, (slice(start * rows, stop * rows), *columns))
+            out[:, done : done + rows] = part.reshape(stop - start, rows, *tail)
+            done += rows
+        inner = shape[1:-1] if two_axes else shape[1:]
+        return out.reshape(stop - start, *inner, *tail)
+
+    return jax.make_array_from_callback(shape, sharding, read_slice)
+
+
+def _random_array(
+    seed: int,
+    dtype: str,
+    place: tuple[Any, ...],
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+) -> jax.Array:
+    if _is_norm(place):
+        return jax.jit(partial(jnp.ones, shape, dtype), out_shardings=sharding)()
+    if place[-1] == "bias":
+        return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
+    # A stable number for the name, so that a parameter does not depend on the others.
+    number = zlib.crc32("/".join(map(str, place)).encode())
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    return _normal(key, shape=shape, dtype=dtype, sharding=sharding)
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
+def _normal(
+    key: jax.Array, *, shape: tuple[int, ...], dtype: str, sharding: NamedSharding
+) -> jax.Array:
+    drawn = (DUMMY_STD * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+    return jax.lax.with_sharding_constraint(drawn, sharding)

@@ -1,0 +1,38 @@
+"""The device mesh: axis "model" is tensor parallel, axis "data" holds replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from jaxserve.errors import ValidationError
+
+AXIS_NAMES = ("data", "model")
+
+
+def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns a mesh of shape (1, tensor_parallel_size) with the axes "data" and "model".
+
+    Args:
+        tensor_parallel_size: devices that one copy of the model is spread over.
+        devices: devices to choose from, the first ones are taken; `jax.devices()` when None.
+
+    Raises:
+        ValidationError: there are fewer devices than `tensor_parallel_size`.
+    """
+    available = list(jax.devices() if devices is None else devices)
+    if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
+        kind = available[0].device_kind if available else "no"
+        raise ValidationError(
+            "tensor_parallel_size",
+            tensor_parallel_size,
+            f"1 to {len(available)}, the number of devices here ({kind})",
+        )
+    return jax.make_mesh(
+        (1, tensor_parallel_size),
+        AXIS_NAMES,
+        axis_types=(AxisType.Auto, AxisType.Auto),
+        devices=available[:tensor_parallel_size],
+    )

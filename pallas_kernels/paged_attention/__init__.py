@@ -1,0 +1,9 @@
+"""Attention of query rows over the keys and values that a page table names."""
+
+from pallas_kernels.paged_attention.api import (
+    PrefillLanes,
+    paged_decode_attention,
+    paged_prefill_attention,
+)
+
+__all__ = ["PrefillLanes", "paged_decode_attention", "paged_prefill_attention"]

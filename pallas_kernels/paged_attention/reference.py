@@ -1,0 +1,77 @@
+"""Attention over the page table in plain JAX, float32, one row at a time: the oracle."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.pages import as_values
+
+
+def decode(
+    q: jax.Array,  # [B, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    *,
+    scale: float,
+    window: int | None,
+    first_page: int,
+) -> jax.Array:  # [B, H, D]
+    """Softmax attention of every row over its own tokens, gathered one by one, in float32."""
+    page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
+    heads = q.shape[1]
+    tokens = jnp.arange(page_table.shape[1] * page_size)
+
+    def one_row(operands: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        query, pages, length = operands
+        page = first_page + pages[tokens // page_size]
+        held = as_values(kv_pages.at[page, tokens % page_size].get(mode="clip"))
+        held = held.astype(jnp.float32)  # [tokens, 2, KVH, D]
+        visible = tokens < length
+        if window is not None:
+            visible &= length - 1 - tokens < window
+        # a masked token may hold anything, NaN too, and 0 * NaN is NaN
+        held = jnp.where(visible[:, None, None, None], held, 0.0)
+        query = query.astype(jnp.float32).reshape(kv_heads, heads // kv_heads, head_dim)
+        scores = scale * jnp.einsum(
+            "kgd,tkd->kgt", query, held[:, 0], precision=lax.Precision.HIGHEST
+        )
+        scores = jnp.where(visible, scores, -jnp.inf)
+        highest = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.where(visible, jnp.exp(scores - jnp.where(length > 0, highest, 0.0)), 0.0)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        weights = weights / jnp.where(total > 0.0, total, 1.0)
+        out = jnp.einsum("kgt,tkd->kgd", weights, held[:, 1], precision=lax.Precision.HIGHEST)
+        return out.reshape(heads, head_dim)
+
+    return lax.map(one_row, (q, page_table, kv_lens)).astype(q.dtype)
+
+
+def prefill(
+    q: jax.Array,  # [C, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[N, P]
+    start: jax.Array,  # int32[N]
+    length: jax.Array,  # int32[N]
+    context: jax.Array,  # int32[N]
+    *,
+    scale: float,
+    window: int | None,
+    first_page: int,
+) -> jax.Array:  # [C, H, D]
+    """Every row of the region is a decode row of its lane that sees the tokens up to itself."""
+    rows = jnp.arange(q.shape[0])[:, None]
+    owned = (rows >= start) & (rows < start + length)  # [C, N]
+    lane = jnp.argmax(owned, axis=1)
+    seen = jnp.where(owned.any(axis=1), context[lane] + rows[:, 0] - start[lane] + 1, 0)
+    return decode(
+        q,
+        kv_pages,
+        page_table[lane],
+        seen,
+        scale=scale,
+        window=window,
+        first_page=first_page,
+    )

@@ -1,0 +1,119 @@
+"""Paged decode attention in plain XLA: one loop over blocks of pages for all rows together.
+
+A row is ONE matrix product per block: with a block-diagonal query [H, KVH * D] a page is read in
+its stored order, [tokens, KVH * D], without a transpose. That costs KVH times the multiplications
+and is the fastest form on XLA:CPU for bfloat16, whose matrix unit is far ahead of the memory; in
+float32 the plain grouped product is as fast or faster. Online softmax: Milakov and Gimelshein,
+"Online normalizer calculation for softmax" (2018).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.pages import gather_pages, value_dtype
+
+MASKED = -1e30  # finite, so that a row without any visible token yet gives exp(0), not NaN
+
+
+def block_pages(page_size: int, tokens: int) -> int:
+    """How many pages one step of a loop over `tokens` tokens reads."""
+    return max(1, tokens // page_size)
+
+
+def pad_pages(page_table: jax.Array, multiple: int) -> jax.Array:
+    """The page table with columns of page 0 added, so that a block never reads past its end."""
+    return jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % multiple)))
+
+
+def dot_precision(dtype: jnp.dtype) -> lax.Precision:
+    """float32 operands are multiplied in float32; narrower ones in the unit's own precision."""
+    return lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
+
+
+def decode(
+    q: jax.Array,  # [B, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    *,
+    scale: float,
+    window: int | None,
+    first_page: int,
+) -> jax.Array:  # [B, H, D]
+    """Attention of one query row a slot; the cost follows the longest live context.
+
+    Queries and softmax weights are rounded to the type of the pages before they are multiplied;
+    scores, maxima, sums and the accumulated output are float32.
+    """
+    batch, heads, head_dim = q.shape
+    page_size, _, kv_heads, _ = kv_pages.shape[1:]
+    group = heads // kv_heads
+    dtype = value_dtype(kv_pages)
+    diagonal = dtype == jnp.bfloat16 and kv_heads > 1
+    # float32 blocks are twice as large and leave the cache sooner
+    pages = block_pages(page_size, 64 if dtype == jnp.float32 else 128)
+    tokens = pages * page_size
+    table = pad_pages(page_table, pages) + first_page
+
+    # [B, K, R, W]: K matrix products a row, R query rows each, W wide
+    query = q.astype(dtype).reshape(batch, kv_heads, group, head_dim)
+    if diagonal:
+        own = jnp.eye(kv_heads, dtype=dtype)[:, None, :, None]
+        query = (query[:, :, :, None, :] * own).reshape(batch, 1, heads, kv_heads * head_dim)
+    products, rows, width = query.shape[1:]
+
+    first_key = jnp.zeros_like(kv_lens)
+    if window is not None:
+        first_key = jnp.maximum(kv_lens - window, 0)
+    live = kv_lens > 0
+    # an idle row must not pull the loop's start down to zero
+    lowest = jnp.min(jnp.where(live, first_key, jnp.iinfo(jnp.int32).max))
+    begin = lowest // tokens
+    end = (jnp.max(kv_lens) + tokens - 1) // tokens
+
+    def step(
+        block: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        highest, total, out = carry
+        ids = lax.dynamic_slice_in_dim(table, block * pages, pages, axis=1)
+        held = gather_pages(kv_pages, ids).reshape(batch, tokens, 2, products, width)
+        key = block * tokens + jnp.arange(tokens)
+        visible = (key < kv_lens[:, None]) & (key >= first_key[:, None])  # [B, tokens]
+        # a masked token may hold anything, NaN too, and 0 * NaN is NaN
+        values = jnp.where(visible[:, :, None, None], held[:, :, 1], 0)
+        scores = jnp.einsum(
+            "bkrw,btkw->bkrt",
+            query,
+            held[:, :, 0],
+            preferred_element_type=jnp.float32,
+            precision=dot_precision(dtype),
+        )
+        scores = jnp.where(visible[:, None, None], scores * scale, MASKED)
+        rising = jnp.maximum(highest, scores.max(axis=-1))
+        decay = jnp.exp(highest - rising)
+        weights = jnp.where(visible[:, None, None], jnp.exp(scores - rising[..., None]), 0.0)
+        added = jnp.einsum(
+            "bkrt,btkw->bkrw",
+            weights.astype(dtype),
+            values,
+            preferred_element_type=jnp.float32,
+            precision=dot_precision(dtype),
+        )
+        return rising, total * decay + weights.sum(axis=-1), out * decay[..., None] + added
+
+    def filled(shape: tuple[int, ...], value: float) -> jax.Array:
+        # full_like keeps the manual axes of q, which a loop under shard_map asks of its carry
+        return lax.full_like(q, value, dtype=jnp.float32, shape=shape)
+
+    shape = (batch, products, rows)
+    carry = (filled(shape, MASKED), filled(shape, 0.0), filled((*shape, width), 0.0))
+    _, total, out = lax.fori_loop(begin, end, step, carry)
+    out = out / jnp.where(total > 0.0, total, 1.0)[..., None]
+    if diagonal:
+        out = out.reshape(batch, kv_heads, group, kv_heads, head_dim)
+        # what a head computed with the other heads' values is dropped, not multiplied by zero
+        out = jnp.stack([out[:, h, :, h] for h in range(kv_heads)], axis=1)
+    return out.reshape(batch, heads, head_dim).astype(q.dtype)

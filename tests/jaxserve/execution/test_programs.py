@@ -1,0 +1,73 @@
+"""Which program serves a step: the cheapest that holds it, from those compiled so far."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.programs import (
+    Program,
+    ProgramTable,
+    decode_buckets,
+    lanes_for,
+    prefill_buckets,
+    wanted_shapes,
+)
+from jaxserve.sampling.variant import Variant
+
+
+def fake_program(shape: StepShape) -> Program:
+    return Program(BlobLayout(shape, 16, 10), ResultLayout(shape, 0), lambda: None, 0)
+
+
+def table(ahead: int) -> ProgramTable:
+    programs = ProgramTable(wanted_shapes(16, 256, 2), fake_program)
+    programs.compile_ahead(ahead, lambda shape: None)
+    return programs
+
+
+def test_buckets() -> None:
+    assert decode_buckets(16, 2) == [2, 4, 8, 16]
+    assert decode_buckets(20, 1) == [1, 2, 4, 8, 16, 20]
+    assert decode_buckets(1, 2) == [2]
+    assert prefill_buckets(512) == [32, 128, 512]
+    assert prefill_buckets(40) == [40]
+    assert prefill_buckets(3) == [3]
+    assert lanes_for(512, 256) == 32
+    assert lanes_for(3, 256) == 1
+    assert lanes_for(512, 4) == 4
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5, 16, 1000])
+def test_every_step_is_served_whatever_is_compiled(ahead: int) -> None:
+    programs = table(ahead)
+    for rows, variant in itertools.product(range(1, 17), Variant):
+        if variant < Variant.SCORED:
+            shape = programs.select(rows, 0, 0, variant).layout.shape
+            assert shape.num_decode >= rows and shape.variant >= variant
+        for tokens, lanes in ((1, 1), (17, 2), (256, 16)):
+            shape = programs.select(rows, tokens, lanes, variant).layout.shape
+            assert shape.num_prefill >= tokens and shape.num_lanes >= lanes
+            assert shape.num_decode >= rows and shape.variant >= variant
+
+
+def test_the_smallest_program_is_chosen() -> None:
+    shape = table(1000).select(3, 0, 0, Variant.GREEDY).layout.shape
+    assert shape == StepShape(4, 0, 0, Variant.GREEDY)
+    shape = table(1000).select(0, 10, 1, Variant.FILTERED).layout.shape
+    assert (shape.num_prefill, shape.variant) == (16, Variant.FILTERED)
+
+
+def test_decode_steps_run_no_prefill_program() -> None:
+    assert table(2).select(1, 0, 0, Variant.GREEDY).layout.shape.num_prefill == 0
+
+
+def test_background_compilation_completes_the_table_and_stops() -> None:
+    programs = table(2)
+    programs.compile_rest_in_background()
+    programs.close()
+    chosen = programs.select(3, 0, 0, Variant.GREEDY).layout.shape
+    assert chosen.variant >= Variant.GREEDY
+    assert programs.background_error is None

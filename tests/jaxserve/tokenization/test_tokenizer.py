@@ -1,0 +1,164 @@
+"""The tokenizer wrapper against transformers, under threads, and with hostile templates."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from jaxserve.errors import ValidationError
+from jaxserve.tokenization import Tokenizer
+from tests.jaxserve.tokenization.conftest import CORPUS
+
+USER = [{"role": "user", "content": "Hello world"}]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "metaspace"])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_encode_and_decode_agree_with_transformers(kind, add_special_tokens, request):
+    ours = request.getfixturevalue(kind)
+    theirs = PreTrainedTokenizerFast.from_pretrained(ours.path)
+    for text in [*CORPUS, "", " ", "  two  spaces", "</s>", "<s>x</s>", "🙂\n\t"]:
+        ids = ours.encode(text, add_special_tokens=add_special_tokens)
+        assert ids == theirs.encode(text, add_special_tokens=add_special_tokens)
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+def test_special_tokens_and_sizes(byte_level):
+    assert (byte_level.bos_token_id, byte_level.eos_token_id) == (1, 2)
+    assert byte_level.special_ids == {0, 1, 2}
+    tool = byte_level.vocab_size - 1
+    assert byte_level.added_tokens[tool] == "<|tool|>"
+    assert byte_level.convert_ids_to_tokens([1, tool, 10**6]) == ["<s>", "<|tool|>", None]
+    assert byte_level.encode("Hello", add_special_tokens=True)[0] == 1
+
+
+def test_ids_outside_the_vocabulary_decode_to_nothing(byte_level):
+    assert byte_level.decode([10**6]) == ""
+    assert byte_level.token_text(10**6) == ""
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "metaspace"])
+def test_token_texts_join_to_the_text(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+    ids = tokenizer.encode("The quick brown fox", add_special_tokens=False)
+    assert "".join(map(tokenizer.token_text, ids)).lstrip(" ") == "The quick brown fox"
+
+
+def test_token_text_of_half_a_character_is_the_replacement_character(sentencepiece):
+    lead = sentencepiece.convert_ids_to_tokens(range(300)).index("<0xE4>")
+    assert sentencepiece.token_text(lead) == "\ufffd"
+    assert sentencepiece.byte_table[lead] == b"\xe4"
+
+
+def test_half_a_surrogate_pair_is_refused(byte_level):
+    with pytest.raises(ValidationError, match="surrogate") as error:
+        byte_level.encode("fine until \ud83d here")
+    assert error.value.field == "prompt"
+
+
+def test_threads_share_a_tokenizer(byte_level):
+    texts = [text * repeat for text in CORPUS for repeat in range(1, 8)]
+    expected = [byte_level.encode(text) for text in texts]
+    rendered = byte_level.apply_chat_template(USER)
+
+    def work(_):
+        same = [byte_level.encode(text) for text in texts] == expected
+        return same and byte_level.apply_chat_template(USER) == rendered
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(24)))
+
+
+def test_imports_neither_torch_nor_jax(byte_level_folder):
+    program = (
+        "import sys\n"
+        "import jaxserve.tokenization\n"
+        "assert 'transformers' not in sys.modules, 'the import is not cheap'\n"
+        f"tokenizer = jaxserve.tokenization.Tokenizer({str(byte_level_folder)!r})\n"
+        "ids = tokenizer.apply_chat_template([{'role': 'user', 'content': 'x'}], tokenize=True)\n"
+        "assert tokenizer.decode(ids)\n"
+        "bad = {'torch', 'jax', 'tensorflow'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValidationError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValidationError, match="tokenizer"):
+        Tokenizer(tmp_path)
+
+
+def test_code_of_the_folder_is_not_run(byte_level_folder, tmp_path):
+    import json
+
+    (tmp_path / "tokenizer.json").write_text((byte_level_folder / "tokenizer.json").read_text())
+    config = json.loads((byte_level_folder / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "Evil"
+    config["auto_map"] = {"AutoTokenizer": [None, "evil.Evil"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    assert Tokenizer(tmp_path).encode("hello")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_chat_template(byte_level):
+    assert byte_level.apply_chat_template(USER) == "<s><|user|>Hello world</s><|assistant|>"
+    ids = byte_level.apply_chat_template(USER, add_generation_prompt=False, tokenize=True)
+    assert byte_level.decode(ids) == "<s><|user|>Hello world</s>"
+    assert ids[0] == 1 and ids[1] != 1 and ids[-1] == 2
+    opened = [*USER, {"role": "assistant", "content": "Sure, "}]
+    text = byte_level.apply_chat_template(
+        opened, add_generation_prompt=False, continue_final_message=True
+    )
+    assert text.endswith("<|assistant|>Sure, ")
+
+
+def test_chat_template_of_the_request_and_its_variables(byte_level):
+    text = byte_level.apply_chat_template(
+        USER, chat_template="{{ messages[0].content }} {{ mood }}{{ tools }}", mood="calm"
+    )
+    assert text == "Hello world calmNone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [USER]}, "messages"),
+        ({"messages": [{"role": "robber", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": {"a": 1}}]}, None),
+        ({"chat_template": "{% for %}"}, "chat_template"),
+        ({"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}, "chat_template"),
+        ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template"),
+        ({"chat_template": "{{ messages.append(1) }}"}, "chat_template"),
+        ({"chat_template": "{% include '/etc/passwd' %}"}, "chat_template"),
+        ({"chat_template": "{{ 1 / 0 }}"}, "chat_template"),
+        ({"tokenize_": 1, "return_tensors": "pt"}, "chat_template_kwargs"),
+        ({"conversation": []}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_chat_errors_name_what_is_wrong(byte_level, arguments, field):
+    arguments = {"messages": USER, **arguments}
+    messages = arguments.pop("messages")
+    if field is None:
+        assert byte_level.apply_chat_template(messages, **arguments)
+        return
+    with pytest.raises(ValidationError) as error:
+        byte_level.apply_chat_template(messages, **arguments)
+    assert error.value.field == field
+
+
+def test_without_a_template_chat_is_refused(metaspace):
+    assert metaspace.chat_template is None
+    with pytest.raises(ValidationError) as error:
+        metaspace.apply_chat_template(USER)
+    assert error.value.field == "chat_template"
+    assert metaspace.apply_chat_template(USER, chat_template="{{ messages[0].role }}") == "user"

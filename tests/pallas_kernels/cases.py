@@ -1,0 +1,87 @@
+"""Random paged attention problems in which everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from pallas_kernels import PrefillLanes
+
+
+class Case(NamedTuple):
+    """Operands of one call."""
+
+    q: jnp.ndarray
+    kv_pages: jnp.ndarray
+    page_table: jnp.ndarray
+    lengths: jnp.ndarray  # tokens of each row of the page table
+    first_page: int
+
+
+def stored(values: np.ndarray, pool: str) -> np.ndarray:
+    """Float32 values in the type of a pool; uint16 means bfloat16 bits."""
+    if pool == "uint16":
+        return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return values.astype(jnp.dtype(pool))
+
+
+def paged_case(
+    rng: np.random.Generator,
+    lengths: list[int],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pool: str,
+    rows: int | None = None,
+    columns: int | None = None,
+    first_page: int = 0,
+    share: bool = True,
+) -> Case:
+    """Pages in random order; rows 0 and 1 share their full pages; the rest of the pool is NaN."""
+    pages = [-(-length // page_size) for length in lengths]
+    columns = max(1, *pages) if columns is None else columns
+    total = 1 + sum(pages) + 3
+    content = np.full((first_page + total, page_size, 2, kv_heads, head_dim), np.nan, np.float32)
+    free = list(rng.permutation(np.arange(1, total)))
+    table = np.zeros((len(lengths), columns), np.int32)  # unused entries name the trash page
+    for row, length in enumerate(lengths):
+        for column in range(pages[row]):
+            held = min(page_size, length - column * page_size)
+            full = (column + 1) * page_size <= min(length, lengths[0])
+            if share and row == 1 and full:
+                table[row, column] = table[0, column]
+                continue
+            page = free.pop()
+            table[row, column] = page
+            content[first_page + page, :held] = rng.standard_normal(
+                (held, 2, kv_heads, head_dim), np.float32
+            )
+    rows = len(lengths) if rows is None else rows
+    q = rng.standard_normal((rows, heads, head_dim), np.float32)
+    q_type = "bfloat16" if pool == "uint16" else pool
+    return Case(
+        jnp.asarray(q.astype(jnp.dtype(q_type))),
+        jnp.asarray(stored(content, pool)),
+        jnp.asarray(table),
+        jnp.asarray(lengths, jnp.int32),
+        first_page,
+    )
+
+
+def packed_lanes(
+    rng: np.random.Generator, chunks: list[int], contexts: list[int], gaps: bool
+) -> tuple[PrefillLanes, int]:
+    """Lanes in random order in the region, with rows of no lane between them; and its size."""
+    starts, cursor = [0] * len(chunks), 0
+    for lane in rng.permutation(len(chunks)):
+        cursor += int(rng.integers(0, 4)) if gaps else 0
+        starts[lane] = cursor
+        cursor += chunks[lane]
+    region = max(1, cursor + (int(rng.integers(0, 4)) if gaps else 0))
+    as_int32 = lambda values: jnp.asarray(values, jnp.int32)  # noqa: E731
+    return PrefillLanes(as_int32(starts), as_int32(chunks), as_int32(contexts)), region

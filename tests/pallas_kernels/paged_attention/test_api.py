@@ -1,0 +1,86 @@
+"""What the public functions refuse, and that they say which operand and what is allowed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import (
+    KernelError,
+    PrefillLanes,
+    paged_decode_attention,
+    paged_prefill_attention,
+)
+
+COMMON = [
+    ({"q": jnp.zeros((3, 64))}, "q.shape"),
+    ({"q": jnp.zeros((3, 4, 64), jnp.int32)}, "q.dtype"),
+    ({"q": jnp.zeros((3, 5, 64))}, "q.shape"),
+    ({"kv_pages": jnp.zeros((4, 16, 2, 2, 32))}, "kv_pages.shape"),
+    ({"kv_pages": jnp.zeros((4, 16, 3, 2, 64))}, "kv_pages.shape"),
+    ({"kv_pages": jnp.zeros((4, 16, 2, 2, 64), jnp.int8)}, "kv_pages.dtype"),
+    ({"page_table": jnp.zeros((3, 2))}, "page_table"),
+    ({"window": 0}, "window"),
+    ({"first_page": 4}, "first_page"),
+    ({"backend": "cuda"}, "backend"),
+]
+DECODE = [
+    ({"page_table": jnp.zeros((2, 2), jnp.int32)}, "page_table.shape"),
+    ({"kv_lens": jnp.zeros(3, jnp.int16)}, "kv_lens"),
+    ({"interpret": True}, "interpret"),
+    ({"backend": "mosaic_gpu"}, "dtype"),  # float32 is not covered there
+]
+PREFILL = [
+    ({"page_table": jnp.zeros((2, 2), jnp.int32)}, "lanes.start"),
+    ({"backend": "mosaic_gpu"}, "backend"),
+]
+
+
+def operands() -> dict:
+    return {
+        "q": jnp.zeros((3, 4, 64)),
+        "kv_pages": jnp.zeros((4, 16, 2, 2, 64)),
+        "page_table": jnp.zeros((3, 2), jnp.int32),
+        "scale": 1.0,
+        "backend": "xla",
+    }
+
+
+def names(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("change", "field"), COMMON + DECODE, ids=names)
+def test_decode_refuses(change, field):
+    call = {**operands(), "kv_lens": jnp.zeros(3, jnp.int32), **change}
+    with pytest.raises(KernelError, match="is not supported: ") as caught:
+        paged_decode_attention(**call)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("change", "field"), COMMON + PREFILL, ids=names)
+def test_prefill_refuses(change, field):
+    lane = jnp.zeros(3, jnp.int32)
+    call = {**operands(), "lanes": PrefillLanes(lane, lane, lane), **change}
+    with pytest.raises(KernelError, match="is not supported: ") as caught:
+        paged_prefill_attention(**call)
+    assert caught.value.field == field
+
+
+def test_import_loads_no_gpu_compiler():
+    program = (
+        "import sys, pallas_kernels;"
+        "print([m for m in sys.modules if 'mosaic' in m or m == 'jax.experimental.pallas'])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,72 @@
+"""The XLA backends under jax.shard_map with the heads split over two devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = textwrap.dedent(
+    """
+    import functools
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import AxisType, PartitionSpec as P
+    from pallas_kernels import (
+        PrefillLanes, paged_decode_attention, paged_prefill_attention, write_kv)
+    from tests.pallas_kernels import oracle
+    from tests.pallas_kernels.cases import packed_lanes, paged_case
+
+    mesh = jax.make_mesh((1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    heads, pages = P(None, "model", None), P(None, None, None, "model", None)
+    shape = dict(heads=8, kv_heads=2, head_dim=32, page_size=16)
+    rng = np.random.default_rng(0)
+    for pool in ("float32", "uint16"):
+        case = paged_case(rng, [70, 33, 0, 1], pool=pool, **shape)
+        for window in (None, 20):
+            decode = functools.partial(
+                paged_decode_attention, scale=0.2, window=window, backend="xla")
+            sharded = jax.jit(jax.shard_map(
+                decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads))
+            got = sharded(case.q, case.kv_pages, case.page_table, case.lengths)
+            assert len(got.sharding.device_set) == 2
+            want = oracle.decode(*case[:4], scale=0.2, window=window)
+            assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
+            idle = sharded(case.q, case.kv_pages, case.page_table, case.lengths * 0)
+            assert not np.asarray(idle, np.float32).any()
+
+        lanes, region = packed_lanes(rng, [30, 0, 5], [10, 0, 40], gaps=True)
+        case = paged_case(rng, [40, 0, 45], pool=pool, rows=region, share=False, **shape)
+        prefill = functools.partial(paged_prefill_attention, scale=0.2, backend="xla")
+        sharded = jax.jit(jax.shard_map(
+            prefill, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads))
+        got = sharded(case.q, case.kv_pages, case.page_table, lanes)
+        want = oracle.prefill(case.q, case.kv_pages, case.page_table, lanes, scale=0.2)
+        assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
+
+        k = jnp.asarray(rng.standard_normal((3, 2, 32), np.float32))
+        where = jnp.array([1, 2, 0], jnp.int32)
+        write = functools.partial(write_kv, backend="xla")
+        sharded = jax.jit(jax.shard_map(
+            write, mesh=mesh, in_specs=(pages, heads, heads, P(), P()), out_specs=pages))
+        got = sharded(case.kv_pages, k, k + 1, where, where)
+        want = write(case.kv_pages, k, k + 1, where, where)
+        assert np.array_equal(np.asarray(got).view(np.uint8), np.asarray(want).view(np.uint8))
+    print("sharded kernels agree")
+    """
+)
+
+
+def test_heads_sharded_over_two_devices():
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "sharded kernels agree"

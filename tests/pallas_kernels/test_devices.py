@@ -1,0 +1,68 @@
+"""The choice of backends: explicit for every known device, refused for the others."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import KernelError, choose_backends, storage_dtype
+
+HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
+HOPPER += ["NVIDIA GH200 480GB", "NVIDIA H100-SXM5-80GB"]
+OTHER = ["NVIDIA A100-SXM4-80GB", "NVIDIA L4", "Tesla T4", "NVIDIA GeForce RTX 4090"]
+OTHER += ["NVIDIA B200", "NVIDIA GB200", "NVIDIA RTX PRO 6000 Blackwell Server Edition"]
+
+
+@pytest.mark.parametrize("kind", HOPPER)
+def test_hopper_runs_mosaic_gpu(kind):
+    for platform in ("gpu", "cuda"):
+        backends = choose_backends(kind, platform)
+        assert (backends.decode, backends.prefill, backends.write_kv) == (
+            "mosaic_gpu",
+            "xla",
+            "xla",
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "platform"),
+    [("cpu", "cpu"), ("TPU v5 lite", "tpu"), *((kind, "gpu") for kind in OTHER)],
+)
+def test_everything_else_runs_xla_and_says_why(kind, platform):
+    backends = choose_backends(kind, platform)
+    assert (backends.decode, backends.prefill, backends.write_kv) == ("xla", "xla", "xla")
+    assert backends.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        ({"dtype": "float32"}, "dtype=float32"),
+        ({"head_dim": 80}, "head_dim=80"),
+        ({"page_size": 8}, "page_size=8"),
+        ({"group": 128}, "heads / kv_heads=128"),
+    ],
+)
+def test_shapes_that_the_hopper_kernel_lacks_are_chosen_away_with_a_reason(shape, named):
+    covered = {"dtype": jnp.bfloat16, "head_dim": 128, "page_size": 16, "group": 8}
+    assert choose_backends("NVIDIA H200", "gpu", **covered).decode == "mosaic_gpu"
+    backends = choose_backends("NVIDIA H200", "gpu", **{**covered, **shape})
+    assert backends.decode == "xla"
+    assert named in backends.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "platform"), [("AMD Instinct MI300X", "rocm"), ("Apple M4", "METAL"), ("gpu", "gpu")]
+)
+def test_unknown_devices_are_refused(kind, platform):
+    with pytest.raises(KernelError, match=kind):
+        choose_backends(kind, platform)
+
+
+def test_storage_dtype():
+    assert storage_dtype("bfloat16", "cpu") == jnp.uint16
+    assert storage_dtype(jnp.bfloat16, "gpu") == jnp.bfloat16
+    assert storage_dtype("float16", "cpu") == jnp.float16
+    assert storage_dtype(jnp.float32, "tpu") == jnp.float32
+    with pytest.raises(KernelError, match="int8"):
+        storage_dtype("int8", "cpu")

@@ -1,0 +1,164 @@
+"""Tiny random models in Hugging Face format, one for every family and option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 199
+LONG = 64  # tokens of context before rope scaling in the cases that scale
+
+_BASE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def _rope(rope_type: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **values}}
+
+
+# name -> (family, overrides of the Hugging Face config)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama_mha": ("llama", {"num_key_value_heads": 4}),
+    "llama_gqa": ("llama", {}),
+    "llama_mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama_head_dim": ("llama", {"head_dim": 32}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_gelu": ("llama", {"hidden_act": "gelu"}),
+    "llama_gelu_tanh": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama_relu": ("llama", {"hidden_act": "relu"}),
+    "llama_theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "llama_rope_linear": ("llama", _rope("linear", factor=4.0)),
+    "llama_rope_dynamic": (
+        "llama",
+        _rope("dynamic", factor=2.0) | {"max_position_embeddings": LONG},
+    ),
+    "llama_rope_llama3": (
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=LONG,
+        ),
+    ),
+    "llama_rope_yarn": (
+        "llama",
+        _rope("yarn", factor=8.0, original_max_position_embeddings=LONG),
+    ),
+    "llama_rope_yarn_mscale": (
+        "llama",
+        _rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=LONG,
+            mscale=1.0,
+            mscale_all_dim=0.5,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            truncate=False,
+        ),
+    ),
+    "llama_rope_yarn_attention_factor": (
+        "llama",
+        _rope("yarn", factor=8.0, original_max_position_embeddings=LONG, attention_factor=0.8),
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral_window": ("mistral", {"sliding_window": 17}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1},
+    ),
+    "qwen2_yarn": ("qwen2", _rope("yarn", factor=4.0, original_max_position_embeddings=LONG)),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3_tied_biases": (
+        "qwen3",
+        {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen3_window": (
+        "qwen3",
+        {
+            "head_dim": 32,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+def make_hf_model(
+    folder: str | Path,
+    family: str,
+    *,
+    dtype: str = "float32",
+    max_shard_size: str | int = "5GB",
+    seed: int = 0,
+    **overrides: Any,
+) -> Path:
+    """Saves a random model as config.json and safetensors, and returns its folder.
+
+    Norms and biases are random too and the weights are large, so that a wrong option is visible
+    in the logits and greedy tokens have a clear margin.
+
+    Args:
+        folder: where to; made when absent.
+        family: one of `FAMILIES`.
+        dtype: of the saved weights.
+        max_shard_size: "200KB", for example, gives several files and an index.
+        seed: of the weights.
+        overrides: fields of the Hugging Face config over the defaults of this file.
+    """
+    import torch
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    classes = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
+    config_class, model_class = classes[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**(_BASE | overrides)))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
+            elif name.endswith("bias"):
+                weight.copy_(0.3 * torch.randn_like(weight))
+    model = model.to(getattr(torch, dtype))
+    model.config.dtype = dtype
+    model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=True)
+    return Path(folder)
+
+
+def make_case(folder: str | Path, case: str, **overrides: Any) -> Path:
+    """Saves the model of one of `CASES`; see `make_hf_model`."""
+    family, options = CASES[case]
+    return make_hf_model(folder, family, **(options | overrides))
