@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from server.version import VERSION
+import jaxserve
 
 # Compact JSON; ensure_ascii=False keeps every character as itself in UTF-8.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
-FINGERPRINT = f"jaxserve-{VERSION}"
+FINGERPRINT = f"jaxserve-{jaxserve.__version__}"
 
 
 def dumps(value: Any) -> str:

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import jaxserve
 from server.service import Service
-from server.version import VERSION
 
 
 async def health(request: Request) -> Response:
@@ -24,7 +24,7 @@ async def health(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     """The version of jaxserve."""
-    return JSONResponse({"version": VERSION})
+    return JSONResponse({"version": jaxserve.__version__})
 
 
 async def metrics(request: Request) -> Response:

@@ -68,7 +68,7 @@ def test_stream_of_two(client: TestClient) -> None:
 def test_logprobs(client: TestClient, stream: bool, top: int | None) -> None:
     answer = chat(client, logprobs=True, top_logprobs=top, stream=stream)
     parts = answer[1:] if stream else [answer]
-    content = sum((part["choices"][0]["logprobs"]["content"] for part in parts), [])
+    content = [e for part in parts for e in part["choices"][0]["logprobs"]["content"]]
     assert [entry["token"] for entry in content] == list("hello")
     assert all(len(entry["top_logprobs"]) == (top or 0) for entry in content)
     assert content[0]["bytes"] == [104] and content[0]["logprob"] == -0.5

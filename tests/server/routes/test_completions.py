@@ -138,7 +138,7 @@ def test_echo_alone_scores_the_prompt(client: TestClient, stream: bool) -> None:
 def test_logprobs(client: TestClient, stream: bool) -> None:
     answer = complete(client, logprobs=2, stream=stream)
     parts = [chunk["choices"][0]["logprobs"] for chunk in (answer if stream else [answer])]
-    merged = {key: sum((part[key] for part in parts), []) for key in parts[0]}
+    merged = {key: [one for part in parts for one in part[key]] for key in parts[0]}
     assert merged["tokens"] == list("hello")
     assert merged["text_offset"] == [0, 1, 2, 3, 4]
     assert merged["token_logprobs"] == [-0.5] * 5
