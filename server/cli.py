@@ -1,0 +1,44 @@
+"""The `jaxserve` command: one subcommand a file in `server/commands/`.
+
+Only argparse and the configuration's dataclass are imported here, so that `--help` answers at once;
+each command imports the engine when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import jaxserve
+from server.commands import chat, generate, serve
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all subcommands.
+
+    Args:
+        command: the one that will be run; the flags of `bench` are only loaded for `bench`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="jaxserve", description="A JAX/XLA inference engine for large language models."
+    )
+    parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve.register(subparsers)
+    generate.register(subparsers)
+    chat.register(subparsers)
+    bench = subparsers.add_parser("bench", help="measure throughput and latency")
+    if command == "bench":
+        commands = importlib.import_module("jaxserve.bench.commands")
+        commands.register(bench.add_subparsers(title="benchmarks", metavar="NAME", required=True))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in words if not word.startswith("-")), None)
+    args = build_parser(command).parse_args(words)
+    return int(args.func(args) or 0)

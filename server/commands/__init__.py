@@ -1,0 +1,1 @@
+"""One file a subcommand: `register` adds its flags, its `run` does the work."""

@@ -1,0 +1,1 @@
+"""The HTTP surface as data: request models, response builders, what is refused."""

@@ -1,0 +1,1 @@
+"""One file a group of routes; `ROUTES` of each is mounted by the application."""

@@ -1,0 +1,41 @@
+"""`/health`, `/ping`, `/version` and `/metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import jaxserve
+from server.service import Service
+
+
+async def health(request: Request) -> Response:
+    """200 when the model is loaded and warmed up, 503 before and after the engine's death."""
+    engine = Service.of(request).engine
+    if engine.is_dead:
+        return JSONResponse({"status": "dead"}, status_code=503)
+    if not engine.is_ready:
+        return JSONResponse({"status": "loading"}, status_code=503, headers={"Retry-After": "5"})
+    return JSONResponse({"status": "ok"})
+
+
+async def version(request: Request) -> Response:
+    """The version of jaxserve."""
+    return JSONResponse({"version": jaxserve.__version__})
+
+
+async def metrics(request: Request) -> Response:
+    """All metrics in Prometheus' text format."""
+    text = await run_in_threadpool(generate_latest, Service.of(request).engine.metrics.registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+ROUTES = [
+    Route("/health", health, methods=["GET"]),
+    Route("/ping", health, methods=["GET", "POST"]),
+    Route("/version", version, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
+]

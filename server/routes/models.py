@@ -1,0 +1,33 @@
+"""`GET /v1/models` and `GET /v1/models/{name}`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from server.protocol.responses import model_card
+from server.service import Service
+
+
+async def list_models(request: Request) -> Response:
+    """All names that the server answers to."""
+    service = Service.of(request)
+    service.require_ready()
+    length = service.engine.max_model_len
+    cards = [model_card(name, service.created, length) for name in service.model_names]
+    return JSONResponse({"object": "list", "data": cards})
+
+
+async def get_model(request: Request) -> Response:
+    """One of them; names may hold slashes."""
+    service = Service.of(request)
+    service.require_ready()
+    name = service.resolve_model(request.path_params["name"])
+    return JSONResponse(model_card(name, service.created, service.engine.max_model_len))
+
+
+ROUTES = [
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{name:path}", get_model, methods=["GET"]),
+]

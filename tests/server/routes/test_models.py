@@ -1,0 +1,23 @@
+"""`/v1/models`."""
+
+from __future__ import annotations
+
+from starlette.testclient import TestClient
+
+
+def test_every_name_is_listed(client: TestClient) -> None:
+    answer = client.get("/v1/models").json()
+    assert answer["object"] == "list"
+    assert [card["id"] for card in answer["data"]] == ["fake", "org/fake"]
+    assert all(card["max_model_len"] == 64 for card in answer["data"])
+
+
+def test_one_model_by_name(client: TestClient) -> None:
+    card = client.get("/v1/models/org/fake").json()
+    assert card["id"] == "org/fake" and card["object"] == "model"
+
+
+def test_every_name_answers_with_itself(client: TestClient) -> None:
+    for name in ("fake", "org/fake"):
+        response = client.post("/v1/completions", json={"prompt": "a", "model": name})
+        assert response.json()["model"] == name
