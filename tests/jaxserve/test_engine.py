@@ -22,7 +22,7 @@ CASE = "llama_gqa"
 @pytest.fixture(scope="module")
 def llm(model_folder, make_llm) -> LLM:
     """An engine with every program compiled, few pages, and several slots."""
-    return make_llm(model_folder(CASE), num_pages=26, compile_ahead=1000)
+    return make_llm(model_folder(CASE), num_pages=26, max_num_seqs=5, compile_ahead=1000)
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +49,12 @@ def random_params(rng: random.Random, seed: int) -> SamplingParams:
     }
     chosen = rng.sample(sorted(options), rng.choice([0, 0, 1, 2, 4]))
     values = {name: options[name]() for name in chosen}
-    return SamplingParams(seed=seed, max_tokens=rng.randint(6, 40), **values)
+    return SamplingParams(seed=seed, max_tokens=rng.randint(6, 80), **values)
 
 
 def random_workload(count: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
     rng = random.Random(seed)
-    prompts = oracle.prompts(count, VOCAB_SIZE, 70, seed)
+    prompts = oracle.prompts(count, VOCAB_SIZE, 100, seed)
     return prompts, [random_params(rng, index) for index in range(count)]
 
 
