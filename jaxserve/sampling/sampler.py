@@ -117,11 +117,13 @@ def _draw(
     """
     temperature = jnp.where(rows.temperature < GREEDY_TEMPERATURE, 1.0, rows.temperature)
     centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
-    z = (logits - centre[:, None]) / temperature[:, None]
+    z = (logits - centre[:, None]) * (1.0 / temperature)[:, None]
     weights = jnp.where(z >= SMALLEST_EXPONENT, jnp.exp(z), 0.0)
+    # Kept as an array: XLA:CPU recomputes an exp that it fuses into a reduction, without vectors.
+    weights = jax.lax.optimization_barrier(weights)
     if filtered:
-        threshold = kept_threshold(z, weights, rows.top_k, rows.top_p, rows.min_p)
-        weights = jnp.where(z >= threshold[:, None], weights, 0.0)
+        threshold = kept_threshold(weights, rows.top_k, rows.top_p, rows.min_p)
+        weights = jnp.where(weights >= threshold[:, None], weights, 0.0)
     # 24 bits make every value below 1 exact, so u * total never rounds up to total.
     uniform = (random_words(rows.seed, rows.position) >> 8).astype(jnp.float32) * 2.0**-24
     tokens = pick(weights, uniform)
