@@ -247,6 +247,8 @@ def test_unknown_model(client: TestClient) -> None:
 def test_routes_and_methods(client: TestClient) -> None:
     assert_error(client.get("/v1/nothing"), 404)
     assert_error(client.get("/v1/models/"), 404, "model")
+    # no redirect: its target would be built from the Host header
+    assert_error(client.get("/health/", follow_redirects=False), 404)
     response = client.get(COMPLETIONS)
     assert_error(response, 405)
     assert response.headers["allow"] == "POST"

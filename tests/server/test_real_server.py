@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import bundled_model_path
+
+httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
+openai = pytest.importorskip("openai", reason="needs the extra `test`")
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTUP_S = 240
