@@ -239,10 +239,10 @@ def _tensor_info(file: Path, name: str, entry: Any, base: int, size: int) -> Ten
     try:
         code, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
-        valid = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        sizes_valid = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(file, f"malformed header entry {entry!r}", name) from error
-    if not valid:
+    if not sizes_valid or not isinstance(code, str):
         raise CheckpointError(file, f"malformed header entry {entry!r}", name)
     if code not in DTYPES:
         raise CheckpointError(file, f"dtype {code}, only {', '.join(DTYPES)} are read", name)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sampling import blocks
+
 
 class LogprobRows(NamedTuple):
     """Log-probabilities of R rows.
@@ -37,5 +39,5 @@ def score(logits: jax.Array, targets: jax.Array, k: int) -> LogprobRows:
     norm = centre + jnp.log(jnp.sum(jnp.exp(logits - centre), axis=-1, keepdims=True))
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
-    top, top_ids = jax.lax.top_k(logits, k)
-    return LogprobRows((chosen - norm)[:, 0], rank, top_ids.astype(jnp.int32), top - norm)
+    top, top_ids = blocks.top_k(logits, k)
+    return LogprobRows((chosen - norm)[:, 0], rank, top_ids, top - norm)

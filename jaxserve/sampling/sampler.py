@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sampling import blocks
 from jaxserve.sampling.filters import kept_threshold
 from jaxserve.sampling.logprobs import LogprobRows, score
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
 from jaxserve.sampling.variant import Variant
+from jaxserve.sampling_params import GREEDY_TEMPERATURE
 
-BLOCK = 128  # tokens a block of the two-level search; a row of lanes on every backend
 # exp(-80) = 1.8e-35 is a normal float32: below it a weight is exactly 0, so that no backend's
 # treatment of denormals decides whether a token can be drawn.
 SMALLEST_EXPONENT = -80.0
-GREEDY_TEMPERATURE = 1e-5
 ABSENT: Any = None  # a field that no part of the compiled variant reads
 
 
@@ -83,28 +83,13 @@ def sample(
         adjusted = adjusted + bias
     if variant >= Variant.RICH and counts is not None:
         adjusted = apply_penalties(adjusted, counts, rows.presence, rows.frequency, rows.repetition)
-    tokens, largest = argmax(adjusted)
+    tokens, largest = blocks.argmax(adjusted)
     if variant >= Variant.PLAIN:
         drawn = _draw(adjusted, largest, tokens, rows, filtered=variant >= Variant.FILTERED)
         tokens = jnp.where(rows.temperature < GREEDY_TEMPERATURE, tokens, drawn)
     if variant < Variant.RICH:
         return Sampled(tokens, None)
     return Sampled(tokens, score(logits, tokens, num_logprobs))
-
-
-def argmax(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Index int32[R] (the lowest of equals) and value float32[R] of each row's maximum, x [R, V].
-
-    Two max reductions, which vectorise: XLA:CPU takes 7 ms for `jnp.argmax` of [16, 128256] and
-    0.5 ms for this. A NaN in a row gives its last index.
-    """
-    blocks = _blocks(x, -jnp.inf)
-    block_max = jnp.max(blocks, axis=-1)
-    largest = jnp.max(block_max, axis=-1, keepdims=True)
-    block = _first(block_max == largest)
-    inside = _first(_take_block(blocks, block) == largest)
-    index = jnp.minimum(block * BLOCK + inside, x.shape[-1] - 1)
-    return index, largest[:, 0]
 
 
 def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
@@ -135,7 +120,7 @@ def _draw(
     z = (logits - centre[:, None]) / temperature[:, None]
     weights = jnp.where(z >= SMALLEST_EXPONENT, jnp.exp(z), 0.0)
     if filtered:
-        threshold = kept_threshold(z, rows.top_k, rows.top_p, rows.min_p)
+        threshold = kept_threshold(z, weights, rows.top_k, rows.top_p, rows.min_p)
         weights = jnp.where(z >= threshold[:, None], weights, 0.0)
     # 24 bits make every value below 1 exact, so u * total never rounds up to total.
     uniform = (random_words(rows.seed, rows.position) >> 8).astype(jnp.float32) * 2.0**-24
@@ -150,10 +135,10 @@ def pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     uniform: float32[R, 2] in [0, 1): the first chooses a block, the second an entry of it.
     An entry of weight 0 is returned only where the whole row is 0.
     """
-    blocks = _blocks(weights, 0.0)
-    block = _invert(jnp.sum(blocks, axis=-1), uniform[:, 0])
-    inside = _invert(_take_block(blocks, block), uniform[:, 1])
-    return jnp.minimum(block * BLOCK + inside, weights.shape[-1] - 1)
+    parts = blocks.split(weights, 0.0)
+    block = _invert(jnp.sum(parts, axis=-1), uniform[:, 0])
+    inside = _invert(blocks.take(parts, block[:, None])[:, 0], uniform[:, 1])
+    return jnp.minimum(block * blocks.BLOCK + inside, weights.shape[1] - 1)
 
 
 def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -162,26 +147,7 @@ def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     target = uniform * cumulative[:, -1]
     positive = weights > 0.0
     # A parallel cumulative sum may rise at an entry of weight 0 by rounding: such never count.
-    found = _first(positive & (cumulative > target[:, None]))
+    found = blocks.first(positive & (cumulative > target[:, None]))
     index = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 1)
     last = jnp.max(jnp.where(positive, index, 0), axis=-1)
     return jnp.minimum(found, last)
-
-
-def _first(mask: jax.Array) -> jax.Array:
-    """Index of the first True of each row of mask [R, N], N where there is none: int32[R]."""
-    index = jax.lax.broadcasted_iota(jnp.int32, mask.shape, 1)
-    return jnp.min(jnp.where(mask, index, mask.shape[1]), axis=-1)
-
-
-def _blocks(x: jax.Array, fill: float) -> jax.Array:
-    """x [R, V] as [R, blocks, BLOCK], the last block filled up."""
-    missing = -x.shape[1] % BLOCK
-    if missing:
-        x = jnp.pad(x, ((0, 0), (0, missing)), constant_values=fill)
-    return x.reshape(x.shape[0], -1, BLOCK)
-
-
-def _take_block(blocks: jax.Array, block: jax.Array) -> jax.Array:
-    """Row r's block `block[r]`: [R, BLOCK]."""
-    return jnp.take_along_axis(blocks, block[:, None, None], axis=1, mode="clip")[:, 0]

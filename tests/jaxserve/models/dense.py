@@ -29,7 +29,7 @@ def run(
     cache: DenseCache,
     start: int,
     prompt_length: int | None = None,
-) -> tuple[np.ndarray, DenseCache]:
+) -> tuple[jax.Array, DenseCache]:
     """Feeds tokens at positions start.. and returns (float32 logits [T, V], cache)."""
     config = model.config
     positions = jnp.arange(start, start + len(tokens), dtype=jnp.int32)
@@ -56,4 +56,4 @@ def run(
         return out.astype(q.dtype), DenseCache(keys, values)
 
     hidden, cache = model(jnp.asarray(tokens, jnp.int32), positions, cache, attend, lengths)
-    return np.asarray(model.logits(hidden)), cache
+    return model.logits(hidden), cache

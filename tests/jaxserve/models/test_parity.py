@@ -17,7 +17,7 @@ from tests.tiny_models import CASES, LONG, VOCAB_SIZE, make_case
 
 TOLERANCE = 1e-5  # largest difference of logits over the largest logit
 PROMPT_LENGTH = LONG + 32  # longer than the original context and every window
-DECODE_STEPS = 6
+DECODE_STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +69,60 @@ def test_prompt_and_decode(models, case: str) -> None:
     for step, token in enumerate(rest):
         found, cache = run(model, token[None], cache, PROMPT_LENGTH + step, PROMPT_LENGTH)
         assert relative_error(found, expected[1 + step]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["llama_gqa", "llama_rope_dynamic", "mistral_window"])
+def test_prompt_in_chunks(models, case: str) -> None:
+    """A prompt cut into chunks gives the logits of the whole prompt."""
+    model, oracle = models(case)
+    tokens = random_tokens(PROMPT_LENGTH, seed=1)
+    (expected,) = oracle_steps(oracle, [tokens])
+    cache, found = empty_cache(model.config, len(tokens)), []
+    for start in range(0, len(tokens), 32):
+        part, cache = run(model, tokens[start : start + 32], cache, start, len(tokens))
+        found.append(part)
+    assert relative_error(np.concatenate(found), expected) <= TOLERANCE
+
+
+def test_dynamic_rope_grows_while_decoding(models) -> None:
+    """A prompt within the original context, decoded across its end, with and without lengths."""
+    model, oracle = models("llama_rope_dynamic")
+    prompt_length = LONG - 3
+    tokens = random_tokens(prompt_length + 8, seed=2)
+    chunks = [tokens[:prompt_length], *tokens[prompt_length:, None]]
+    expected = np.concatenate(oracle_steps(oracle, chunks))
+    for known_length in (prompt_length, None):
+        cache, start, found = empty_cache(model.config, len(tokens)), 0, []
+        for chunk in chunks:
+            part, cache = run(model, chunk, cache, start, known_length)
+            found.append(part)
+            start += len(chunk)
+        assert relative_error(np.concatenate(found), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["llama_biases", "qwen3"])
+def test_half_precision_is_as_close_as_torch(tmp_path: Path, case: str, dtype: str) -> None:
+    """Against float32 on the same rounded weights, our RMS error is no larger than torch's."""
+    folder = make_case(tmp_path, case, dtype=dtype)
+    model = load(folder)
+    assert model.embedding[...].dtype == dtype
+    tokens = random_tokens(PROMPT_LENGTH)
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    half = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    with torch.no_grad():
+        expected = exact(torch.tensor(tokens)[None]).logits[0].numpy()
+        theirs = half(torch.tensor(tokens)[None]).logits[0].float().numpy()
+    found, _ = run(model, tokens, empty_cache(model.config, len(tokens), dtype), 0)
+    assert np.std(found - expected) <= 1.1 * np.std(theirs - expected)
+
+
+def test_dtype_is_converted_on_load(tmp_path: Path) -> None:
+    """A bfloat16 checkpoint in float32 gives transformers' float32 logits."""
+    folder = make_case(tmp_path, "llama_gqa", dtype="bfloat16")
+    model = load(folder, "float32")
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = random_tokens(40)
+    (expected,) = oracle_steps(oracle, [tokens])
+    found, _ = run(model, tokens, empty_cache(model.config, len(tokens)), 0)
+    assert relative_error(found, expected) <= TOLERANCE

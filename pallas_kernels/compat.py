@@ -1,0 +1,27 @@
+"""The differences between the supported versions of JAX, and nothing else (0.10.2 to 0.11.x)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+NAMED_TRANSPOSE = jax.__version_info__ < (0, 11)
+
+
+def transposed(ref: Any) -> Any:
+    """A two-dimensional shared-memory reference seen with its axes swapped."""
+    if NAMED_TRANSPOSE:
+        return plgpu.transpose_ref(ref, (1, 0))
+    return ref.transpose((1, 0))
+
+
+def mosaic_gpu_interpreter() -> type | None:
+    """The parameters class of the Mosaic GPU interpreter; None where JAX has no usable one."""
+    return getattr(plgpu, "InterpretGPUParams", None)
+
+
+def result_like(operand: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """The type of a kernel's result that varies over the mesh axes over which `operand` does."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(operand).manual_axis_type)

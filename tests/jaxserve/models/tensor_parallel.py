@@ -1,0 +1,61 @@
+"""Run as a program on two fake CPU devices: compares a model on one device with two.
+
+usage: python -m tests.jaxserve.models.tensor_parallel FOLDER
+Prints one JSON object; see `compare`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxserve.models import ModelConfig, load_model
+from jaxserve.parallel import make_mesh
+from tests.jaxserve.models.dense import empty_cache, run
+
+TOKENS = 24
+
+
+def compare(folder: str) -> dict[str, Any]:
+    config = ModelConfig.from_folder(folder)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
+    logits, dummies = [], []
+    for size in (1, 2):
+        model = load_model(folder, config, mesh=make_mesh(size))
+        forward, arguments = program(model, tokens)
+        logits.append(np.asarray(forward(*arguments)))
+        dummy = load_model(folder, config, mesh=make_mesh(size), load_format="dummy", seed=3)
+        dummies.append([np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(dummy))])
+    hlo = forward.lower(*arguments).compile().as_text()
+    return {
+        "difference": float(np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()),
+        "dummies_equal": all(np.array_equal(a, b) for a, b in zip(*dummies, strict=True)),
+        "collectives": sorted(set(re.findall(r"= \S+ (all-[a-z]+|collective-[a-z]+)", hlo))),
+        "shard_shapes": {
+            "/".join(map(str, place)): variable[...].addressable_shards[1].data.shape
+            for place, variable in nnx.to_flat_state(nnx.state(model))
+            if 0 in place or len(place) == 1
+        },
+    }
+
+
+def program(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, tuple[Any, ...]]:
+    """(jitted function of the arguments that returns the logits, arguments)."""
+    graph, state = nnx.split(model)
+
+    def forward(state: nnx.State, tokens: jax.Array) -> jax.Array:
+        merged = nnx.merge(graph, state)
+        return run(merged, tokens, empty_cache(merged.config, TOKENS), 0)[0]
+
+    return jax.jit(forward), (state, jnp.asarray(tokens, jnp.int32))
+
+
+if __name__ == "__main__":
+    print(json.dumps(compare(sys.argv[1])))

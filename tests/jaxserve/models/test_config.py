@@ -1,0 +1,161 @@
+"""Reading of config.json: both rope forms, defaults, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import UnsupportedModelError, ValidationError
+from jaxserve.models import ModelConfig, resolve_dtype
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+
+
+def read(**fields: Any) -> ModelConfig:
+    return ModelConfig.from_hf(LLAMA | fields)
+
+
+def test_llama_defaults() -> None:
+    config = ModelConfig.from_hf(LLAMA)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads) == (4, 8, 2)
+    assert config.head_dim == 8
+    assert config.attention_scale == 8**-0.5
+    assert config.rms_norm_eps == 1e-6
+    assert config.rope.theta == 10000.0
+    assert config.dtype == "float32"
+    assert config.eos_token_ids == (2,)
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert config.windows == (None,) * 4
+    assert hash(config) == hash(ModelConfig.from_hf(LLAMA))
+
+
+def test_absent_kv_heads_mean_multi_head_attention() -> None:
+    fields = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert ModelConfig.from_hf(fields).num_kv_heads == 8
+    assert read(num_key_value_heads=None).num_kv_heads == 8
+
+
+def test_model_type_stands_in_for_architectures() -> None:
+    assert read(architectures=None, model_type="qwen2").architecture == "Qwen2ForCausalLM"
+
+
+def test_old_and_new_rope_forms_are_equal() -> None:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    old = read(rope_theta=5e5, rope_scaling={"type": "llama3", **scaling})
+    new = read(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
+    assert old == new
+    assert old.rope.rope_type == "llama3"
+    assert old.rope.theta == 5e5
+    assert read(rope_scaling=None, rope_theta=7e4).rope.theta == 7e4
+
+
+def test_longest_context_counts_rope_scaling_in() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    assert read(rope_parameters=yarn).max_context_length == 4096
+    assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).max_context_length == 4096
+    assert read().max_context_length == 2048
+
+
+def test_windows_of_each_family() -> None:
+    assert ModelConfig.from_hf(MISTRAL).windows == (4096,) * 4
+    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": None}).windows == (None,) * 4
+    on = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}
+    assert ModelConfig.from_hf(QWEN3 | on).windows == (None, None, None, 7)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert ModelConfig.from_hf(QWEN3 | on | {"layer_types": kinds}).windows == (7, None, 7, None)
+    assert ModelConfig.from_hf(QWEN3 | on | {"use_sliding_window": False}).windows == (None,) * 4
+    assert ModelConfig.from_hf(QWEN3 | on).layer_window(3) == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures"),
+        ({"architectures": None}, "architectures"),
+        ({"architectures": None, "model_type": "gemma"}, "model_type"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}},
+            "rope_scaling.high_freq_factor",
+        ),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_size": 65}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 4},
+            "layer_types",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 4},
+            "layer_types",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
+            "layer_types",
+        ),
+    ],
+)
+def test_refusals_name_field_and_value(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(**fields)
+    assert field in caught.value.field
+    assert caught.value.allowed
+
+
+def test_folder_adds_generation_eos(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 5}))
+    assert ModelConfig.from_folder(tmp_path).eos_token_ids == (5,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 5]}))
+    assert ModelConfig.from_folder(tmp_path).eos_token_ids == (5, 9)
+
+
+def test_unreadable_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValidationError, match="valid JSON"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_resolve_dtype() -> None:
+    config = read(torch_dtype="bfloat16")
+    assert resolve_dtype("auto", config) == "bfloat16"
+    assert resolve_dtype("half", config) == "float16"
+    assert resolve_dtype("float", config) == "float32"
+    with pytest.raises(ValidationError, match="int8"):
+        resolve_dtype("int8", config)

@@ -1,0 +1,93 @@
+"""Frequencies and rotation against transformers, and the rule of dynamic scaling."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from jaxserve.models.rope import RopeConfig, apply_rope, rope_tables
+
+HEAD_DIM = 64
+SCALINGS = [
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+    {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 20,
+        "beta_slow": 2,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+        "truncate": False,
+    },
+    {
+        "rope_type": "yarn",
+        "factor": 0.5,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.25,
+    },
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("length", [100, 20000])
+def test_frequencies_equal_transformers(
+    scaling: dict[str, object], theta: float, length: int
+) -> None:
+    parameters = {**scaling, "rope_theta": theta}
+    config = {"hidden_size": HEAD_DIM, "num_attention_heads": 1, "max_position_embeddings": 16384}
+    reference = LlamaConfig(rope_parameters=dict(parameters), **config)
+    expected, factor = ROPE_INIT_FUNCTIONS[str(scaling["rope_type"])](
+        reference, torch.device("cpu"), seq_len=length
+    )
+    rope = RopeConfig.from_hf({"rope_parameters": parameters}, 16384)
+    assert rope.attention_factor == pytest.approx(factor, rel=1e-12)
+    if scaling["rope_type"] == "dynamic":
+        # Read off the angle of position 1.
+        cos, sin = rope_tables(rope, HEAD_DIM, jnp.ones(1, jnp.int32), jnp.full(1, length))
+        found = np.arctan2(np.asarray(sin), np.asarray(cos))[0]
+    else:
+        found = rope.inv_freq(HEAD_DIM)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6)
+
+
+def test_rotation_keeps_relative_positions() -> None:
+    """q(i) . k(j) depends on i - j alone, and position 0 is not rotated."""
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(1, 2, 16)), jnp.float32) for _ in range(2))
+
+    def at(x: jnp.ndarray, position: int) -> np.ndarray:
+        tables = rope_tables(RopeConfig(), 16, jnp.asarray([position], jnp.int32))
+        return np.asarray(apply_rope(x, *tables))
+
+    np.testing.assert_array_equal(at(q, 0), q)
+    near, far = np.sum(at(q, 9) * at(k, 4)), np.sum(at(q, 105) * at(k, 100))
+    assert near == pytest.approx(far, rel=1e-4)
+    assert near != pytest.approx(np.sum(at(q, 9) * at(k, 5)), rel=1e-2)
+
+
+def test_dynamic_tables_depend_on_the_request_not_on_the_batch() -> None:
+    rope = RopeConfig.from_hf({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 64)
+    positions = jnp.asarray([0, 63, 64, 90], jnp.int32)
+    default = rope_tables(rope, 16, positions)
+    own = rope_tables(rope, 16, positions, positions + 1)
+    np.testing.assert_array_equal(default, own)
+    plain = rope_tables(RopeConfig(), 16, positions)
+    np.testing.assert_array_equal(default[0][:2], plain[0][:2])
+    assert not np.allclose(default[0][2:], plain[0][2:])
+    alone = rope_tables(rope, 16, positions[3:])
+    np.testing.assert_array_equal(default[0][3:], alone[0])

@@ -1,0 +1,51 @@
+"""The model on two fake devices against one, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_models import make_case
+
+ROOT = Path(__file__).parents[3]
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.jaxserve.models.tensor_parallel", str(folder)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("case", "vocab_size", "vocab_rows"),
+    [("llama_biases", 200, 100), ("qwen3_tied_biases", 199, 199)],
+)
+def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab_rows: int) -> None:
+    result = compare(make_case(tmp_path, case, vocab_size=vocab_size))
+    assert result["difference"] <= 1e-6
+    assert result["dummies_equal"]
+    shapes = result["shard_shapes"]
+    assert shapes["embedding"] == [vocab_rows, 64]
+    assert shapes["layers/0/attention/qkv/weight"][0] == 1  # of 2 KV heads
+    assert shapes["layers/0/attention/output/weight"] == [64, 32]
+    assert shapes["layers/0/mlp/gate_up/weight"] == [48, 2, 64]
+    assert shapes["layers/0/mlp/down/weight"] == [64, 48]
+    # No weight and no activation is gathered: partial sums are added, nothing else travels.
+    assert result["collectives"] == ["all-reduce"]

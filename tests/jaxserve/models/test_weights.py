@@ -1,0 +1,215 @@
+"""Loading: mismatches, files in parts, dummy weights, memory, and what gets imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from checkpoints import CheckpointError, TensorMismatchError
+from jaxserve.errors import ValidationError
+from jaxserve.models import Llama, ModelConfig, load_model
+from jaxserve.parallel import make_mesh
+from tests.tiny_models import make_case
+
+ROOT = Path(__file__).parents[3]
+FILE = "model.safetensors"
+
+
+def load(folder: Path, **options: object) -> Llama:
+    config = ModelConfig.from_folder(folder)
+    return load_model(folder, config, mesh=make_mesh(1), **options)  # type: ignore[arg-type]
+
+
+def values(model: Llama) -> dict[str, np.ndarray]:
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {"/".join(map(str, place)): np.asarray(variable[...]) for place, variable in flat}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_case(tmp_path, "llama_biases")
+
+
+def test_parts_equal_one_file(tmp_path: Path) -> None:
+    whole = make_case(tmp_path / "whole", "qwen3")
+    parts = make_case(tmp_path / "parts", "qwen3", max_shard_size="60KB")
+    assert len(list(parts.glob("*.safetensors"))) > 2
+    ours, theirs = values(load(whole)), values(load(parts))
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_fused_layout(folder: Path) -> None:
+    """Each KV group holds its query heads, its key and its value; gate and up lie in pairs."""
+    saved, model = load_file(folder / FILE), load(folder)
+    attention, mlp = model.layers[1].attention, model.layers[1].mlp
+    prefix = "model.layers.1."
+    q = saved[f"{prefix}self_attn.q_proj.weight"].reshape(2, 2, 16, 64)
+    k = saved[f"{prefix}self_attn.k_proj.bias"].reshape(2, 16)
+    np.testing.assert_array_equal(attention.qkv.weight[...][:, :2], q)
+    np.testing.assert_array_equal(attention.qkv.bias[...][:, 2], k)
+    np.testing.assert_array_equal(
+        mlp.gate_up.weight[...][:, 1], saved[f"{prefix}mlp.up_proj.weight"]
+    )
+
+
+def test_all_mismatches_at_once(folder: Path) -> None:
+    tensors = load_file(folder / FILE)
+    del tensors["model.norm.weight"], tensors["model.layers.2.self_attn.k_proj.weight"]
+    tensors["model.layers.3.mlp.up_proj.weight"] = np.zeros((2, 2), np.float32)
+    tensors["lm_head.weight"] = np.zeros((199, 63), np.float32)
+    tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros((4, 16), np.float32)
+    save_file(tensors, folder / FILE)
+    with pytest.raises(TensorMismatchError) as caught:
+        load(folder)
+    error = caught.value
+    assert set(error.missing) == {
+        "model.norm.weight",
+        "model.layers.2.self_attn.k_proj.weight",
+    }
+    assert error.unexpected == ("model.layers.3.mlp.up_proj.weight",)
+    assert error.wrong_shape == {
+        "lm_head.weight": ((199, 64), (199, 63)),
+        "model.layers.0.self_attn.q_proj.bias": ((64,), (4, 16)),
+    }
+    for name in (*error.missing, *error.unexpected, *error.wrong_shape, "[199, 64]", "[199, 63]"):
+        assert name in str(error)
+
+
+def test_harmless_tensors_are_ignored(tmp_path: Path) -> None:
+    folder = make_case(tmp_path, "llama_tied")
+    tensors = load_file(folder / FILE)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / FILE)
+    assert load(folder).lm_head is None
+
+
+def test_untied_model_needs_its_head(tmp_path: Path) -> None:
+    folder = make_case(tmp_path, "llama_tied")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(TensorMismatchError, match=r"1 missing: lm_head\.weight"):
+        load(folder)
+
+
+def test_missing_folder(tmp_path: Path, folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        load_model(tmp_path / "nowhere", config, mesh=make_mesh(1))
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"load_format": "pickle"}])
+def test_unknown_options(folder: Path, options: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        load(folder, **options)
+
+
+def test_weights_do_not_depend_on_the_file(folder: Path) -> None:
+    """Arrays stay as they are when the file is overwritten and removed."""
+    model = load(folder)
+    before = values(model)
+    file = folder / FILE
+    file.write_bytes(bytes(file.stat().st_size))
+    file.unlink()
+    after = values(model)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert any(np.any(value) for value in after.values())
+
+
+def test_dummy_weights(tmp_path: Path) -> None:
+    folder = make_case(tmp_path, "llama_biases")
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    first, again, other = (
+        load(folder, load_format="dummy", dtype="bfloat16", seed=seed) for seed in (1, 1, 2)
+    )
+    one, two, three = values(first), values(again), values(other)
+    for name, value in one.items():
+        assert value.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(value, two[name])
+        if name.endswith("bias"):
+            assert not value.any()
+        elif "norm" in name:
+            assert (value == 1).all()
+        else:
+            assert not np.array_equal(value, three[name])
+            assert float(value.astype(np.float32).std()) == pytest.approx(0.02, rel=0.05)
+    # Weights of equal shape are not copies of one another.
+    assert not np.array_equal(one["embedding"], one["lm_head"])
+
+
+def test_module_is_a_small_static_graph(folder: Path) -> None:
+    """The graph definition is hashable and equal between loads, so jit compiles once for both."""
+    graphs = [nnx.graphdef(load(folder)) for _ in range(2)]
+    assert graphs[0] == graphs[1]
+    assert hash(graphs[0]) == hash(graphs[1])
+    assert len(jax.tree.leaves(nnx.state(load(folder)))) == 3 + 3 * 10
+
+
+def run_python(code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_loading_imports_neither_torch_nor_the_server(folder: Path) -> None:
+    code = """
+import sys
+from jaxserve.models import ModelConfig, load_model
+from jaxserve.parallel import make_mesh
+config = ModelConfig.from_folder(sys.argv[1])
+load_model(sys.argv[1], config, mesh=make_mesh(1))
+print([name for name in ("torch", "transformers", "server", "starlette") if name in sys.modules])
+"""
+    assert run_python(code, str(folder)).strip() == "[]"
+
+
+MEASURE_PEAK = """
+import resource, sys
+import jax
+from jaxserve.models import ModelConfig, load_model
+from jaxserve.parallel import make_mesh
+config = ModelConfig.from_folder(sys.argv[1])
+mesh = make_mesh(1)
+jax.block_until_ready(jax.device_put(1.0))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = load_model(sys.argv[1], config, mesh=mesh, load_format="safetensors")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_peak_host_memory(tmp_path: Path) -> None:
+    """Beyond the parameters themselves, loading needs a few tensors and not a second copy."""
+    folder = make_case(
+        tmp_path,
+        "llama_mha",
+        dtype="bfloat16",
+        max_shard_size="40MB",
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=12,
+        vocab_size=16384,
+    )
+    sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    assert len(sizes) > 8
+    growth = int(run_python(MEASURE_PEAK, str(folder)))
+    # CPU devices keep their arrays in host memory, so the parameters count once.
+    assert growth <= sum(sizes) + max(sizes) + (64 << 20)

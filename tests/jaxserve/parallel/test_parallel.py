@@ -1,0 +1,67 @@
+"""Mesh and sharding rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from jaxserve.errors import ValidationError
+from jaxserve.parallel import ShardingRules, make_mesh
+
+
+@dataclass
+class Sizes:
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    intermediate_size: int = 96
+    vocab_size: int = 200
+
+
+def abstract_mesh(size: int) -> AbstractMesh:
+    return AbstractMesh((1, size), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def test_mesh_axes() -> None:
+    mesh = make_mesh(1)
+    assert dict(mesh.shape) == {"data": 1, "model": 1}
+    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+    assert make_mesh(1, jax.devices()[-1:]).devices.item() == jax.devices()[-1]
+
+
+@pytest.mark.parametrize("size", [0, 1 + jax.device_count()])
+def test_mesh_needs_enough_devices(size: int) -> None:
+    with pytest.raises(ValidationError, match="number of devices") as caught:
+        make_mesh(size)
+    assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", size)
+
+
+def test_specs_of_a_model() -> None:
+    rules = ShardingRules.for_model(abstract_mesh(4), Sizes())
+    assert rules.spec(("kv_heads", None, None, "hidden")) == PartitionSpec(
+        "model", None, None, None
+    )
+    assert rules.spec(("vocab", "hidden")) == PartitionSpec("model", None)
+    assert hash(rules) == hash(ShardingRules())
+
+
+def test_odd_vocabulary_is_kept_whole() -> None:
+    rules = ShardingRules.for_model(abstract_mesh(4), Sizes(vocab_size=199))
+    assert rules.spec(("vocab", "hidden")) == PartitionSpec(None, None)
+    assert rules.kv_heads == "model"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (Sizes(num_heads=6, num_kv_heads=6), "6 attention heads"),
+        (Sizes(num_kv_heads=2), "2 key/value heads"),
+        (Sizes(intermediate_size=98), "98 intermediate dimensions"),
+    ],
+)
+def test_sizes_that_do_not_divide(sizes: Sizes, message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        ShardingRules.for_model(abstract_mesh(4), sizes)
+    assert caught.value.field == "tensor_parallel_size"

@@ -1,0 +1,40 @@
+"""Rows of sampling parameters for tests."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.sampling.sampler import SamplingRows, sample
+from jaxserve.sampling_params import seed_words
+
+DEFAULTS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence": 0.0,
+    "frequency": 0.0,
+    "repetition": 1.0,
+}
+compiled_sample = partial(jax.jit, static_argnames=("variant", "num_logprobs"))(sample)
+
+
+def make_rows(num_rows, seeds=0, positions=None, **fields):
+    """SamplingRows of `num_rows` rows; numbers or one value a row."""
+    values = {**DEFAULTS, **fields}
+    arrays = {
+        name: jnp.asarray(
+            np.broadcast_to(
+                np.asarray(value, np.int32 if name == "top_k" else np.float32), num_rows
+            )
+        )
+        for name, value in values.items()
+    }
+    seeds = np.broadcast_to(seeds, num_rows)
+    words = np.array([seed_words(int(seed)) for seed in seeds], np.uint32)
+    positions = np.arange(num_rows) if positions is None else np.broadcast_to(positions, num_rows)
+    return SamplingRows(
+        **arrays, seed=jnp.asarray(words), position=jnp.asarray(positions, jnp.int32)
+    )

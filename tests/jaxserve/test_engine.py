@@ -1,0 +1,246 @@
+"""Properties of the running engine on one tiny model: what must not change the tokens, and what
+must.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax.monitoring
+import pytest
+
+from jaxserve import LLM, RequestOutput, SamplingParams
+from jaxserve.errors import ValidationError
+from tests.jaxserve import oracle
+from tests.tiny_models import VOCAB_SIZE
+
+CASE = "llama_gqa"
+
+
+@pytest.fixture(scope="module")
+def llm(model_folder, make_llm) -> LLM:
+    """An engine with every program compiled, few pages, and several slots."""
+    return make_llm(model_folder(CASE), num_pages=26, max_num_seqs=5, compile_ahead=1000)
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder) -> Any:
+    return oracle.load(model_folder(CASE))
+
+
+def random_params(rng: random.Random, seed: int) -> SamplingParams:
+    """Any mixture of options that a batch may meet."""
+    options: dict[str, Callable[[], Any]] = {
+        "temperature": lambda: rng.choice([0.0, 0.7, 1.3]),
+        "top_p": lambda: rng.choice([0.5, 0.95]),
+        "top_k": lambda: rng.randint(1, 20),
+        "min_p": lambda: 0.1,
+        "presence_penalty": lambda: rng.uniform(-1, 1),
+        "frequency_penalty": lambda: rng.uniform(-1, 1),
+        "repetition_penalty": lambda: rng.uniform(0.8, 1.3),
+        "logit_bias": lambda: {rng.randrange(VOCAB_SIZE): 3.0},
+        "allowed_token_ids": lambda: rng.sample(range(VOCAB_SIZE), 30),
+        "stop_token_ids": lambda: rng.sample(range(VOCAB_SIZE), 5),
+        "min_tokens": lambda: rng.randint(1, 5),
+        "logprobs": lambda: rng.randint(0, 4),
+        "prompt_logprobs": lambda: rng.randint(0, 4),
+    }
+    chosen = rng.sample(sorted(options), rng.choice([0, 0, 1, 2, 4]))
+    values = {name: options[name]() for name in chosen}
+    return SamplingParams(seed=seed, max_tokens=rng.randint(6, 80), **values)
+
+
+def random_workload(count: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    rng = random.Random(seed)
+    prompts = oracle.prompts(count, VOCAB_SIZE, 100, seed)
+    return prompts, [random_params(rng, index) for index in range(count)]
+
+
+def essence(output: RequestOutput) -> list[tuple[Any, ...]]:
+    return [(c.token_ids, c.finish_reason, c.stop_reason) for c in output.outputs]
+
+
+def test_tokens_do_not_depend_on_the_batch_or_the_overlap(llm, make_llm, model_folder) -> None:
+    prompts, params = random_workload(14, seed=1)
+    together = llm.generate(prompts, params, use_tqdm=False)
+    assert llm.stats().num_preemptions > 0, "the test means to preempt"
+    serial = make_llm(model_folder(CASE), overlap=False, max_num_seqs=1)
+    alone = [serial.generate(p, s, use_tqdm=False)[0] for p, s in zip(prompts, params)]
+    for one, other in zip(together, alone):
+        assert essence(one) == essence(other)
+        assert one.prompt_token_ids == other.prompt_token_ids
+        for mine, its in zip(one.outputs, other.outputs):
+            if mine.logprobs is not None:
+                assert [list(p) for p in mine.logprobs] == [list(p) for p in its.logprobs]
+
+
+def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
+    events: list[str] = []
+
+    def listen(name: str, duration: float, **kwargs: Any) -> None:
+        if "compile" in name or "trace" in name:
+            events.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.jit(lambda x: x * 2 + 1)(3)
+        assert events, "the listener hears compilations"
+        events.clear()
+        prompts, params = random_workload(20, seed=2)
+        llm.generate(prompts, params, use_tqdm=False)
+        assert events == []
+    finally:
+        jax.monitoring.clear_event_listeners()
+
+
+def test_an_engine_with_few_programs_gives_the_same_tokens(llm, make_llm, model_folder) -> None:
+    prompts, params = random_workload(8, seed=3)
+    few = make_llm(model_folder(CASE), compile_ahead=2)
+    expected = llm.generate(prompts, params, use_tqdm=False)
+    for one, other in zip(expected, few.generate(prompts, params, use_tqdm=False)):
+        assert essence(one) == essence(other)
+
+
+def test_logprobs_equal_transformers(llm, reference) -> None:
+    prompts = oracle.prompts(5, VOCAB_SIZE, 70, seed=4)
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, logprobs=3, prompt_logprobs=2)
+    for output in llm.generate(prompts, params, use_tqdm=False):
+        done = output.outputs[0]
+        tokens = output.prompt_token_ids + done.token_ids
+        expected = oracle.logprobs(reference, tokens)
+        assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+        assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+        positions = [*output.prompt_logprobs[1:], *done.logprobs]
+        counts = [2] * (len(output.prompt_token_ids) - 1) + [3] * len(done.token_ids)
+        for row, (position, count) in enumerate(zip(positions, counts)):
+            token = tokens[row + 1]
+            assert token in position
+            assert len(position) in (count, count + 1)
+            assert set(expected[row].topk(count).indices.tolist()) <= set(position)
+            for candidate, entry in position.items():
+                value = expected[row, candidate].item()
+                assert entry.logprob == pytest.approx(value, abs=2e-4)
+                assert entry.rank == int((expected[row] > value).sum()) + 1
+        total = sum(p[t].logprob for p, t in zip(done.logprobs, done.token_ids))
+        assert done.cumulative_logprob == pytest.approx(total)
+
+
+def test_penalties_equal_their_definition(llm, reference) -> None:
+    prompt = oracle.prompts(1, VOCAB_SIZE, 20, seed=6)[0]
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=25,
+        ignore_eos=True,
+        presence_penalty=0.7,
+        frequency_penalty=0.4,
+        repetition_penalty=1.2,
+    )
+    done = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
+    tokens, output = list(prompt), []
+    import torch
+
+    for _ in range(25):
+        with torch.no_grad():
+            logits = reference(torch.tensor([tokens])).logits[0, -1]
+        for token in set(tokens):
+            logits[token] *= 1 / 1.2 if logits[token] > 0 else 1.2
+        for token in set(output):
+            logits[token] -= 0.7 + 0.4 * output.count(token)
+        output.append(int(logits.argmax()))
+        tokens.append(output[-1])
+    assert done.token_ids == output
+
+
+def greedy(llm: LLM, prompt: list[int], **options: Any) -> Any:
+    params = SamplingParams(**({"temperature": 0.0, "max_tokens": 12} | options))
+    return llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
+
+
+def test_stop_rules(llm) -> None:
+    prompt = [5, 6, 7, 8]
+    free = greedy(llm, prompt, ignore_eos=True).token_ids
+    third = free[2]
+    first = free.index(third)
+    stopped = greedy(llm, prompt, ignore_eos=True, stop_token_ids=[third])
+    assert stopped.token_ids == free[: first + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", third)
+    longer = greedy(llm, prompt, ignore_eos=True, stop_token_ids=[third], min_tokens=first + 2)
+    assert third not in longer.token_ids[: first + 2]
+    assert len(longer.token_ids) >= first + 2
+    assert greedy(llm, prompt, max_tokens=1).finish_reason == "length"
+
+
+def test_masks(llm) -> None:
+    prompt = [9, 10, 11]
+    free = greedy(llm, prompt, ignore_eos=True).token_ids
+    allowed = [3, 4, 50]
+    assert set(greedy(llm, prompt, ignore_eos=True, allowed_token_ids=allowed).token_ids) <= {
+        *allowed
+    }
+    without = greedy(llm, prompt, ignore_eos=True, logit_bias={free[0]: -100.0}).token_ids
+    assert free[0] not in without
+    forced = greedy(llm, prompt, ignore_eos=True, logit_bias={77: 100.0}).token_ids
+    assert set(forced) == {77}
+
+
+def test_n_completions_differ_and_are_reproducible(llm) -> None:
+    params = SamplingParams(n=3, seed=11, max_tokens=10, ignore_eos=True)
+    first, again = (llm.generate([[4, 5, 6]], params, use_tqdm=False)[0] for _ in range(2))
+    assert [c.index for c in first.outputs] == [0, 1, 2]
+    assert essence(first) == essence(again)
+    assert len({tuple(c.token_ids) for c in first.outputs}) == 3
+    alone = llm.generate(
+        [[4, 5, 6]], SamplingParams(seed=12, max_tokens=10, ignore_eos=True), use_tqdm=False
+    )
+    assert alone[0].outputs[0].token_ids == first.outputs[1].token_ids
+
+
+def test_max_model_len_ends_a_request(llm) -> None:
+    done = greedy(llm, [5] * 180, max_tokens=None, ignore_eos=True)
+    assert len(done.token_ids) == 12 and done.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "named"),
+    [
+        ([], {}, "prompt"),
+        ([5] * 192, {}, "prompt"),
+        ([VOCAB_SIZE], {}, "prompt_token_ids"),
+        ([1.5], {}, "prompt_token_ids"),
+        ([5], {"max_tokens": 193}, "max_tokens"),
+        ([5], {"logprobs": 21}, "logprobs"),
+        ([5], {"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+        ([5] * 190, {"min_tokens": 10, "max_tokens": 20}, "min_tokens"),
+        ([5], {"stop": ["a"]}, "stop"),
+    ],
+)
+def test_bad_requests_name_their_field_and_leave_nothing_behind(llm, prompt, options, named):
+    with pytest.raises(ValidationError) as caught:
+        llm.generate([[1, 2], prompt], SamplingParams(**options), use_tqdm=False)
+    assert caught.value.field == named
+    assert llm.stats().num_waiting == 0
+
+
+def test_text_without_a_tokenizer_is_refused(llm) -> None:
+    with pytest.raises(ValidationError, match="skip_tokenizer_init"):
+        llm.generate("text", use_tqdm=False)
+
+
+def test_a_failing_step_leaves_no_request_behind(llm, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine.runner, "fetch", lambda step: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([[1, 2, 3]], use_tqdm=False)
+    assert llm.stats().num_running == 0
+    assert greedy(llm, [5, 6]).finish_reason in ("stop", "length")
+
+
+def test_unknown_settings_are_refused_by_name(model_folder) -> None:
+    with pytest.raises(ValidationError, match="max_seqs=3"):
+        LLM(model=str(model_folder(CASE)), max_seqs=3)
+    with pytest.raises(ValidationError, match="model="):
+        LLM(model="/nowhere/at/all")
+    with pytest.raises(ValidationError, match="max_model_len=100000"):
+        LLM(model=str(model_folder(CASE)), max_model_len=100000, skip_tokenizer_init=True)

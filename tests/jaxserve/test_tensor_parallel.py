@@ -1,0 +1,65 @@
+"""`tensor_parallel_size=2` gives the same greedy tokens as one device, on fake CPU devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.jaxserve import oracle
+from tests.tiny_models import VOCAB_SIZE
+
+SCRIPT = """
+import json, sys
+import jax
+from jaxserve import LLM, SamplingParams
+from jaxserve.errors import ValidationError
+
+folder, prompts = sys.argv[1], json.loads(sys.argv[2])
+assert len(jax.devices()) == 4
+llm = LLM(
+    model=folder, tensor_parallel_size=2, skip_tokenizer_init=True, max_model_len=96,
+    max_num_seqs=2, max_num_batched_tokens=16, block_size=8, num_pages=20, compile_ahead=4,
+    compile_in_background=False,
+)
+pool = llm._engine.runner._state.kv_pages
+assert pool.addressable_shards[0].data.shape[3] * 2 == pool.shape[3], "heads are sharded"
+params = [
+    SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=24, ignore_eos=True, logprobs=2),
+]
+tokens = [
+    [o.outputs[0].token_ids for o in llm.generate(prompts, p, use_tqdm=False)] for p in params
+]
+try:
+    LLM(model=folder, tensor_parallel_size=3, skip_tokenizer_init=True)
+except ValidationError as error:
+    refusal = error.field
+print(json.dumps({"tokens": tokens, "refusal": refusal}))
+"""
+
+
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen3_tied_biases"])
+def test_two_devices_give_the_tokens_of_one(case, model_folder, make_llm) -> None:
+    from jaxserve import SamplingParams
+
+    folder = model_folder(case)
+    prompts = oracle.prompts(4, VOCAB_SIZE, 40, seed=8)
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(prompts)],
+        env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    llm = make_llm(folder, max_model_len=96, max_num_batched_tokens=16, compile_ahead=4)
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    expected = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
+    assert seen["tokens"][0] == expected
+    assert seen["refusal"] == "tensor_parallel_size"
