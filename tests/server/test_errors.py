@@ -217,6 +217,14 @@ def test_many_errors_are_summarised(client: TestClient) -> None:
     assert "secret" not in message
 
 
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids", "bad_words", "stop"])
+def test_a_list_stops_at_its_first_error(client: TestClient, field: str) -> None:
+    """Else a small body would cost as many error lines as it has elements."""
+    response = client.post(COMPLETIONS, json={"prompt": "a", field: [{}] * 50_000})
+    message = assert_error(response, 400, field)
+    assert message.count("got ") <= 2 and "more" not in message
+
+
 def test_long_inputs_are_cut(client: TestClient) -> None:
     message = assert_error(
         client.post(COMPLETIONS, json={"prompt": "a", "n": "y" * 100_000}), 400, "n"

@@ -388,6 +388,22 @@ def test_many_clients_at_once(server: Server) -> None:
     assert [choice["index"] for choice in together] == list(range(10))
 
 
+def test_chat_in_a_terminal(server: Server) -> None:
+    command = "import sys; from server.cli import main; sys.exit(main())"
+    words = ["chat", "--url", server.url, "--max-tokens", "16", "--temperature", "0"]
+    result = subprocess.run(
+        [sys.executable, "-c", command, *words],
+        cwd=ROOT,
+        input="What is 12 + 30?\nAnd 1 + 1?\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("> ") == 3 and len(result.stdout) > len("> > > \n\n\n")
+
+
 def test_a_taken_port_is_one_line(server: Server) -> None:
     process, lines = start("--port", server.url.rpartition(":")[2])
     assert process.wait(timeout=30) == 1
