@@ -102,10 +102,8 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     """Routing errors (unknown route, wrong method) in the same shape as all others."""
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         route = f"{request.method} {request.url.path}"[:MAX_SHOWN_INPUT]
-        what = "is no route" if error.status_code == 404 else "is not allowed"
-        return ApiError(
-            error.status_code, f"{route} {what} of this server", headers=error.headers
-        ).response()
+        text = "no such route" if error.status_code == 404 else "this route has other methods"
+        return ApiError(error.status_code, f"{text}: {route}", headers=error.headers).response()
     return as_api_error(error).response()
 
 

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import copy
 import json
-import os
 import shlex
 import signal
 import socket
@@ -20,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
+from checkpoints.errors import CheckpointError
 from jaxserve.config import EngineConfig
 from jaxserve.errors import JaxServeError
 from server.app import create_app
+from server.process import exit_now
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
@@ -111,9 +112,9 @@ class _Server(uvicorn.Server):
         """Abort what is running and let uvicorn close; a second signal ends the process at once."""
         if self.should_exit or not self._engine.is_ready:
             # Loading cannot be interrupted, and nobody is being served yet.
-            _exit_now(self.exit_code)
+            exit_now(self.exit_code)
         self.should_exit = True
-        deadline = threading.Timer(EXIT_S, _exit_now, (self.exit_code,))
+        deadline = threading.Timer(EXIT_S, exit_now, (self.exit_code,))
         deadline.daemon = True
         deadline.start()
         self._tasks.append(asyncio.ensure_future(self._engine.shutdown()))
@@ -125,7 +126,8 @@ class _Server(uvicorn.Server):
             await self._engine.wait_ready()
         except Exception as error:
             # Loading failed: one line for people; the engine has logged the traceback of bugs.
-            text = str(error) if isinstance(error, JaxServeError) else f"{error!r}"
+            expected = isinstance(error, JaxServeError | CheckpointError | OSError)
+            text = str(error) if expected else repr(error)
             print(f"jaxserve: {self._engine.config.model}: {text}", file=sys.stderr, flush=True)
             self.exit_code = 1
             self.should_exit = True
@@ -173,9 +175,3 @@ def _log_config(level: str) -> dict[str, Any]:
         "propagate": False,
     }
     return config
-
-
-def _exit_now(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

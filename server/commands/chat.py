@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxserve.errors import JaxServeError
-from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
+from server.commands.engine_flags import (
+    ONE_AT_A_TIME,
+    add_engine_flags,
+    add_model_argument,
+    engine_config,
+)
 from server.commands.sampling_flags import add_sampling_flags, sampling_fields, sampling_params
 
 Message = dict[str, str]
@@ -37,7 +42,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--system-prompt", metavar="TEXT", help="first message")
     add_sampling_flags(parser)
     add_engine_flags(parser)
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, **ONE_AT_A_TIME)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,10 @@ from typing import Any
 from jaxserve.config import DTYPES, LOAD_FORMATS, EngineConfig
 from jaxserve.errors import ValidationError
 
+# Defaults of commands that run one request after the other: two programs serve any step of one
+# slot, and none is being compiled any more when the command wants to end.
+ONE_AT_A_TIME = {"max_num_seqs": 1, "compile_ahead": 2, "compile_in_background": False}
+
 _INTEGER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _FACTORS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 

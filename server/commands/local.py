@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.config import EngineConfig
+from jaxserve.errors import JaxServeError
+from server.process import exit_now
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
@@ -21,17 +23,23 @@ class LocalEngine:
         config: the engine's configuration.
 
     Raises:
-        Whatever loading the model raises.
+        JaxServeError: the model cannot be served.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._runner = asyncio.Runner()
         self._count = 0
         print(f"loading {config.model} ...", file=sys.stderr, flush=True)
+        from checkpoints.errors import CheckpointError
         from jaxserve.async_engine import AsyncEngine
 
         self.engine: AsyncEngine = AsyncEngine(config)
-        self._runner.run(self.engine.wait_ready())
+        try:
+            self._runner.run(self.engine.wait_ready())
+        except KeyboardInterrupt:
+            exit_now(130)
+        except CheckpointError as error:
+            raise JaxServeError(str(error)) from error
 
     def __enter__(self) -> LocalEngine:
         return self

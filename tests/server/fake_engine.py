@@ -61,7 +61,9 @@ class FakeEngine:
     Attributes:
         reply: the text of completion 0; completion i starts with the digit i when n > 1.
         delay: seconds before each token.
+        replies: the texts of all completions, in place of `reply`.
         fail_after, failure: raise `failure` after that many tokens.
+        abort_after: end the request with finish_reason "abort" after that many tokens.
         started, aborted, finished: request ids, in order.
         params: the sampling parameters of each request.
     """
@@ -79,6 +81,8 @@ class FakeEngine:
         self.error: BaseException | None = None
         self.reply = reply
         self.delay = 0.0
+        self.replies: list[str] | None = None
+        self.abort_after: int | None = None
         self.fail_after: int | None = None
         self.failure: Callable[[], Exception] = lambda: EngineDeadError("gone at 0x7f00/secret")
         self.started: list[str] = []
@@ -121,6 +125,7 @@ class FakeEngine:
         self, token_ids: list[int], params: SamplingParams, request_id: str
     ) -> AsyncIterator[RequestOutput]:
         texts = [(str(i) if params.n > 1 else "") + self.reply for i in range(params.n)]
+        texts = self.replies or texts
         assert params.max_tokens is not None
         reasons = ["length" if len(text) > params.max_tokens else "stop" for text in texts]
         texts = [text[: params.max_tokens] for text in texts]
@@ -150,6 +155,13 @@ class FakeEngine:
                 await asyncio.sleep(self.delay)
                 if total == self.fail_after:
                     raise self.failure()
+                if total == self.abort_after:
+                    # As the engine does: every completion once more, also those that had ended.
+                    for other, whole in enumerate(texts):
+                        if step < len(whole):
+                            reasons[other] = "abort"
+                    yield output([completion(i, "", True) for i in range(params.n)], True)
+                    return
                 total += 1
                 last = step == len(text) - 1
                 if params.output_kind is RequestOutputKind.DELTA:

@@ -217,6 +217,14 @@ def test_many_errors_are_summarised(client: TestClient) -> None:
     assert "secret" not in message
 
 
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids", "bad_words", "stop"])
+def test_a_list_stops_at_its_first_error(client: TestClient, field: str) -> None:
+    """Else a small body would cost as many error lines as it has elements."""
+    response = client.post(COMPLETIONS, json={"prompt": "a", field: [{}] * 50_000})
+    message = assert_error(response, 400, field)
+    assert message.count("got ") <= 2 and "more" not in message
+
+
 def test_long_inputs_are_cut(client: TestClient) -> None:
     message = assert_error(
         client.post(COMPLETIONS, json={"prompt": "a", "n": "y" * 100_000}), 400, "n"
@@ -247,6 +255,8 @@ def test_unknown_model(client: TestClient) -> None:
 def test_routes_and_methods(client: TestClient) -> None:
     assert_error(client.get("/v1/nothing"), 404)
     assert_error(client.get("/v1/models/"), 404, "model")
+    # no redirect: its target would be built from the Host header
+    assert_error(client.get("/health/", follow_redirects=False), 404)
     response = client.get(COMPLETIONS)
     assert_error(response, 405)
     assert response.headers["allow"] == "POST"

@@ -118,3 +118,16 @@ def test_token_ids_and_prompt_logprobs(client: TestClient) -> None:
 
 def test_fields_of_other_servers_that_ask_for_nothing(client: TestClient) -> None:
     chat(client, tools=None, tool_choice="none", parallel_tool_calls=True, functions=None)
+
+
+def test_an_abort_ends_only_what_had_not_ended(client: TestClient, engine: FakeEngine) -> None:
+    engine.replies = ["a", "bcdef"]
+    engine.abort_after = 3
+    chunks = chat(client, stream=True, n=2)
+    ends = [
+        (choice["index"], choice["finish_reason"])
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["finish_reason"]
+    ]
+    assert ends == [(0, "stop"), (1, "abort")]

@@ -216,3 +216,16 @@ def test_harmless_and_unknown_fields_are_accepted(client: TestClient) -> None:
         response_format={"type": "text"},
         never_heard_of={"this": 1},
     )
+
+
+def test_an_abort_ends_only_what_had_not_ended(client: TestClient, engine: FakeEngine) -> None:
+    engine.replies = ["a", "bcdef"]
+    engine.abort_after = 3
+    chunks = complete(client, stream=True, n=2)
+    ends = [
+        (choice["index"], choice["finish_reason"])
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["finish_reason"]
+    ]
+    assert ends == [(0, "stop"), (1, "abort")]

@@ -1,0 +1,88 @@
+"""The `jaxserve` command as a process: what it prints, how fast, with which exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+JAXSERVE = [sys.executable, "-c", "import sys; from server.cli import main; sys.exit(main())"]
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*JAXSERVE, *words],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_loads_no_heavy_module() -> None:
+    code = (
+        "import sys\nfrom server.cli import main\n"
+        "try:\n    main(['serve', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'jax', 'numpy', 'pydantic', 'starlette', 'uvicorn', 'transformers'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "0.0.0.0 opens" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["serve", "/nowhere"], "/nowhere"),
+        (["serve", "--port", "70000"], "70000"),
+        (["serve", "--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
+        (["serve", "--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["generate", "/nowhere", "--prompt", "x"], "/nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_1(words: list[str], expected: str) -> None:
+    result = run(*words)
+    assert result.returncode == 1
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("jaxserve: ") and expected in lines[0]
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
+    result = run("serve", str(tmp_path), "--port", "0")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    last = [line for line in result.stderr.splitlines() if line.startswith("jaxserve: ")]
+    assert len(last) == 1 and "NoSuchModel" in last[0] and str(tmp_path) in last[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", "--port", "0"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "startup complete" in line:
+            break
+    start = time.monotonic()
+    process.send_signal(number)
+    rest = process.stderr.read()
+    assert process.wait(timeout=10) == 0
+    assert time.monotonic() - start < 5 and "Traceback" not in rest

@@ -1,0 +1,426 @@
+"""A real server process on the bundled model, asked by the real `openai` client."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from checkpoints import bundled_model_path
+
+httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
+openai = pytest.importorskip("openai", reason="needs the extra `test`")
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTUP_S = 240
+CHINESE = "用 500 字介绍一下量子力学"
+CONTEXT = 256
+
+
+@dataclass
+class Server:
+    """A running server process and what it has printed."""
+
+    process: subprocess.Popen[str]
+    url: str
+    lines: list[str]
+    saw_loading: bool
+
+    def health(self) -> int:
+        return httpx.get(f"{self.url}/health").status_code
+
+    def running(self) -> float:
+        """The gauge of requests that own a slot."""
+        text = httpx.get(f"{self.url}/metrics").text
+        for family in text_string_to_metric_families(text):
+            if family.name == "jaxserve:num_requests_running":
+                return family.samples[0].value
+        raise AssertionError("no gauge of running requests")
+
+
+def start(*flags: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start `python -m server`; its output is collected line by line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", *flags],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        lines.extend(iter(process.stdout.readline, ""))
+
+    threading.Thread(target=read, daemon=True).start()
+    return process, lines
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    port = free_port()
+    process, lines = start(
+        "--model",
+        str(bundled_model_path()),
+        "--served-model-name",
+        "tiny",
+        "--port",
+        str(port),
+        "--max-num-seqs",
+        "4",
+        "--max-model-len",
+        str(CONTEXT),
+        "--max-num-batched-tokens",
+        "64",
+        "--compile-ahead",
+        "2",
+        "--no-compile-in-background",
+    )
+    found = Server(process, f"http://127.0.0.1:{port}", lines, saw_loading=False)
+    try:
+        deadline = time.monotonic() + STARTUP_S
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                status = found.health()
+            except httpx.TransportError:
+                status = 0
+            if status == 200:
+                break
+            found.saw_loading |= status == 503
+            time.sleep(0.1)
+        else:
+            raise AssertionError("the server never became healthy:\n" + "".join(lines))
+        yield found
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def chat_text(client: openai.OpenAI, prompt: str, **options: Any) -> str:
+    answer = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": prompt}], **options
+    )
+    return answer.choices[0].message.content or ""
+
+
+def streamed_text(client: openai.OpenAI, prompt: str, **options: Any) -> str:
+    pieces = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": prompt}], stream=True, **options
+    )
+    return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+def test_health_was_503_while_the_model_loaded(server: Server) -> None:
+    assert server.saw_loading and server.health() == 200
+
+
+def test_it_announces_itself_with_a_curl_line_that_works(server: Server) -> None:
+    deadline = time.monotonic() + 5
+    while not (curl := [line for line in server.lines if line.startswith("curl ")]):
+        assert time.monotonic() < deadline, server.lines
+        time.sleep(0.05)
+    assert len(curl) == 1 and server.url in curl[0]
+    data = re.search(r"-d '(.*)'", curl[0])
+    assert data is not None
+    url = curl[0].split()[1]
+    assert httpx.post(url, json=json.loads(data[1]), timeout=60).status_code == 200
+
+
+def test_models(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.0, "seed": 7}])
+def test_completion_streamed_or_not(client: openai.OpenAI, options: dict[str, Any]) -> None:
+    whole = client.completions.create(model="tiny", prompt="What is", max_tokens=24, **options)
+    pieces = list(
+        client.completions.create(
+            model="tiny",
+            prompt="What is",
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+            **options,
+        )
+    )
+    assert "".join(piece.choices[0].text for piece in pieces[:-1]) == whole.choices[0].text
+    reasons = [p.choices[0].finish_reason for p in pieces[:-1] if p.choices[0].finish_reason]
+    assert reasons == [whole.choices[0].finish_reason]
+    assert all(piece.usage is None for piece in pieces[:-1]) and not pieces[-1].choices
+    assert whole.usage is not None and pieces[-1].usage is not None
+    assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens > 0
+    assert pieces[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_chat_streamed_or_not(client: openai.OpenAI) -> None:
+    options = {"temperature": 0, "max_tokens": 32}
+    assert streamed_text(client, "What is 12 + 30?", **options) == chat_text(
+        client, "What is 12 + 30?", **options
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_character_is_never_split(client: openai.OpenAI, temperature: float) -> None:
+    options: dict[str, Any] = {"temperature": temperature, "seed": 11, "max_tokens": 120}
+    options["extra_body"] = {"ignore_eos": True}
+    whole = chat_text(client, CHINESE, **options)
+    streamed = streamed_text(client, CHINESE, **options)
+    assert streamed == whole
+    assert streamed.count("\ufffd") == whole.count("\ufffd")
+
+
+def test_an_echoed_prompt_comes_back_whole(client: openai.OpenAI) -> None:
+    """Every character of the prompt costs several tokens; none may be lost on the way."""
+    answer = client.completions.create(model="tiny", prompt=CHINESE, max_tokens=1, echo=True)
+    assert answer.choices[0].text.startswith(CHINESE)
+
+
+def test_forced_bytes_of_a_character_come_in_one_piece(server: Server) -> None:
+    """Each Chinese character is several byte tokens; the stream must hold them back until whole."""
+    body = {"model": "tiny", "prompt": "学", "add_special_tokens": False}
+    tokens = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    forced = {
+        "prompt": "x",
+        "stream": True,
+        "max_tokens": 30,
+        "ignore_eos": True,
+        "allowed_token_ids": tokens,
+        "temperature": 1.0,
+        "seed": 5,
+    }
+    raw = httpx.post(f"{server.url}/v1/completions", json=forced, timeout=60).content
+    pieces = [json.loads(e[6:]) for e in raw.decode("utf-8").split("\n\n")[:-2]]
+    streamed = "".join(piece["choices"][0]["text"] for piece in pieces)
+    whole = httpx.post(
+        f"{server.url}/v1/completions", json={**forced, "stream": False}, timeout=60
+    ).json()["choices"][0]["text"]
+    assert streamed == whole
+    assert "学" in whole or "\ufffd" in whole
+
+
+def test_seeds_reproduce_and_differ(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 24}
+    options["extra_body"] = {"ignore_eos": True}
+    one, again, other = (chat_text(client, "Tell me.", seed=s, **options) for s in (1, 1, 2))
+    assert one == again != other
+
+
+def test_two_choices(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Tell me a story."}]
+    options: dict[str, Any] = {"model": "tiny", "messages": messages, "n": 2, "seed": 3}
+    options |= {"temperature": 1.5, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+    whole = client.chat.completions.create(**options)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1] and texts[0] != texts[1]
+    streamed = ["", ""]
+    ends = []
+    for piece in client.chat.completions.create(stream=True, **options):
+        for choice in piece.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            ends += [choice.index] if choice.finish_reason else []
+    assert streamed == texts and sorted(ends) == [0, 1]
+    assert whole.usage is not None and whole.usage.completion_tokens == 48
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "What is 12 + 30?"}],
+        temperature=0,
+        max_tokens=8,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    assert answer.usage is not None and answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None and len(content) == answer.usage.completion_tokens
+    for entry in content:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+        # greedy: the token is the most likely one
+        assert entry.top_logprobs[0].token == entry.token
+        ordered = [other.logprob for other in entry.top_logprobs]
+        assert ordered == sorted(ordered, reverse=True)
+
+
+def test_completion_logprobs_and_scoring(client: openai.OpenAI) -> None:
+    prompt = "What is 12 + 30?"
+    answer = client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=6, temperature=0, logprobs=2
+    )
+    shown = answer.choices[0].logprobs
+    assert shown is not None and shown.tokens is not None and shown.token_logprobs is not None
+    scored = client.completions.create(
+        model="tiny",
+        prompt=prompt + answer.choices[0].text,
+        max_tokens=0,
+        echo=True,
+        logprobs=2,
+    )
+    assert scored.choices[0].text == prompt + answer.choices[0].text
+    prompt_scores = scored.choices[0].logprobs
+    assert prompt_scores is not None and prompt_scores.token_logprobs is not None
+    assert prompt_scores.token_logprobs[0] is None or prompt_scores.token_logprobs[0] <= 0
+    assert all(value <= 0 for value in prompt_scores.token_logprobs[1:])
+
+
+def test_stop_strings(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "prompt": "Once upon", "temperature": 0}
+    options |= {"max_tokens": 32, "extra_body": {"ignore_eos": True}}
+    text = client.completions.create(**options).choices[0].text
+    stop = text[6:9]
+    first = text.index(stop)
+    choice = client.completions.create(stop=[stop], **options).choices[0]
+    assert choice.text == text[:first] and choice.finish_reason == "stop"
+    pieces = client.completions.create(stop=[stop], stream=True, **options)
+    assert "".join(piece.choices[0].text for piece in pieces) == text[:first]
+
+
+def test_tokens_go_there_and_back(server: Server) -> None:
+    text = "What is 12 + 30? 量子"
+    body = {"prompt": text, "add_special_tokens": False}
+    tokens = httpx.post(f"{server.url}/tokenize", json=body).json()
+    assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == CONTEXT
+    back = httpx.post(f"{server.url}/detokenize", json={"tokens": tokens["tokens"]}).json()
+    assert back == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[" * 100_000, 400, None),
+        (b'{"prompt": ""}', 400, "prompt"),
+        (b'{"prompt": "a", "model": "gpt-x"}', 404, "model"),
+        (b'{"prompt": "a", "n": 1000000000}', 400, "n"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "temperature"),
+        (b'{"prompt": "a", "logprobs": 21}', 400, "logprobs"),
+        (b'{"prompt": "a", "seed": 9223372036854775808}', 400, "seed"),
+        (b'{"prompt": "a", "logit_bias": {"99999999": 1}}', 400, "logit_bias"),
+        (b'{"prompt": "a", "stop_token_ids": [99999999]}', 400, "stop_token_ids"),
+        (b'{"prompt": [99999999]}', 400, "prompt"),
+        (json.dumps({"prompt": "word " * 5000}).encode(), 400, "prompt"),
+        (json.dumps({"prompt": "a" * 2_000_000}).encode(), 400, "prompt"),
+        (json.dumps({"prompt": ["a"] * 100_000}).encode(), 400, "prompt"),
+        (json.dumps({"prompt": "<s></s><|eot_id|>\x00" * 4, "max_tokens": 2}).encode(), 200, None),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
+def test_bad_input_keeps_it_alive(
+    server: Server, content: bytes, status: int, param: str | None
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = httpx.post(
+        f"{server.url}/v1/completions", content=content, headers=headers, timeout=30
+    )
+    assert response.status_code == status, response.text[:500]
+    if status != 200:
+        error = response.json()["error"]
+        assert error["code"] == status and error["param"] == param
+        assert len(response.content) < 4096
+    assert server.health() == 200
+
+
+def test_the_client_sees_its_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-x", prompt="a")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="a", temperature=9)
+    assert caught.value.param == "temperature"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slots(server: Server, stream: bool) -> None:
+    body = {"prompt": "a", "max_tokens": CONTEXT - 8, "ignore_eos": True, "n": 4, "stream": stream}
+    with httpx.Client() as leaving:
+        if stream:
+            with leaving.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+                next(response.iter_raw())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post(f"{server.url}/v1/completions", json=body, timeout=0.05)
+    deadline = time.monotonic() + 5
+    while server.running() > 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=5)
+    assert answer.status_code == 200
+
+
+def test_many_clients_at_once(server: Server) -> None:
+    """More requests than slots, each with the tokens that it gets alone."""
+    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    prompts = [f"What is {i} + 3?" for i in range(10)]
+    url = f"{server.url}/v1/completions"
+
+    def ask(prompt: Any) -> Any:
+        return httpx.post(url, json={**body, "prompt": prompt}, timeout=60).json()["choices"]
+
+    alone = [ask(prompt)[0]["text"] for prompt in prompts]
+    together = ask(prompts)
+    assert [choice["text"] for choice in together] == alone
+    assert [choice["index"] for choice in together] == list(range(10))
+
+
+def test_chat_in_a_terminal(server: Server) -> None:
+    command = "import sys; from server.cli import main; sys.exit(main())"
+    words = ["chat", "--url", server.url, "--max-tokens", "16", "--temperature", "0"]
+    result = subprocess.run(
+        [sys.executable, "-c", command, *words],
+        cwd=ROOT,
+        input="What is 12 + 30?\nAnd 1 + 1?\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("> ") == 3 and len(result.stdout) > len("> > > \n\n\n")
+
+
+def test_a_taken_port_is_one_line(server: Server) -> None:
+    process, lines = start("--port", server.url.rpartition(":")[2])
+    assert process.wait(timeout=30) == 1
+    time.sleep(0.1)
+    assert len(lines) == 1 and "cannot listen" in lines[0]
+
+
+def test_sigterm_ends_it_cleanly(server: Server) -> None:
+    """The last test of the module: a signal in the middle of a stream."""
+    body = {"prompt": "a", "max_tokens": CONTEXT - 8, "ignore_eos": True, "stream": True, "n": 4}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
+        pieces = response.iter_raw()
+        next(pieces)
+        start_time = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        rest = b"".join(pieces)
+    assert server.process.wait(timeout=10) == 0
+    assert time.monotonic() - start_time < 5
+    assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"abort"' in rest
+    assert not any("Traceback" in line for line in server.lines)
