@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from checkpoints.tiny import words
 from checkpoints.tiny.docstrings import load_docstrings
-from checkpoints.tiny.tasks import Pair, training_pair
+from checkpoints.tiny.pair import Pair
+from checkpoints.tiny.tasks import training_pair
 from checkpoints.tiny.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, SYSTEM_ID, USER_ID
 
 _DOC_QUESTIONS = ("What does {} do?", "What is {} in Python?", "Explain {}", "Python docs: {}")

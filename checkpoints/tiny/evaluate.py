@@ -81,9 +81,10 @@ def evaluate(model: TinyLlama, tokenizer: Tokenizer, pairs: int) -> dict[str, ob
         answer_losses.append(losses)
         tasks[name] = {
             "pairs": len(chosen),
-            "exact_match": round(sum(ok for _, ok in scored) / len(chosen), 4),
             "answer_perplexity": round(math.exp(losses.mean()), 4),
         }
+        if task.exact:
+            tasks[name]["exact_match"] = round(sum(ok for _, ok in scored) / len(chosen), 4)
     texts = [item.document for item in load_docstrings() if item.held_out]
     scored = score_documents(model, [encode_text(tokenizer, text) for text in texts])
     losses = np.concatenate([loss for loss, _ in scored])

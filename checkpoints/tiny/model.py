@@ -1,8 +1,7 @@
 """A dense Llama in Flax NNX, written for training: no cache, whole rows at a time.
 
-Weights are float32 and stored ``[out, in]`` as in Hugging Face checkpoints. With ``compute_dtype``
-bfloat16 the matrix products round their inputs to bfloat16 and accumulate in float32, which reaches
-the matrix units of recent CPUs; norms, softmax and the loss stay in float32.
+Everything is float32: at this size rounding to bfloat16 and back costs a CPU more time than its
+faster matrix products save. Weights are stored ``[out, in]`` as in Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -30,42 +29,14 @@ class TinyConfig:
     rms_norm_eps: float = 1e-5
 
 
-@jax.custom_vjp
-def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x [..., I] @ weight[O, I].T -> float32 [..., O]``; inputs share one dtype."""
-    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
-
-
-def _matmul_forward(
-    x: jax.Array, weight: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x, weight), (x, weight)
-
-
-def _matmul_backward(
-    saved: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    # The gradient is rounded like the inputs: a product of mixed dtypes would leave the fast path.
-    x, weight = saved
-    grad = grad.astype(x.dtype)
-    dx = jnp.einsum("...o,oi->...i", grad, weight, preferred_element_type=jnp.float32)
-    rows, columns = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-    dw = jnp.einsum("to,ti->oi", rows, columns, preferred_element_type=jnp.float32)
-    return dx.astype(x.dtype), dw.astype(weight.dtype)
-
-
-matmul.defvjp(_matmul_forward, _matmul_backward)
-
-
 class Linear(nnx.Module):
     """A projection without bias, weight float32 ``[out, in]``."""
 
-    def __init__(self, n_in: int, n_out: int, std: float, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, n_in: int, n_out: int, std: float, rngs: nnx.Rngs):
         self.weight = nnx.Param(std * jax.random.normal(rngs.params(), (n_out, n_in)))
-        self.dtype = dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return matmul(x.astype(self.dtype), self.weight[...].astype(self.dtype))
+        return x @ self.weight[...].T
 
 
 class RMSNorm(nnx.Module):
@@ -89,19 +60,19 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 class Layer(nnx.Module):
     """One pre-norm transformer block: grouped-query attention, then a gated MLP."""
 
-    def __init__(self, config: TinyConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: TinyConfig, rngs: nnx.Rngs):
         c, std = config, 0.02
         out_std = std / (2 * c.num_layers) ** 0.5
         self.config = c
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.q_proj = Linear(c.hidden_size, c.num_heads * c.head_dim, std, dtype, rngs)
-        self.k_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, std, dtype, rngs)
-        self.v_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, std, dtype, rngs)
-        self.o_proj = Linear(c.num_heads * c.head_dim, c.hidden_size, out_std, dtype, rngs)
+        self.q_proj = Linear(c.hidden_size, c.num_heads * c.head_dim, std, rngs)
+        self.k_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, std, rngs)
+        self.v_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, std, rngs)
+        self.o_proj = Linear(c.num_heads * c.head_dim, c.hidden_size, out_std, rngs)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.gate_proj = Linear(c.hidden_size, c.intermediate_size, std, dtype, rngs)
-        self.up_proj = Linear(c.hidden_size, c.intermediate_size, std, dtype, rngs)
-        self.down_proj = Linear(c.intermediate_size, c.hidden_size, out_std, dtype, rngs)
+        self.gate_proj = Linear(c.hidden_size, c.intermediate_size, std, rngs)
+        self.up_proj = Linear(c.hidden_size, c.intermediate_size, std, rngs)
+        self.down_proj = Linear(c.intermediate_size, c.hidden_size, out_std, rngs)
 
     def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, mask: jax.Array) -> jax.Array:
         c = self.config
@@ -127,14 +98,11 @@ class TinyLlama(nnx.Module):
     document only. Rotary positions are relative, so they need not restart at a document.
     """
 
-    def __init__(self, config: TinyConfig, rngs: nnx.Rngs, compute_dtype: jnp.dtype = jnp.float32):
+    def __init__(self, config: TinyConfig, rngs: nnx.Rngs):
         shape = (config.vocab_size, config.hidden_size)
         self.config = config
-        self.dtype = compute_dtype
         self.embed_tokens = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
-        self.layers = nnx.List(
-            [Layer(config, compute_dtype, rngs) for _ in range(config.num_layers)]
-        )
+        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def __call__(self, tokens: jax.Array, documents: jax.Array) -> jax.Array:
@@ -148,5 +116,4 @@ class TinyLlama(nnx.Module):
         x = self.embed_tokens[...][tokens]
         for layer in self.layers:
             x = layer(x, cos, sin, mask)
-        x = self.norm(x).astype(self.dtype)
-        return matmul(x, self.embed_tokens[...].astype(self.dtype))
+        return self.norm(x) @ self.embed_tokens[...].T

@@ -33,6 +33,7 @@ class TrainConfig:
     seed: int = 0
     learning_rate: float = 3e-3
     warmup_steps: int = 150
+    decay_share: float = 0.4
     weight_decay: float = 0.05
     clip: float = 1.0
     tokens_per_step: int = 2048
@@ -46,9 +47,19 @@ class TrainConfig:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """AdamW with clipping, linear warm-up and cosine decay; norms and embeddings do not decay."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, config.learning_rate, config.warmup_steps, config.steps, 0.02 * config.learning_rate
+    """AdamW with clipping; norms and embeddings do not decay.
+
+    The learning rate rises linearly, stays, and falls linearly to nothing over the last part of the
+    run, which the length of the run does not change before that part (Hu et al. 2024).
+    """
+    rate, decay_steps = config.learning_rate, round(config.decay_share * config.steps)
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, rate, config.warmup_steps),
+            optax.constant_schedule(rate),
+            optax.linear_schedule(rate, 0.0, decay_steps),
+        ],
+        [config.warmup_steps, config.steps - decay_steps],
     )
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
@@ -108,11 +119,12 @@ class Trainer:
             losses.append(self.advance())
             row: dict[str, object] = {}
             if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+                loss = float(jnp.mean(jnp.stack(losses)))
                 row = {
                     "step": self.step,
                     "tokens": self.step * self.config.tokens_per_step,
                     "seconds": round(time.monotonic() - start, 1),
-                    "loss": round(float(jnp.mean(jnp.stack(losses))), 4),
+                    "loss": round(loss, 4),
                 }
                 losses = []
             if self.step % self.config.evaluate_every == 0:
@@ -130,7 +142,9 @@ class Trainer:
         tasks = found["tasks"]
         assert isinstance(tasks, dict)
         row = {"docstring_perplexity": found["docstring_perplexity"]}
-        return row | {name: task["exact_match"] for name, task in tasks.items()}
+        return row | {
+            name: task["exact_match"] for name, task in tasks.items() if "exact_match" in task
+        }
 
     def save(self, folder: Path) -> None:
         """Write the model and the log."""
