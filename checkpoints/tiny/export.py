@@ -65,6 +65,7 @@ def save_model(model: TinyLlama, folder: Path) -> None:
     # Written aside and renamed, so that a run that is stopped leaves whole files.
     draft = folder / "model.safetensors.tmp"
     save_file(tensors, draft, metadata={"format": "pt"})
+    draft.chmod(0o644)  # safetensors creates files that only their owner can read
     draft.replace(folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_json(model.config), indent=2) + "\n")
     generation = {

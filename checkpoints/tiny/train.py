@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from optax.contrib import muon
 from tokenizers import Tokenizer
 
 from checkpoints.tiny.corpus import Batch, Stream, tokenizer_texts
@@ -23,6 +24,8 @@ from checkpoints.tiny.evaluate import evaluate
 from checkpoints.tiny.export import save_model
 from checkpoints.tiny.model import TinyConfig, TinyLlama
 from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
+
+_ADAM_RMS = 0.2  # typical root mean square of an Adam update, before the learning rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ class TrainConfig:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """AdamW with clipping; norms and embeddings do not decay.
+    """Muon (Jordan et al. 2024) for the layers' matrices, Adam for norms and the embedding.
+
+    Muon's updates are scaled to the root mean square that Adam's have, so one rate serves both.
 
     The learning rate rises linearly, stays, and falls linearly to nothing over the last part of the
     run, which the length of the run does not change before that part (Hu et al. 2024).
@@ -61,18 +66,23 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
         ],
         [config.warmup_steps, config.steps - decay_steps],
     )
+    matrices = muon(
+        schedule, consistent_rms=_ADAM_RMS, weight_decay=config.weight_decay, adam_b2=0.98
+    )
+    others = optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=0.0)
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
-        optax.adamw(
-            schedule,
-            b1=0.9,
-            b2=0.98,
-            weight_decay=config.weight_decay,
-            mask=lambda params: jax.tree.map_with_path(
-                lambda path, leaf: leaf.ndim == 2 and "embed" not in jax.tree_util.keystr(path),
-                params,
-            ),
+        optax.partition({"matrix": matrices, "other": others}, _labels),
+    )
+
+
+def _labels(params: nnx.State) -> nnx.State:
+    """Which optimizer each parameter gets: the layers' projections are matrices."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: (
+            "matrix" if leaf.ndim == 2 and "embed" not in jax.tree_util.keystr(path) else "other"
         ),
+        params,
     )
 
 
