@@ -172,8 +172,10 @@ class Runner:
     def _replicated(self) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec())
 
-    def _state_shardings(self) -> DeviceState:
-        return DeviceState(
+    def _state_shardings(self) -> Any:
+        """A `DeviceState` of shardings."""
+        shardings: Any = DeviceState
+        return shardings(
             kv_pages=NamedSharding(self._mesh, kv_pages_spec()),
             page_table=self._replicated,
             history=self._replicated,
