@@ -165,7 +165,8 @@ class Runner:
         if self._mesh.size > 1:
             # arrays that are not placed yet would be transferred device by device from Python
             argument = jax.device_put(blob, self._replicated)
-        self._state, result = program.call(self._leaves, state, argument)
+        with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
+            self._state, result = program.call(self._leaves, state, argument)
         return result
 
     @property
