@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jaxlib
@@ -14,7 +16,7 @@ from benchmarks.gpu.setting import Section, Setting
 
 def machine(setting: Setting) -> Section:
     """Versions, driver, clocks and the backends that were chosen."""
-    rows = [
+    rows: list[Sequence[Any]] = [
         ("device", setting.device_kind),
         ("devices", jax.device_count()),
         ("memory for a section, GiB", round(setting.memory / 2**30, 1)),

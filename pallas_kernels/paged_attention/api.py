@@ -1,4 +1,8 @@
-"""Paged attention: the public functions, their checks and the explicit choice of a backend."""
+"""Paged attention: the public functions, their checks and the explicit choice of a backend.
+
+Backends take `first_page` as an operand and are jitted, so the layers of a model share one trace
+and one compiled kernel instead of having one each.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +106,7 @@ def paged_decode_attention(
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
     _check_common(q, kv_pages, page_table, window, first_page)
+    base = jnp.int32(first_page)
     _check_vector("kv_lens", kv_lens, q.shape[0])
     if page_table.shape[0] != q.shape[0]:
         raise KernelError("page_table.shape", page_table.shape, f"[{q.shape[0]}, pages]")
@@ -122,12 +127,12 @@ def paged_decode_attention(
             kv_lens,
             scale=scale,
             window=window,
-            first_page=first_page,
+            first_page=base,
             interpret=interpret,
         )
     else:
         raise KernelError("backend", repr(backend), f"one of {', '.join(DECODE_BACKENDS)}")
-    return run(q, kv_pages, page_table, kv_lens, scale=scale, window=window, first_page=first_page)
+    return run(q, kv_pages, page_table, kv_lens, scale=scale, window=window, first_page=base)
 
 
 def paged_prefill_attention(
@@ -163,6 +168,7 @@ def paged_prefill_attention(
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
     _check_common(q, kv_pages, page_table, window, first_page)
+    base = jnp.int32(first_page)
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
     if backend == "reference":
@@ -171,4 +177,4 @@ def paged_prefill_attention(
         run = xla_prefill.prefill
     else:
         raise KernelError("backend", repr(backend), f"one of {', '.join(PREFILL_BACKENDS)}")
-    return run(q, kv_pages, page_table, *lanes, scale=scale, window=window, first_page=first_page)
+    return run(q, kv_pages, page_table, *lanes, scale=scale, window=window, first_page=base)

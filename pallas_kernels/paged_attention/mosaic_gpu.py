@@ -62,6 +62,7 @@ def _kernel(
     kv_gmem: Any,  # [NP, page_size, 2, KVH, D]
     table_gmem: Any,  # int32[B, P]
     lens_gmem: Any,  # int32[B]
+    base_gmem: Any,  # int32[1], added to every page id
     out_gmem: Any,  # float32[splits, B, KVH, copied, D]
     lse_gmem: Any,  # float32[splits, B, KVH, ROWS], base 2
     q_smem: Any,
@@ -76,7 +77,6 @@ def _kernel(
     *,
     scale: float,
     window: int | None,
-    first_page: int,
     splits: int,
 ) -> None:
     split, kv_head, slot = (lax.axis_index(name) for name in ("split", "kv_head", "slot"))
@@ -85,6 +85,7 @@ def _kernel(
     pages = BLOCK_TOKENS // page_size
     dtype = kv_gmem.dtype
 
+    first_page = base_gmem[0]
     length = lens_gmem[slot]
     first_key = jnp.int32(0) if window is None else jnp.maximum(length - window, 0)
     lowest_page = lax.div(first_key, jnp.int32(page_size))
@@ -207,7 +208,7 @@ def decode(
     *,
     scale: float,
     window: int | None,
-    first_page: int,
+    first_page: jax.Array,  # int32[]
     interpret: Any = None,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot on an NVIDIA Hopper GPU.
@@ -222,12 +223,37 @@ def decode(
         KernelError: the kernel does not cover the shapes or types; names them.
     """
     _check(q, kv_pages)
+    max_blocks = -(-page_table.shape[1] * kv_pages.shape[1] // BLOCK_TOKENS)
+    return _attend(
+        q,
+        kv_pages,
+        page_table,
+        kv_lens,
+        first_page.reshape(1),
+        scale=scale,
+        window=window,
+        splits=number_of_splits(q.shape[0], kv_pages.shape[3], max_blocks),
+        interpret=interpret,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "window", "splits", "interpret"))
+def _attend(
+    q: jax.Array,  # [B, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    base: jax.Array,  # int32[1]
+    *,
+    scale: float,
+    window: int | None,
+    splits: int,
+    interpret: Any,
+) -> jax.Array:  # [B, H, D]
     slots, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
     copied = -(-group // ROWS_TILE) * ROWS_TILE
-    max_blocks = -(-page_table.shape[1] * page_size // BLOCK_TOKENS)
-    splits = number_of_splits(slots, kv_heads, max_blocks)
     dtype = q.dtype
 
     grouped = q.reshape(slots, kv_heads, group, head_dim)
@@ -236,9 +262,7 @@ def decode(
     tiles = _tiled(head_dim, dtype)
     pages = BLOCK_TOKENS // page_size
     out, lse = plgpu.kernel(
-        functools.partial(
-            _kernel, scale=scale, window=window, first_page=first_page, splits=splits
-        ),
+        functools.partial(_kernel, scale=scale, window=window, splits=splits),
         out_type=[
             result_like(q, (splits, slots, kv_heads, copied, head_dim), jnp.float32),
             result_like(q, (splits, slots, kv_heads, ROWS), jnp.float32),
@@ -259,7 +283,7 @@ def decode(
         kernel_name="paged_decode",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(grouped, kv_pages, page_table, kv_lens)
+    )(grouped, kv_pages, page_table, kv_lens, base)
 
     lse = lse[..., :copied, None]
     # a split without tokens has the weight exp2(MASKED - max) = 0, or 1 of a zero output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,6 +11,7 @@ from jax import lax
 from pallas_kernels.pages import as_values
 
 
+@functools.partial(jax.jit, static_argnames=("scale", "window"))
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -17,7 +20,7 @@ def decode(
     *,
     scale: float,
     window: int | None,
-    first_page: int,
+    first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [B, H, D]
     """Softmax attention of every row over its own tokens, gathered one by one, in float32."""
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
@@ -49,6 +52,7 @@ def decode(
     return lax.map(one_row, (q, page_table, kv_lens)).astype(q.dtype)
 
 
+@functools.partial(jax.jit, static_argnames=("scale", "window"))
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -59,7 +63,7 @@ def prefill(
     *,
     scale: float,
     window: int | None,
-    first_page: int,
+    first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [C, H, D]
     """Every row of the region is a decode row of its lane that sees the tokens up to itself."""
     rows = jnp.arange(q.shape[0])[:, None]

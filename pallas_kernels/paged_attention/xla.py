@@ -9,6 +9,8 @@ float32 the plain grouped product is as fast or faster. Online softmax: Milakov 
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -33,6 +35,7 @@ def dot_precision(dtype: jnp.dtype) -> lax.Precision:
     return lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
+@functools.partial(jax.jit, static_argnames=("scale", "window"))
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -41,7 +44,7 @@ def decode(
     *,
     scale: float,
     window: int | None,
-    first_page: int,
+    first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot; the cost follows the longest live context.
 

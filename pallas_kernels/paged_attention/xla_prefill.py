@@ -6,6 +6,8 @@ follows the live tokens and their contexts, not the size of the region or of the
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -17,6 +19,7 @@ TILE_ROWS = 64  # query rows an item; larger is faster for long prompts, slower 
 BLOCK_TOKENS = 64  # keys a step of the inner loop
 
 
+@functools.partial(jax.jit, static_argnames=("scale", "window"))
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -27,7 +30,7 @@ def prefill(
     *,
     scale: float,
     window: int | None,
-    first_page: int,
+    first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
 

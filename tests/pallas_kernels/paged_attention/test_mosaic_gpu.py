@@ -75,7 +75,7 @@ def test_random_page_tables(shape):
 @needs_interpreter
 @pytest.mark.parametrize("splits", [1, 2, 7])
 def test_splits_are_merged(splits, monkeypatch, capfd):
-    """Ragged lengths: more splits than some slots have blocks, more steps than buffers."""
+    """More splits than some slots have blocks, more steps than buffers; and no data race."""
     monkeypatch.setattr(mosaic_gpu, "number_of_splits", lambda *shape: splits)
     rng = np.random.default_rng(splits)
     lengths = [389, 70, 1, 0]

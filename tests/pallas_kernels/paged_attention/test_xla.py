@@ -177,12 +177,14 @@ def loop_steps(function, *operands) -> int:
         jax.debug.callback(count, ids[..., :1])
         return original(kv_pages, ids)
 
+    jax.clear_caches()  # the traces of other tests do not count
     try:
         xla.gather_pages = xla_prefill.gather_pages = counted
         jax.block_until_ready(jax.jit(lambda *a: function(*a))(*operands))
         jax.effects_barrier()
     finally:
         xla.gather_pages = xla_prefill.gather_pages = original
+        jax.clear_caches()
     return steps
 
 
