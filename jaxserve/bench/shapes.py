@@ -1,0 +1,47 @@
+"""Hugging Face configs of well-known models, for benchmarks with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _shape(
+    layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int, length: int
+) -> dict[str, Any]:
+    return _LLAMA | {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": length,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-125m": _shape(12, 768, 2048, 12, 4, 32000, 2048),
+    "llama-1b": _shape(22, 2048, 5632, 32, 4, 32000, 2048),
+    "llama-2-7b": _shape(32, 4096, 11008, 32, 32, 32000, 4096),
+    "llama-3-8b": _shape(32, 4096, 14336, 32, 8, 128256, 8192) | {"rope_theta": 500000.0},
+    "llama-3-70b": _shape(80, 8192, 28672, 64, 8, 128256, 8192) | {"rope_theta": 500000.0},
+}
+
+
+def write_config(shape: str, folder: Path) -> Path:
+    """A folder with the config.json of one of `SHAPES`, to load with `load_format="dummy"`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2) + "\n")
+    return folder
