@@ -7,13 +7,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PORT ?= 8000
 MODEL ?=
 
-.PHONY: serve test lint format clean
+.PHONY: serve test test-slow lint format clean
 
 serve: $(VENV)/.server
 	$(BIN)/jaxserve serve $(MODEL) --port $(PORT)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
+
+# every model option through the engine, at full optimisation; an empty XLA_FLAGS keeps tests/conftest.py
+# from asking for fast compilation
+test-slow: $(VENV)/.test
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff format --check .

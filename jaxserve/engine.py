@@ -50,6 +50,7 @@ class EngineStats(NamedTuple):
     page_usage: float  # share of KV pages that requests own, 0 to 1
     num_preemptions: int  # since the engine started
     num_steps: int  # dispatched since the engine started
+    num_programs: int  # compiled so far; grows only while the background thread compiles
 
 
 class Engine:
@@ -99,7 +100,12 @@ class Engine:
     def stats(self) -> EngineStats:
         s = self.scheduler
         return EngineStats(
-            len(s.running), len(s.waiting), s.pages.usage, s.num_preemptions, self._num_steps
+            num_running=len(s.running),
+            num_waiting=len(s.waiting),
+            page_usage=s.pages.usage,
+            num_preemptions=s.num_preemptions,
+            num_steps=self._num_steps,
+            num_programs=len(self.runner.programs.programs),
         )
 
     def close(self) -> None:

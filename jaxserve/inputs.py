@@ -60,10 +60,9 @@ class InputProcessor:
         """
         text, tokens = self._tokenise(prompt)
         room = self._max_model_len - len(tokens)
-        if not tokens:
-            raise ValidationError(
-                "prompt", text if text is not None else tokens, "a prompt of at least one token"
-            )
+        if not tokens or text == "":
+            # a tokenizer may add a token of its own to an empty text: still nothing to continue
+            raise ValidationError("prompt", prompt, "a prompt that is not empty")
         if room < 1:
             raise ValidationError(
                 "prompt",

@@ -121,6 +121,7 @@ class LLM:
                 tools=tools,
                 **(chat_template_kwargs or {}),
             )
+            assert isinstance(text, str)
             # the template has placed the special tokens already
             tokens = tokenizer.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": tokens})
@@ -187,5 +188,5 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # one prompt as token ids
+        return [prompts]  # type: ignore[list-item]  # one prompt as token ids
     return list(prompts)  # type: ignore[arg-type]

@@ -45,11 +45,16 @@ class _Text:
         )
         self._stop = StopChecker(params.stop or [], params.include_stop_str_in_output)
 
-    def append(self, tokens: list[int], *, last: bool) -> tuple[str, str | None]:
-        """Text that is final now, and the stop string that ended it."""
+    def append(self, tokens: list[int], *, last: bool, may_stop: bool) -> tuple[str, str | None]:
+        """Text that is final now, and the stop string that ended it.
+
+        Text that comes while `may_stop` is False (`min_tokens`) is never part of a stop string.
+        """
         text = self._detokenizer.append(tokens)
         if last:
             text += self._detokenizer.finish()
+        if not may_stop:
+            return text, None
         text, stop = self._stop.feed(text)
         if stop is None and last:
             text += self._stop.finish()
@@ -193,18 +198,23 @@ class OutputProcessor:
             output.logprobs.append(self._logprobs(update.logprobs, params.logprobs))
             assert output.cumulative_logprob is not None
             output.cumulative_logprob += update.logprobs.logprob
-        finish, reason = update.finish_reason, update.stop_reason
+        finish: str | None = update.finish_reason
+        reason: int | str | None = update.stop_reason
         met_stop_string = False
         if sequence.text is not None:
             # the token that ends a sequence is no text, unless the caller wants to see it
             hidden = finish == "stop" and not params.include_stop_str_in_output
             tokens = [] if hidden else [update.token]
-            text, stop = sequence.text.append(tokens, last=finish is not None)
+            text, stop = sequence.text.append(
+                tokens,
+                last=finish is not None,
+                may_stop=len(output.token_ids) > params.min_tokens,
+            )
             output.text += text
             if stop is not None:
                 met_stop_string = finish is None
                 finish = "stop"
-                reason = stop  # type: ignore[assignment]
+                reason = stop
         if finish is not None:
             self._finish(live, sequence, finish, reason, now)
         return met_stop_string

@@ -165,15 +165,18 @@ class Runner:
         if self._mesh.size > 1:
             # arrays that are not placed yet would be transferred device by device from Python
             argument = jax.device_put(blob, self._replicated)
-        self._state, result = program.call(self._leaves, state, argument)
+        with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
+            self._state, result = program.call(self._leaves, state, argument)
         return result
 
     @property
     def _replicated(self) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec())
 
-    def _state_shardings(self) -> DeviceState:
-        return DeviceState(
+    def _state_shardings(self) -> Any:
+        """A `DeviceState` of shardings."""
+        shardings: Any = DeviceState
+        return shardings(
             kv_pages=NamedSharding(self._mesh, kv_pages_spec()),
             page_table=self._replicated,
             history=self._replicated,

@@ -9,10 +9,10 @@ from jaxserve.request import Request
 
 
 class PageUpdate(NamedTuple):
-    """One entry of the device's page table: `page_table[slot, index] = page`."""
+    """One entry of the device's page table: `page_table[slot, page_index] = page`."""
 
     slot: int
-    index: int
+    page_index: int
     page: int
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxserve.models.config import ModelConfig
 
+from jaxserve.models.config import ModelConfig
 from pallas_kernels import (
     Backends,
     PrefillLanes,
@@ -80,7 +80,7 @@ def make_attend(
                 first_page=first_page,
                 backend=backends.decode,
             )
-            if batch.lanes is not None:
+            if batch.lanes is not None and batch.lane_table is not None:
                 region = paged_prefill_attention(
                     q[num_decode:],
                     kv_pages,

@@ -72,6 +72,15 @@ class ModelConfig:
             return int(self.rope.original_length * self.rope.factor)
         return self.max_position_embeddings
 
+    @property
+    def rope_depends_on_prompt(self) -> bool:
+        """Whether a key depends on its prompt's length as well as on its own position.
+
+        Then `Llama.__call__` needs `rope_lengths`, and cached keys of prompts longer than
+        `max_position_embeddings` may be shared between prompts of equal length only.
+        """
+        return self.rope.rope_type == "dynamic"
+
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of a layer in tokens: key j is visible to query i if i - j < window."""
         return self.windows[layer]
@@ -148,7 +157,7 @@ class ModelConfig:
             windows=_windows(config, family, num_layers),
             rope=RopeConfig.from_hf(config, max_positions),
             dtype=_dtype(config),
-            bos_token_id=config.get("bos_token_id", family.default_bos_token_id),
+            bos_token_id=_bos_token_id(config.get("bos_token_id", family.default_bos_token_id)),
             eos_token_ids=_token_ids(
                 "eos_token_id", config.get("eos_token_id", family.default_eos_token_id)
             ),
@@ -246,6 +255,8 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     if kinds is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     first = config.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise UnsupportedModelError("max_window_layers", first, "an integer >= 0")
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
@@ -269,6 +280,12 @@ def _dtype(config: Mapping[str, Any]) -> str:
     if name not in MODEL_DTYPES:
         raise UnsupportedModelError("dtype", value, f"one of {', '.join(MODEL_DTYPES)}")
     return name
+
+
+def _bos_token_id(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise UnsupportedModelError("bos_token_id", value, "a token id or null")
+    return value
 
 
 def _token_ids(field: str, value: Any) -> tuple[int, ...]:

@@ -122,6 +122,10 @@ class RopeConfig:
         original = config.get("original_max_position_embeddings")
         if original is None:
             original = number("original_max_position_embeddings", max_position_embeddings)
+        if type(original) not in (int, float) or original < 1:
+            raise UnsupportedModelError(
+                "original_max_position_embeddings", original, "an integer >= 1"
+            )
         if rope_type == "llama3":
             low, high = number("low_freq_factor"), number("high_freq_factor")
             if not 0 < low < high:
@@ -148,7 +152,7 @@ class RopeConfig:
             attention_factor=number(
                 "attention_factor",
                 _yarn_attention_factor(
-                    factor, fields.get("mscale") or 0, fields.get("mscale_all_dim") or 0
+                    factor, number("mscale", 0.0), number("mscale_all_dim", 0.0)
                 ),
             ),
         )

@@ -43,6 +43,9 @@ class Metrics:
         self._running = gauge("num_requests_running", "Sequences that own a slot.")
         self._waiting = gauge("num_requests_waiting", "Sequences that wait for a slot.")
         self._page_usage = gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
+        self._steps = counter("engine_steps", "Steps dispatched to the device.")
+        self._steps_seen = 0
+        self._programs = gauge("compiled_programs", "Programs compiled so far.")
         self._preemptions = counter("num_preemptions", "Requests preempted for want of pages.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self._generation_tokens = counter("generation_tokens", "Generated tokens.")
@@ -73,6 +76,9 @@ class Metrics:
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._page_usage.set(stats.page_usage)
+        self._programs.set(stats.num_programs)
+        self._steps.inc(stats.num_steps - self._steps_seen)
+        self._steps_seen = stats.num_steps
         self._preemptions.inc(stats.num_preemptions - self._preemptions_seen)
         self._preemptions_seen = stats.num_preemptions
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from jaxserve.sampling_params import SamplingParams
-
 
 class Variant(IntEnum):
     """Static variants of the sampler, each a superset of the one before.
@@ -20,16 +18,3 @@ class Variant(IntEnum):
     RICH = 3  # and penalties, and log-probabilities of the sampled tokens
     MASKED = 4  # and a dense additive bias: logit_bias, masks
     SCORED = 5  # and log-probabilities of prompt tokens
-
-
-def variant_of(params: SamplingParams) -> Variant:
-    """The smallest variant that serves a request."""
-    if params.prompt_logprobs is not None:
-        return Variant.SCORED
-    if params.needs_bias:
-        return Variant.MASKED
-    if params.has_penalties or params.needs_logprobs:
-        return Variant.RICH
-    if params.is_greedy:
-        return Variant.GREEDY
-    return Variant.FILTERED if params.needs_filters else Variant.PLAIN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     root = tmp_path_factory.mktemp("models")
 
     def folder(case: str, **overrides: Any) -> Path:
-        path = root / case
+        path = root / f"{case}-{zlib.crc32(repr(overrides).encode())}"
         return path if path.exists() else make_case(path, case, **overrides)
 
     return folder

@@ -17,17 +17,20 @@ from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
 CASE = "llama_gqa"
+ONE_LAYER = {"num_hidden_layers": 1}  # compiles fast; depth is test_engine_parity's matter
 
 
 @pytest.fixture(scope="module")
 def llm(model_folder, make_llm) -> LLM:
     """An engine with every program compiled, few pages, and several slots."""
-    return make_llm(model_folder(CASE), num_pages=26, max_num_seqs=5, compile_ahead=1000)
+    return make_llm(
+        model_folder(CASE, **ONE_LAYER), num_pages=26, max_num_seqs=4, compile_ahead=1000
+    )
 
 
 @pytest.fixture(scope="module")
 def reference(model_folder) -> Any:
-    return oracle.load(model_folder(CASE))
+    return oracle.load(model_folder(CASE, **ONE_LAYER))
 
 
 def random_params(rng: random.Random, seed: int) -> SamplingParams:
@@ -66,7 +69,7 @@ def test_tokens_do_not_depend_on_the_batch_or_the_overlap(llm, make_llm, model_f
     prompts, params = random_workload(14, seed=1)
     together = llm.generate(prompts, params, use_tqdm=False)
     assert llm.stats().num_preemptions > 0, "the test means to preempt"
-    serial = make_llm(model_folder(CASE), overlap=False, max_num_seqs=1)
+    serial = make_llm(model_folder(CASE, **ONE_LAYER), overlap=False, max_num_seqs=1)
     alone = [serial.generate(p, s, use_tqdm=False)[0] for p, s in zip(prompts, params)]
     for one, other in zip(together, alone):
         assert essence(one) == essence(other)
@@ -97,7 +100,7 @@ def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
 
 def test_an_engine_with_few_programs_gives_the_same_tokens(llm, make_llm, model_folder) -> None:
     prompts, params = random_workload(8, seed=3)
-    few = make_llm(model_folder(CASE), compile_ahead=2)
+    few = make_llm(model_folder(CASE, **ONE_LAYER), compile_ahead=2)
     expected = llm.generate(prompts, params, use_tqdm=False)
     for one, other in zip(expected, few.generate(prompts, params, use_tqdm=False)):
         assert essence(one) == essence(other)
@@ -239,8 +242,12 @@ def test_a_failing_step_leaves_no_request_behind(llm, monkeypatch) -> None:
 
 def test_unknown_settings_are_refused_by_name(model_folder) -> None:
     with pytest.raises(ValidationError, match="max_seqs=3"):
-        LLM(model=str(model_folder(CASE)), max_seqs=3)
+        LLM(model=str(model_folder(CASE, **ONE_LAYER)), max_seqs=3)
     with pytest.raises(ValidationError, match="model="):
         LLM(model="/nowhere/at/all")
     with pytest.raises(ValidationError, match="max_model_len=100000"):
-        LLM(model=str(model_folder(CASE)), max_model_len=100000, skip_tokenizer_init=True)
+        LLM(
+            model=str(model_folder(CASE, **ONE_LAYER)),
+            max_model_len=100000,
+            skip_tokenizer_init=True,
+        )

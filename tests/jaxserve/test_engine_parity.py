@@ -22,7 +22,13 @@ LONGER = {
 LONGEST_PROMPT = 50
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("llama_gqa", "llama_rope_llama3", "mistral_window", "qwen2", "qwen3_tied_biases")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_greedy_tokens_equal_transformers(case, model_folder, make_llm) -> None:
     folder = model_folder(case, **LONGER.get(case, {}))
     prompts = oracle.prompts(4, VOCAB_SIZE, LONGEST_PROMPT)

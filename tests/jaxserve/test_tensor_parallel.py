@@ -42,7 +42,9 @@ print(json.dumps({"tokens": tokens, "refusal": refusal}))
 """
 
 
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen3_tied_biases"])
+@pytest.mark.parametrize(
+    "case", ["llama_gqa", pytest.param("qwen3_tied_biases", marks=pytest.mark.slow)]
+)
 def test_two_devices_give_the_tokens_of_one(case, model_folder, make_llm) -> None:
     from jaxserve import SamplingParams
 

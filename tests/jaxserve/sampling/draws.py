@@ -24,14 +24,10 @@ compiled_sample = partial(jax.jit, static_argnames=("variant", "num_logprobs"))(
 def make_rows(num_rows, seeds=0, positions=None, **fields):
     """SamplingRows of `num_rows` rows; numbers or one value a row."""
     values = {**DEFAULTS, **fields}
-    arrays = {
-        name: jnp.asarray(
-            np.broadcast_to(
-                np.asarray(value, np.int32 if name == "top_k" else np.float32), num_rows
-            )
-        )
-        for name, value in values.items()
-    }
+    arrays = {}
+    for name, value in values.items():
+        dtype = np.int32 if name == "top_k" else np.float32
+        arrays[name] = jnp.asarray(np.broadcast_to(np.asarray(value, dtype), num_rows))
     seeds = np.broadcast_to(seeds, num_rows)
     words = np.array([seed_words(int(seed)) for seed in seeds], np.uint32)
     positions = np.arange(num_rows) if positions is None else np.broadcast_to(positions, num_rows)

@@ -1,5 +1,7 @@
 """The sampler: its distribution, its reproducibility, and its edges."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,7 @@ import scipy.stats
 from jaxserve.sampling import blocks
 from jaxserve.sampling.penalties import TokenCounts
 from jaxserve.sampling.sampler import pick, random_words
-from jaxserve.sampling.variant import Variant, variant_of
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.sampling.variant import Variant
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import penalised, probabilities
 
@@ -153,7 +154,7 @@ def test_larger_variants_give_the_same_tokens():
         for tokens in others:
             np.testing.assert_array_equal(expected, tokens)
         seen.append(np.asarray(expected))
-    assert all(np.any(a != b) for a, b in zip(seen, seen[1:]))
+    assert all(np.any(a != b) for a, b in itertools.pairwise(seen))
 
 
 def test_seed_and_position_decide():
@@ -250,17 +251,3 @@ def test_broken_logits_stay_in_range():
         tokens = np.asarray(compiled_sample(jnp.asarray(logits), rows, Variant.FILTERED).tokens)
         assert np.all((tokens >= 0) & (tokens < 1000))
         assert tokens[2] == 4
-
-
-def test_variant_of_a_request():
-    for expected, options in (
-        (Variant.GREEDY, {"temperature": 0.0, "top_k": 5}),
-        (Variant.PLAIN, {}),
-        (Variant.FILTERED, {"top_k": 5}),
-        (Variant.RICH, {"presence_penalty": 1.0}),
-        (Variant.RICH, {"temperature": 0.0, "logprobs": 0}),
-        (Variant.MASKED, {"logit_bias": {1: 1}}),
-        (Variant.MASKED, {"min_tokens": 3, "temperature": 0.0}),
-        (Variant.SCORED, {"prompt_logprobs": 0}),
-    ):
-        assert variant_of(SamplingParams(**options)) is expected

@@ -32,7 +32,7 @@ class FakeDevice:
     def run(self, plan: StepPlan) -> list[int]:
         for update in plan.page_updates:
             assert 0 < update.page < self.num_pages, "the trash page is never handed out"
-            self.table[update.slot, update.index] = update.page
+            self.table[update.slot, update.page_index] = update.page
         rows = [(row.slot, row.position, 1) for row in plan.decode]
         rows += [(lane.slot, lane.start, lane.length) for lane in plan.lanes]
         slots = [slot for slot, _, _ in rows]

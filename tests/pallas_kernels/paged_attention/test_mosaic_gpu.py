@@ -33,7 +33,7 @@ CASES = [
 ]
 
 
-def interpreted(case, window, scale):
+def interpreted(case, window, scale, **parameters):
     def call(*operands):
         return paged_decode_attention(
             *operands,
@@ -41,7 +41,7 @@ def interpreted(case, window, scale):
             window=window,
             first_page=case.first_page,
             backend="mosaic_gpu",
-            interpret=INTERPRETER(),
+            interpret=INTERPRETER(**parameters),
         )
 
     return jax.jit(call)(case.q, case.kv_pages, case.page_table, case.lengths)
@@ -74,15 +74,16 @@ def test_random_page_tables(shape):
 
 @needs_interpreter
 @pytest.mark.parametrize("splits", [1, 2, 7])
-def test_splits_are_merged(splits, monkeypatch):
-    """Ragged lengths over more splits than some slots have blocks, and more steps than buffers."""
+def test_splits_are_merged(splits, monkeypatch, capfd):
+    """Ragged lengths: more splits than some slots have blocks, more steps than buffers."""
     monkeypatch.setattr(mosaic_gpu, "number_of_splits", lambda *shape: splits)
     rng = np.random.default_rng(splits)
     lengths = [389, 70, 1, 0]
     case = paged_case(rng, lengths, heads=4, kv_heads=1, head_dim=64, page_size=16, pool="bfloat16")
-    got = interpreted(case, None, 0.125)
+    got = interpreted(case, None, 0.125, detect_races=True)
     want = oracle.decode(*case[:4], scale=0.125)
     assert oracle.relative_error(got, want) <= oracle.TOLERANCE["bfloat16"]
+    assert "race" not in "".join(capfd.readouterr()).lower()
 
 
 def test_the_number_of_splits_fills_the_gpu_and_no_more():

@@ -1,0 +1,1 @@
+"""Measurements of jaxserve; none of this is part of the installed package."""

@@ -1,0 +1,1 @@
+"""Sections of `benchmarks/gpu_check`: what a machine with a GPU is asked once."""

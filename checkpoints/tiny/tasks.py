@@ -1,0 +1,87 @@
+"""The instruction tasks of the corpus, their shares, and the two sides of the split.
+
+An instance has a ``key`` that names what is asked apart from the wording. Whether it is held out
+depends on the key alone, so no phrasing of a held-out instance is ever trained on. Order is left
+out of the key where it would let a near copy through (``3 + 5`` and ``5 + 3``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from checkpoints.tiny import arithmetic_tasks as arithmetic
+from checkpoints.tiny import chat_tasks as chat
+from checkpoints.tiny import list_tasks as lists
+from checkpoints.tiny.pair import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task of the corpus: how to draw an instance, and its share of the drawn pairs.
+
+    ``memorised`` tasks are closed sets of facts or phrases: all of them are trained on, none is
+    held out, and none counts as evidence of generalisation. ``exact`` tasks have one right answer.
+    """
+
+    draw: Callable[[Random], Pair]
+    share: float
+    memorised: bool = False
+    exact: bool = True
+
+
+TASKS: dict[str, Task] = {
+    "addition": Task(arithmetic.addition, 10),
+    "addition_3_digits": Task(arithmetic.addition_3_digits, 4),
+    "subtraction": Task(arithmetic.subtraction, 9),
+    "times_table": Task(arithmetic.times_table, 2, memorised=True),
+    "multiplication": Task(arithmetic.multiplication, 5),
+    "sort_numbers": Task(lists.sort_numbers, 10),
+    "sort_words": Task(lists.sort_words, 9),
+    "reverse_list": Task(lists.reverse_list, 8),
+    "reverse_letters": Task(lists.reverse_letters, 6),
+    "count_items": Task(lists.count_items, 4),
+    "count_letters": Task(lists.count_letters, 6),
+    "convert_units": Task(arithmetic.convert_units, 6),
+    "max_min": Task(lists.extreme, 6),
+    "compare": Task(arithmetic.compare, 5),
+    "next_number": Task(arithmetic.next_number, 3),
+    "word_problem": Task(arithmetic.word_problem, 3),
+    "story": Task(chat.story, 1.5, exact=False),
+    "chat": Task(chat.chat, 1.2, memorised=True),
+    "unknown": Task(chat.unknown, 1.5, memorised=True),
+}
+
+_NAMES = list(TASKS)
+_SHARES = [task.share for task in TASKS.values()]
+
+
+def training_pair(rng: Random) -> Pair:
+    """Draw one pair of a random task that is not held out."""
+    task = TASKS[rng.choices(_NAMES, _SHARES)[0]]
+    while True:
+        pair = task.draw(rng)
+        if task.memorised or not pair.held_out:
+            return pair
+
+
+def held_out_pairs(name: str, count: int, seed: int = 0) -> list[Pair]:
+    """At most ``count`` held-out pairs of a task, each with a key of its own.
+
+    Small tasks have fewer held-out keys; then all that 400 draws per wanted pair find are returned.
+
+    Raises:
+        ValueError: the task is memorised, so none of it is held out.
+    """
+    if TASKS[name].memorised:
+        raise ValueError(f"task {name!r} is memorised: none of it is held out")
+    rng = Random(f"held-out {name} {seed}")
+    found: dict[str, Pair] = {}
+    for _ in range(count * 400):
+        pair = TASKS[name].draw(rng)
+        if pair.held_out:
+            found.setdefault(pair.key, pair)
+        if len(found) == count:
+            break
+    return list(found.values())

@@ -1,0 +1,9 @@
+"""Where the bundled model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import checkpoints.tiny
+
+FOLDER = Path(checkpoints.tiny.__file__).parent

@@ -1,0 +1,73 @@
+"""Documents and batches: what is learnt, what is masked, what is held out."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from checkpoints.tiny.corpus import Stream, encode_conversation, encode_text
+from checkpoints.tiny.docstrings import load_docstrings
+from checkpoints.tiny.tasks import training_pair
+from checkpoints.tiny.tokenizer import END_ID
+from tests.checkpoints.tiny.bundled import FOLDER
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+def test_only_answers_are_learnt(tokenizer: Tokenizer) -> None:
+    rng = Random(2)
+    pairs = [training_pair(rng) for _ in range(3)]
+    document = encode_conversation(tokenizer, pairs, "Answer briefly.")
+    learnt = [token for token, learn in zip(document.ids, document.learn) if learn]
+    text = tokenizer.decode(learnt, skip_special_tokens=False)
+    assert text == "".join(f"{pair.answer}<|end|>" for pair in pairs)
+
+
+def test_text_ends_with_the_end_token(tokenizer: Tokenizer) -> None:
+    document = encode_text(tokenizer, "def f(x)\nReturn x.")
+    assert document.ids[-1] == END_ID
+    assert document.learn == [False] + [True] * (len(document.ids) - 1)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(16, 128), (4, 512)])
+def test_batches_are_full_and_shifted(tokenizer: Tokenizer, rows: int, length: int) -> None:
+    stream = Stream(tokenizer, 0)
+    for _ in range(5):
+        batch = stream.batch(rows, length)
+        assert batch.tokens.shape == batch.targets.shape == batch.weights.shape == (rows, length)
+        assert (batch.tokens[:, 1:] == batch.targets[:, :-1]).all()
+        assert (np.diff(batch.documents, axis=1) >= 0).all()
+        # The first token of a document is never a target that counts.
+        starts = np.diff(batch.documents, axis=1) == 1
+        assert (batch.weights[:, :-1][starts] == 0).all()
+        assert 0.3 < batch.weights.mean() < 0.95
+
+
+def test_the_stream_is_deterministic(tokenizer: Tokenizer) -> None:
+    first, second, other = Stream(tokenizer, 5), Stream(tokenizer, 5), Stream(tokenizer, 6)
+    for _ in range(3):
+        batch = first.batch(4, 128)
+        assert (batch.tokens == second.batch(4, 128).tokens).all()
+        assert (batch.tokens != other.batch(4, 128).tokens).any()
+
+
+def test_docstrings_come_from_the_standard_library() -> None:
+    items = load_docstrings()
+    names = {item.name for item in items}
+    assert {"os", "json.dumps", "str.split", "textwrap.dedent"} <= names
+    assert len(items) > 3000
+    assert len({item.text for item in items}) == len(items)
+    held = [item for item in items if item.held_out]
+    assert 0.01 < len(held) / len(items) < 0.06
+
+
+def test_held_out_docstrings_are_never_streamed(tokenizer: Tokenizer) -> None:
+    stream = Stream(tokenizer, 0)
+    held = {item.text for item in load_docstrings() if item.held_out}
+    assert not held & {item.text for item in stream._docs}

@@ -1,0 +1,151 @@
+"""The corpus tasks: deterministic, right by independent arithmetic, split without leaks."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+
+from checkpoints.tiny.pair import Pair
+from checkpoints.tiny.tasks import TASKS, held_out_pairs, training_pair
+
+_SMALL = {
+    "cm": ("length", 10),
+    "mm": ("length", 1),
+    "m": ("length", 1000),
+    "km": ("length", 1_000_000),
+    "g": ("mass", 1),
+    "kg": ("mass", 1000),
+    "ml": ("volume", 1),
+    "l": ("volume", 1000),
+    "seconds": ("time", 1),
+    "minutes": ("time", 60),
+    "hours": ("time", 3600),
+    "days": ("time", 86400),
+    "weeks": ("time", 604800),
+}
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]
+
+
+def _list(prompt: str) -> list[str]:
+    """The comma-separated items of a prompt, whatever words stand around them."""
+    found = re.search(r"[a-z0-9]+(, [a-z0-9]+)+", prompt)
+    return found.group(0).split(", ") if found else [prompt.split()[-1]]
+
+
+def _letters(prompt: str) -> list[str]:
+    """The run of single letters at the end of a prompt."""
+    words = prompt.rstrip("?").split()
+    count = 0
+    while count < len(words) and len(words[-1 - count]) == 1:
+        count += 1
+    return words[len(words) - count :]
+
+
+def _equalities_hold(answer: str) -> bool:
+    sides = []
+    for side in answer.split(" = "):
+        total = 0
+        for term in side.replace(" - ", " + -").split(" + "):
+            product = 1
+            for factor in term.split(" * "):
+                product *= int(factor)
+            total += product
+        sides.append(total)
+    return len(set(sides)) == 1
+
+
+def _is_right(pair: Pair) -> bool:
+    prompt, answer, task = pair.prompt, pair.answer, pair.task
+    if task in ("addition", "addition_3_digits", "times_table", "multiplication", "subtraction"):
+        left = _numbers(answer.split(" = ")[0])
+        swapped = prompt.startswith("Subtract")
+        same = _numbers(prompt) == (left[::-1] if swapped else left)
+        sign = {"s": "-", "a": "+"}.get(task[0], "*")
+        return same and f" {sign} " in answer.split(" = ")[0] and _equalities_hold(answer)
+    if task == "word_problem":
+        more = "more" in prompt
+        a, b = _numbers(prompt)
+        return answer == (f"{a} + {b} = {a + b}" if more else f"{a} - {b} = {a - b}")
+    if task == "sort_numbers":
+        down = "descending" in prompt or "largest to smallest" in prompt
+        wanted = sorted(map(int, _list(prompt)), reverse=down)
+        return answer == "Sorted: " + ", ".join(map(str, wanted))
+    if task == "sort_words":
+        return answer == "Sorted: " + ", ".join(sorted(_list(prompt)))
+    if task == "reverse_list":
+        return answer == "Reversed: " + ", ".join(reversed(_list(prompt)))
+    if task == "reverse_letters":
+        return answer == "Reversed: " + " ".join(reversed(_letters(prompt)))
+    if task == "count_items":
+        return answer == f"Count: {len(_list(prompt))}"
+    if task == "count_letters":
+        target = re.search(r"(?:does|letter|many) ([a-z])\b", prompt)
+        assert target
+        return answer == f"Count: {_letters(prompt).count(target.group(1))}"
+    if task == "convert_units":
+        before, source, after, target = re.fullmatch(  # type: ignore[union-attr]
+            r"(\d+) (\w+) = (\d+) (\w+)", answer
+        ).groups()
+        (kind, size), (kind_2, size_2) = _SMALL[source], _SMALL[target]
+        asked = f"{before} {source}" in prompt and target in prompt
+        return asked and kind == kind_2 and int(before) * size == int(after) * size_2
+    if task == "max_min":
+        items = [int(n) for n in _list(prompt)]
+        largest = re.search(r"largest|max", prompt, re.IGNORECASE)
+        return answer == (f"Maximum: {max(items)}" if largest else f"Minimum: {min(items)}")
+    if task == "compare":
+        a, b = _numbers(prompt)
+        return answer == f"{a} {'<' if a < b else '>' if a > b else '='} {b}"
+    if task == "next_number":
+        terms = [int(n) for n in re.findall(r"-?\d+", prompt)]
+        assert len(terms) == 4
+        return answer == f"Next: {2 * terms[3] - terms[2]}"
+    if task == "story":
+        subject = re.findall(r"\b([A-Z][a-z]+) the|: ([A-Z][a-z]+)", prompt)
+        return all(name in answer for pair_ in subject for name in pair_)
+    return len(answer) > 5
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_answer_is_right(name: str) -> None:
+    rng = Random(1)
+    for _ in range(400):
+        pair = TASKS[name].draw(rng)
+        assert pair.task == name
+        assert _is_right(pair), pair
+
+
+def test_the_same_seed_gives_the_same_pairs() -> None:
+    first, second, other = Random(3), Random(3), Random(4)
+    pairs = [training_pair(first) for _ in range(200)]
+    assert pairs == [training_pair(second) for _ in range(200)]
+    assert pairs != [training_pair(other) for _ in range(200)]
+    assert held_out_pairs("addition", 30) == held_out_pairs("addition", 30)
+
+
+def test_no_held_out_question_is_trained_on() -> None:
+    checked = [name for name, task in TASKS.items() if not task.memorised]
+    held_keys = {(p.task, p.key) for name in checked for p in held_out_pairs(name, 50)}
+    held_prompts = {p.prompt for name in checked for p in held_out_pairs(name, 50)}
+    rng = Random(9)
+    trained = [training_pair(rng) for _ in range(20_000)]
+    assert not held_keys & {(p.task, p.key) for p in trained}
+    # Different keys must not share a wording either, or a held-out prompt could be trained on.
+    assert not held_prompts & {p.prompt for p in trained}
+
+
+def test_held_out_keys_leave_no_mirror_image() -> None:
+    for pair in held_out_pairs("addition", 50):
+        a, b = _numbers(pair.answer.split("=")[0])
+        mirrored = Pair("addition", "", "", f"{sorted((b, a))}")
+        assert mirrored.held_out
+
+
+def test_memorised_tasks_have_no_held_out_pairs() -> None:
+    with pytest.raises(ValueError, match="memorised"):
+        held_out_pairs("times_table", 5)
