@@ -29,7 +29,7 @@ class CompletionRequest(GenerationRequest):
             ValidationError: the prompt is empty, too many, or of another type.
         """
         prompt = self.prompt
-        if isinstance(prompt, str) or _is_token_ids(prompt):
+        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_id(prompt[0])):
             prompts = [prompt]
         elif isinstance(prompt, list):
             prompts = prompt
@@ -49,9 +49,14 @@ class CompletionRequest(GenerationRequest):
         return prompts
 
 
-def _is_token_ids(value: Any) -> bool:
+def _is_id(value: Any) -> bool:
     # type() and not isinstance(): True is an int to Python but no token id.
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    return type(value) is int
+
+
+def _is_token_ids(value: Any) -> bool:
+    # set(map(type, ...)) runs in C: a body may hold millions of ids.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _wrong_prompt(prompt: Any) -> ValidationError:

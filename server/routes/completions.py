@@ -56,6 +56,7 @@ async def _prepare(
     service.check_choices(body, len(prompts))
     service.check_logprobs("logprobs", body.logprobs)
     service.check_logprobs("prompt_logprobs", body.prompt_logprobs)
+    requested = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     texts: list[str] = []
     jobs: list[Job] = []
     for index, prompt in enumerate(prompts):
@@ -63,8 +64,12 @@ async def _prepare(
             special = body.add_special_tokens is not False
             token_ids = await service.encode(prompt, add_special_tokens=special, field="prompt")
         else:
-            service.check_token_ids(prompt, "prompt")
             token_ids = prompt
+        limit = service.max_tokens(
+            requested, len(token_ids), prompt_field="prompt", limit_field="max_tokens"
+        )
+        # After the length: what does not fit is refused without looking at each id.
+        service.check_token_ids(token_ids, "prompt")
         text = ""
         if body.echo:
             text = (
@@ -73,10 +78,6 @@ async def _prepare(
                 else await service.decode(token_ids, skip_special_tokens=False)
             )
         texts.append(text)
-        requested = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        limit = service.max_tokens(
-            requested, len(token_ids), prompt_field="prompt", limit_field="max_tokens"
-        )
         params = body.sampling_params(
             # With echo and max_tokens=0 one token is generated and dropped: the prompt is scored.
             max_tokens=max(limit, 1),

@@ -3,117 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from checkpoints import bundled_model_path
+from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
 
-ROOT = Path(__file__).resolve().parents[2]
-STARTUP_S = 240
 CHINESE = "用 500 字介绍一下量子力学"
-CONTEXT = 256
-
-
-@dataclass
-class Server:
-    """A running server process and what it has printed."""
-
-    process: subprocess.Popen[str]
-    url: str
-    lines: list[str]
-    saw_loading: bool
-
-    def health(self) -> int:
-        return httpx.get(f"{self.url}/health").status_code
-
-    def running(self) -> float:
-        """The gauge of requests that own a slot."""
-        text = httpx.get(f"{self.url}/metrics").text
-        for family in text_string_to_metric_families(text):
-            if family.name == "jaxserve:num_requests_running":
-                return family.samples[0].value
-        raise AssertionError("no gauge of running requests")
-
-
-def start(*flags: str) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start `python -m server`; its output is collected line by line."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "server", *flags],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines: list[str] = []
-
-    def read() -> None:
-        assert process.stdout is not None
-        lines.extend(iter(process.stdout.readline, ""))
-
-    threading.Thread(target=read, daemon=True).start()
-    return process, lines
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    port = free_port()
-    process, lines = start(
-        "--model",
-        str(bundled_model_path()),
-        "--served-model-name",
-        "tiny",
-        "--port",
-        str(port),
-        "--max-num-seqs",
-        "4",
-        "--max-model-len",
-        str(CONTEXT),
-        "--max-num-batched-tokens",
-        "64",
-        "--compile-ahead",
-        "2",
-        "--no-compile-in-background",
-    )
-    found = Server(process, f"http://127.0.0.1:{port}", lines, saw_loading=False)
-    try:
-        deadline = time.monotonic() + STARTUP_S
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                status = found.health()
-            except httpx.TransportError:
-                status = 0
-            if status == 200:
-                break
-            found.saw_loading |= status == 503
-            time.sleep(0.1)
-        else:
-            raise AssertionError("the server never became healthy:\n" + "".join(lines))
-        yield found
-    finally:
-        process.kill()
-        process.wait()
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,112 @@
+"""A real server process on the bundled model, and what tests ask of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from checkpoints import bundled_model_path
+
+httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTUP_S = 240
+CONTEXT = 256
+
+
+@dataclass
+class Server:
+    """A running server process and what it has printed."""
+
+    process: subprocess.Popen[str]
+    url: str
+    lines: list[str]
+    saw_loading: bool
+
+    def health(self) -> int:
+        return httpx.get(f"{self.url}/health").status_code
+
+    def running(self) -> float:
+        """The gauge of requests that own a slot."""
+        text = httpx.get(f"{self.url}/metrics").text
+        for family in text_string_to_metric_families(text):
+            if family.name == "jaxserve:num_requests_running":
+                return family.samples[0].value
+        raise AssertionError("no gauge of running requests")
+
+
+def start(*flags: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start `python -m server`; its output is collected line by line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", *flags],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        lines.extend(iter(process.stdout.readline, ""))
+
+    threading.Thread(target=read, daemon=True).start()
+    return process, lines
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """A healthy server with four slots and a context of CONTEXT tokens; killed at the end."""
+    port = free_port()
+    process, lines = start(
+        "--model",
+        str(bundled_model_path()),
+        "--served-model-name",
+        "tiny",
+        "--port",
+        str(port),
+        "--max-num-seqs",
+        "4",
+        "--max-model-len",
+        str(CONTEXT),
+        "--max-num-batched-tokens",
+        "64",
+        "--compile-ahead",
+        "2",
+        "--no-compile-in-background",
+    )
+    found = Server(process, f"http://127.0.0.1:{port}", lines, saw_loading=False)
+    try:
+        deadline = time.monotonic() + STARTUP_S
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                status = found.health()
+            except httpx.TransportError:
+                status = 0
+            if status == 200:
+                break
+            found.saw_loading |= status == 503
+            time.sleep(0.1)
+        else:
+            raise AssertionError("the server never became healthy:\n" + "".join(lines))
+        yield found
+    finally:
+        process.kill()
+        process.wait()
