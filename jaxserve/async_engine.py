@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from checkpoints import CheckpointError
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine, EngineStats, RequestUpdate
 from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
@@ -190,7 +191,7 @@ class AsyncEngine:
             engine.close()
         except BaseException as error:
             self.error = error
-            if not isinstance(error, JaxServeError):
+            if not isinstance(error, (JaxServeError, CheckpointError)):
                 logger.exception("the engine thread ended with an error")
         finally:
             self._ended.set()
@@ -238,7 +239,15 @@ class AsyncEngine:
 
     def _deliver(self, updates: list[RequestUpdate], stats: EngineStats) -> None:
         assert self._outputs is not None
-        processed = self._outputs.process(updates)
+        try:
+            processed = self._outputs.process(updates)
+        except Exception as error:
+            # the streams of this step can never be completed: end the engine rather than hang
+            self.error = error
+            self._stopping = True
+            self._commands.put(lambda engine: None)
+            self._fail_streams()
+            raise
         if processed.stopped:
             stopped = processed.stopped
             self._commands.put(lambda engine: _abort_all(engine, stopped))

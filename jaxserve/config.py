@@ -33,8 +33,8 @@ class EngineConfig:
         overlap: dispatch step N+1 before step N's tokens are seen; False is the oracle.
         served_model_name: names the server answers to; the model path when empty.
         decode_backend, prefill_backend: attention kernels; None chooses from the device kind.
-        compile_ahead: executables that are compiled before the engine is ready; the rest are
-            compiled in the background while a larger one serves.
+        compile_ahead: programs that are compiled before the engine is ready, chosen by the device
+            kind when None; the rest are compiled in the background while a larger one serves.
         compile_in_background: whether that rest is compiled at all.
         kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
     """
@@ -57,7 +57,7 @@ class EngineConfig:
     served_model_name: tuple[str, ...] = ()
     decode_backend: str | None = None
     prefill_backend: str | None = None
-    compile_ahead: int = 16
+    compile_ahead: int | None = None
     compile_in_background: bool = True
     kv_cache_memory_bytes: int | None = None
 

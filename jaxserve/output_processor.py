@@ -168,12 +168,12 @@ class OutputProcessor:
         if live is None:
             return None, []
         now = self._clock()
-        sequences = []
-        for sequence in live.sequences:
-            if sequence.output.finish_reason is None:
-                sequences.append(sequence.request.request_id)
-                self._finish(live, sequence, "abort", None, now)
-        return self._make_output(live, live.sequences), sequences
+        unfinished = [s for s in live.sequences if s.output.finish_reason is None]
+        for sequence in unfinished:
+            self._finish(live, sequence, "abort", None, now)
+        is_delta = live.prepared.params.output_kind is RequestOutputKind.DELTA
+        output = self._make_output(live, unfinished if is_delta else live.sequences)
+        return output, [sequence.request.request_id for sequence in unfinished]
 
     def _take(
         self, live: _LiveRequest, sequence: _Sequence, update: RequestUpdate, now: float

@@ -23,12 +23,13 @@ class DeviceDefaults:
     max_num_batched_tokens: int
     page_size: int
     smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
+    compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
 
 
 DEFAULTS = {
-    "cpu": DeviceDefaults(32, 512, 16, 2),
-    "gpu": DeviceDefaults(256, 2048, 16, 1),
-    "tpu": DeviceDefaults(128, 1024, 128, 1),
+    "cpu": DeviceDefaults(32, 512, 16, 2, 6),
+    "gpu": DeviceDefaults(256, 2048, 16, 1, 16),
+    "tpu": DeviceDefaults(128, 1024, 128, 1, 16),
 }
 DTYPE_NAMES = {"float": "float32", "half": "float16"}
 
@@ -78,5 +79,6 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Eng
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
         block_size=config.block_size or defaults.page_size,
+        compile_ahead=config.compile_ahead or defaults.compile_ahead,
         served_model_name=config.served_model_name or (config.model,),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
@@ -15,6 +17,7 @@ logger = logging.getLogger(__name__)
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 MOST_LANES = 32
 TOKENS_PER_LANE = 16
+MOST_COMPILE_THREADS = 4
 
 
 class Program(NamedTuple):
@@ -48,8 +51,9 @@ def wanted_shapes(
 ) -> list[StepShape]:
     """Every program worth having, the most needed first.
 
-    The first two serve any step, so an engine is complete with them; greedy and filtered programs
-    follow, from large to small, and rarer variants last. A missing one costs speed, never an error.
+    The first two serve any step, so an engine is complete with them. Filtered programs follow,
+    which serve greedy and plain requests too, then each variant's own. A missing one costs speed,
+    never an error.
     """
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
     prefills = prefill_buckets(max_prefill_tokens)
@@ -63,11 +67,12 @@ def wanted_shapes(
         return StepShape(rows, tokens, lanes_for(tokens, max_num_seqs), variant)
 
     shapes = [mixed(full, prefills[-1], Variant.SCORED), decode(full, Variant.MASKED)]
-    for variant in (Variant.GREEDY, Variant.FILTERED, Variant.PLAIN, Variant.RICH):
+    for variant in (Variant.FILTERED, Variant.GREEDY, Variant.RICH, Variant.PLAIN):
         shapes.append(mixed(full, prefills[-1], variant))
         shapes.append(decode(full, variant))
-        shapes += [mixed(few, tokens, variant) for tokens in prefills]
+        shapes.append(mixed(few, prefills[0], variant))
         shapes += [decode(rows, variant) for rows in decodes[:-1]]
+        shapes += [mixed(few, tokens, variant) for tokens in prefills[1:]]
         shapes += [mixed(full, tokens, variant) for tokens in prefills[:-1]]
     shapes.append(mixed(few, prefills[0], Variant.MASKED))
     shapes += [decode(rows, Variant.MASKED) for rows in decodes[:-1]]
@@ -99,9 +104,15 @@ class ProgramTable:
 
     def compile_ahead(self, count: int, progress: Callable[[StepShape], None]) -> None:
         """Compile the `count` (at least two) most needed programs now."""
-        for shape in self.wanted[: max(2, count)]:
+        shapes = self.wanted[: max(2, count)]
+
+        def work(shape: StepShape) -> Program:
             progress(shape)
-            self._programs[shape] = self._compile(shape)
+            return self._compile(shape)
+
+        # XLA compiles one program on one core and lets go of the interpreter lock
+        with ThreadPoolExecutor(min(MOST_COMPILE_THREADS, os.cpu_count() or 1)) as pool:
+            self._programs = dict(zip(shapes, pool.map(work, shapes)))
 
     def compile_rest_in_background(self) -> None:
         """Compile the other programs in a thread, while the engine serves with those it has."""

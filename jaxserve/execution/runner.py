@@ -97,6 +97,7 @@ class Runner:
     def warm_up(self, progress: Any = lambda shape: None) -> None:
         """Make the device state, compile the most needed programs and run each once, idle."""
         self._state = self._make_state()
+        assert self._config.compile_ahead is not None
         self.programs.compile_ahead(self._config.compile_ahead, progress)
         for program in self.programs.programs:
             idle = self.packer.pack(StepPlan(), program.layout)

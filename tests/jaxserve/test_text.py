@@ -226,11 +226,12 @@ async def bad_requests_leave_it_alive(engine: AsyncEngine) -> None:
     with pytest.raises(ValidationError, match="priority"):
         async for _ in engine.generate("x", Params(), "urgent", priority=1):
             raise AssertionError
-    first = asyncio.create_task(collect(engine, "x", "same"))
-    await asyncio.sleep(0.05)
+    first = asyncio.create_task(collect(engine, "x", "same", max_tokens=120))
+    while "same" not in engine._streams:
+        await asyncio.sleep(0)
     with pytest.raises(ValidationError, match="request_id"):
         await collect(engine, "x", "same")
-    assert len((await first)[-1].outputs[0].token_ids) == 30
+    assert len((await first)[-1].outputs[0].token_ids) == 120
 
 
 async def a_dead_engine_says_so(engine: AsyncEngine) -> None:
