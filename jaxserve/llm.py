@@ -43,6 +43,7 @@ class LLM:
         self.model_config = loaded.model_config
         self._engine = loaded.engine
         self.footprint = loaded.footprint
+        self.startup_seconds = loaded.seconds
         self._tokenizer = loaded.tokenizer
         self.metrics = Metrics(self.config.served_model_name[0])
         self._inputs = InputProcessor(self.config, self.model_config, self._tokenizer)

@@ -54,6 +54,7 @@ class Loaded(NamedTuple):
     model_config: ModelConfig
     tokenizer: Tokenizer | None
     footprint: Footprint
+    seconds: float
 
 
 def load_engine(
@@ -118,7 +119,8 @@ def load_engine(
     gc.freeze()  # the loaded world is long-lived: keep it out of every later collection
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
-    return Loaded(engine, resolved, model_config, tokenizer, footprint)
+    seconds = time.monotonic() - start
+    return Loaded(engine, resolved, model_config, tokenizer, footprint, seconds)
 
 
 def _choose_backends(config: EngineConfig, device: jax.Device) -> Backends:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.gpu import bandwidth, correctness, machine, speed
+from benchmarks.gpu import bandwidth, correctness, engine, machine, speed
 from benchmarks.gpu.setting import Section, Setting
 from pallas_kernels import Backends, choose_backends
 
@@ -31,6 +31,9 @@ SECTIONS: list[tuple[str, Callable[[Setting], Section]]] = [
     ("decode speed", speed.decode),
     ("prefill speed", speed.prefill),
     ("write_kv speed", speed.writes),
+    ("engine correctness", engine.correctness),
+    ("host time", engine.host),
+    ("engine speed", engine.speed),
 ]
 EXIT_FAILED = 1
 EXIT_NO_GPU = 3

@@ -40,8 +40,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_config(shape: str, folder: Path) -> Path:
+def write_config(shape: str, folder: Path, **overrides: Any) -> Path:
     """A folder with the config.json of one of `SHAPES`, to load with `load_format="dummy"`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2) + "\n")
+    settings = json.dumps(SHAPES[shape] | overrides, indent=2)
+    (folder / "config.json").write_text(settings + "\n")
     return folder
