@@ -35,6 +35,13 @@ def dot_precision(dtype: jnp.dtype) -> lax.Precision:
     return lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
+def like(mask: jax.Array, ndim: int, *, after: bool = False) -> jax.Array:
+    """[B, tokens] with axes of size 1 added: [B, 1, .., tokens], or [B, tokens, 1, ..]."""
+    ones = (1,) * (ndim - 2)
+    batch, tokens = mask.shape
+    return mask.reshape((batch, tokens, *ones) if after else (batch, *ones, tokens))
+
+
 @functools.partial(jax.jit, static_argnames=("scale", "window"))
 def decode(
     q: jax.Array,  # [B, H, D]
@@ -55,18 +62,21 @@ def decode(
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
     dtype = value_dtype(kv_pages)
-    diagonal = dtype == jnp.bfloat16 and kv_heads > 1
+    diagonal = dtype == jnp.bfloat16
     # float32 blocks are twice as large and leave the cache sooner
     pages = block_pages(page_size, 64 if dtype == jnp.float32 else 128)
     tokens = pages * page_size
     table = pad_pages(page_table, pages) + first_page
 
-    # [B, K, R, W]: K matrix products a row, R query rows each, W wide
-    query = q.astype(dtype).reshape(batch, kv_heads, group, head_dim)
+    query = q.astype(dtype)
     if diagonal:
-        own = jnp.eye(kv_heads, dtype=dtype)[:, None, :, None]
-        query = (query[:, :, :, None, :] * own).reshape(batch, 1, heads, kv_heads * head_dim)
-    products, rows, width = query.shape[1:]
+        own = jnp.repeat(jnp.eye(kv_heads, dtype=dtype), group, axis=0)[:, :, None]  # [H, KVH, 1]
+        query = (query[:, :, None, :] * own).reshape(batch, heads, kv_heads * head_dim)
+        score, weigh = "bhc,btc->bht", "bht,btc->bhc"
+    else:
+        query = query.reshape(batch, kv_heads, group, head_dim)
+        score, weigh = "bkgd,btkd->bkgt", "bkgt,btkd->bkgd"
+    held_shape = (batch, tokens, 2, *(query.shape[2:] if diagonal else (kv_heads, head_dim)))
 
     first_key = jnp.zeros_like(kv_lens)
     if window is not None:
@@ -82,24 +92,26 @@ def decode(
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         highest, total, out = carry
         ids = lax.dynamic_slice_in_dim(table, block * pages, pages, axis=1)
-        held = gather_pages(kv_pages, ids).reshape(batch, tokens, 2, products, width)
+        held = gather_pages(kv_pages, ids).reshape(held_shape)
         key = block * tokens + jnp.arange(tokens)
         visible = (key < kv_lens[:, None]) & (key >= first_key[:, None])  # [B, tokens]
         # a masked token may hold anything, NaN too, and 0 * NaN is NaN
-        values = jnp.where(visible[:, :, None, None], held[:, :, 1], 0)
+        values = jnp.where(like(visible, held.ndim - 1, after=True), held[:, :, 1], 0)
         scores = jnp.einsum(
-            "bkrw,btkw->bkrt",
+            score,
             query,
             held[:, :, 0],
             preferred_element_type=jnp.float32,
             precision=dot_precision(dtype),
         )
-        scores = jnp.where(visible[:, None, None], scores * scale, MASKED)
+        scores = jnp.where(like(visible, scores.ndim), scores * scale, MASKED)
+        # before its first visible token a row has the maximum MASKED and weights of 1, which
+        # only meet zero values here and are multiplied by exp(MASKED - maximum) = 0 later
         rising = jnp.maximum(highest, scores.max(axis=-1))
         decay = jnp.exp(highest - rising)
-        weights = jnp.where(visible[:, None, None], jnp.exp(scores - rising[..., None]), 0.0)
+        weights = jnp.exp(scores - rising[..., None])
         added = jnp.einsum(
-            "bkrt,btkw->bkrw",
+            weigh,
             weights.astype(dtype),
             values,
             preferred_element_type=jnp.float32,
@@ -111,12 +123,12 @@ def decode(
         # full_like keeps the manual axes of q, which a loop under shard_map asks of its carry
         return lax.full_like(q, value, dtype=jnp.float32, shape=shape)
 
-    shape = (batch, products, rows)
-    carry = (filled(shape, MASKED), filled(shape, 0.0), filled((*shape, width), 0.0))
+    shape = query.shape[:-1]
+    carry = (filled(shape, MASKED), filled(shape, 0.0), filled(query.shape, 0.0))
     _, total, out = lax.fori_loop(begin, end, step, carry)
     out = out / jnp.where(total > 0.0, total, 1.0)[..., None]
     if diagonal:
-        out = out.reshape(batch, kv_heads, group, kv_heads, head_dim)
         # what a head computed with the other heads' values is dropped, not multiplied by zero
+        out = out.reshape(batch, kv_heads, group, kv_heads, head_dim)
         out = jnp.stack([out[:, h, :, h] for h in range(kv_heads)], axis=1)
     return out.reshape(batch, heads, head_dim).astype(q.dtype)

@@ -91,9 +91,11 @@ def prefill(
                 precision=dot_precision(dtype),
             )
             scores = jnp.where(visible, scores * scale, MASKED)
+            # before its first visible key a row has the maximum MASKED and weights of 1: what they
+            # add is multiplied by exp(MASKED - maximum) = 0 later
             rising = jnp.maximum(highest, scores.max(axis=-1))
             decay = jnp.exp(highest - rising)
-            weights = jnp.where(visible, jnp.exp(scores - rising[..., None]), 0.0)
+            weights = jnp.exp(scores - rising[..., None])
             added = jnp.einsum(
                 "krt,tkd->krd",
                 weights.astype(dtype),

@@ -41,11 +41,15 @@ def paged_case(
     columns: int | None = None,
     first_page: int = 0,
     share: bool = True,
+    total: int | None = None,
 ) -> Case:
-    """Pages in random order; rows 0 and 1 share their full pages; the rest of the pool is NaN."""
+    """Pages in random order; rows 0 and 1 share their full pages; the rest of the pool is NaN.
+
+    A given `total` number of pages lets cases of many lengths share one compilation.
+    """
     pages = [-(-length // page_size) for length in lengths]
     columns = max(1, *pages) if columns is None else columns
-    total = 1 + sum(pages) + 3
+    total = 1 + sum(pages) + 3 if total is None else total
     content = np.full((first_page + total, page_size, 2, kv_heads, head_dim), np.nan, np.float32)
     free = list(rng.permutation(np.arange(1, total)))
     table = np.zeros((len(lengths), columns), np.int32)  # unused entries name the trash page

@@ -23,19 +23,18 @@ PROGRAM = textwrap.dedent(
     heads, pages = P(None, "model", None), P(None, None, None, "model", None)
     shape = dict(heads=8, kv_heads=2, head_dim=32, page_size=16)
     rng = np.random.default_rng(0)
-    for pool in ("float32", "uint16"):
+    for pool, window in (("float32", None), ("uint16", 20)):
         case = paged_case(rng, [70, 33, 0, 1], pool=pool, **shape)
-        for window in (None, 20):
-            decode = functools.partial(
-                paged_decode_attention, scale=0.2, window=window, backend="xla")
-            sharded = jax.jit(jax.shard_map(
-                decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads))
-            got = sharded(case.q, case.kv_pages, case.page_table, case.lengths)
-            assert len(got.sharding.device_set) == 2
-            want = oracle.decode(*case[:4], scale=0.2, window=window)
-            assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-            idle = sharded(case.q, case.kv_pages, case.page_table, case.lengths * 0)
-            assert not np.asarray(idle, np.float32).any()
+        decode = functools.partial(
+            paged_decode_attention, scale=0.2, window=window, backend="xla")
+        sharded = jax.jit(jax.shard_map(
+            decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads))
+        got = sharded(case.q, case.kv_pages, case.page_table, case.lengths)
+        assert len(got.sharding.device_set) == 2
+        want = oracle.decode(*case[:4], scale=0.2, window=window)
+        assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
+        idle = sharded(case.q, case.kv_pages, case.page_table, case.lengths * 0)
+        assert not np.asarray(idle, np.float32).any()
 
         lanes, region = packed_lanes(rng, [30, 0, 5], [10, 0, 40], gaps=True)
         case = paged_case(rng, [40, 0, 45], pool=pool, rows=region, share=False, **shape)
