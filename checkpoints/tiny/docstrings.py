@@ -43,7 +43,10 @@ class Docstring:
 
 
 def _sources() -> list[tuple[str, Path]]:
-    """Name and path of every pure-Python public module of the standard library."""
+    """Name and path of every pure-Python public module of the standard library.
+
+    Modules frozen into the interpreter (``os``, ``codecs``, ...) name no file and are left out.
+    """
     found = []
     for name in sorted(sys.stdlib_module_names):
         if name.startswith("_") or name in _SKIPPED:
