@@ -75,7 +75,14 @@ def prove_step(
         result=result,
         num_pages=num_pages,
         max_num_seqs=max_num_seqs,
-        backends=choose_backends(GPU_TARGETS[kind].name, "gpu"),
+        backends=choose_backends(
+            GPU_TARGETS[kind].name,
+            "gpu",
+            dtype=jnp.dtype("bfloat16"),
+            head_dim=config.head_dim,
+            page_size=PAGE_SIZE,
+            group=config.num_heads // config.num_kv_heads,
+        ),
         mesh=mesh,
     )
     graphdef, leaves = abstract_leaves(config, mesh, "bfloat16")

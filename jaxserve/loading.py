@@ -79,7 +79,8 @@ def load_engine(
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
-    backends = _choose_backends(resolved, device)
+    backends = _choose_backends(resolved, model_config, device)
+    progress(f"kernels: decode {backends.decode}, prefill {backends.prefill} ({backends.reason})")
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
     model = load_model(
@@ -123,8 +124,15 @@ def load_engine(
     return Loaded(engine, resolved, model_config, tokenizer, footprint, seconds)
 
 
-def _choose_backends(config: EngineConfig, device: jax.Device) -> Backends:
-    chosen = choose_backends(device.device_kind, device.platform)
+def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Backends:
+    chosen = choose_backends(
+        device.device_kind,
+        device.platform,
+        dtype=jnp.dtype(config.dtype),
+        head_dim=model.head_dim,
+        page_size=config.block_size,
+        group=model.num_heads // model.num_kv_heads,
+    )
     if config.decode_backend is not None:
         chosen = replace(chosen, decode=config.decode_backend)
     if config.prefill_backend is not None:

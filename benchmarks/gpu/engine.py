@@ -65,9 +65,7 @@ def correctness(setting: Setting) -> Section:
         equal = sum(a == b for a, b in pairs) / len(pairs)
         section.rows.append((f"chosen kernels, {road}", len(pairs), round(equal, 4)))
         if equal < least:
-            section.failures.append(
-                f"{road}: {equal:.1%} of the tokens are equal, want {least:.0%}"
-            )
+            section.failures.append(f"{road}: {equal:.1%} of tokens are equal, want {least:.0%}")
     return section
 
 
