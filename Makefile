@@ -13,12 +13,12 @@ serve: $(VENV)/.server
 	$(BIN)/jaxserve serve $(MODEL) --port $(PORT)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # every model option through the engine, at full optimisation; an empty XLA_FLAGS keeps tests/conftest.py
 # from asking for fast compilation
 test-slow: $(VENV)/.test
-	XLA_FLAGS= $(BIN)/python -m pytest -m slow
+	XLA_FLAGS= $(BIN)/python -m pytest -n auto -m slow
 
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ CONFIG = {
 SETTINGS = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
-    "compile_ahead": 4,
+    "compile_ahead": 2,
     "compile_in_background": False,
 }
 

@@ -16,7 +16,14 @@ from benchmarks.gpu.setting import Section
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in check.SECTIONS])
+SLOW = ("engine correctness", "host time", "engine speed")  # they compile whole engines
+SECTIONS = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    for name, _ in check.SECTIONS
+]
+
+
+@pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_runs_dry(name, tmp_path):
     # speeds are given as shares of the copy bandwidth, so that section comes along
     arguments = ["--dry-run", "--only", name, "--only", "bandwidth", "--output", str(tmp_path)]

@@ -198,6 +198,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_host_memory(tmp_path: Path) -> None:
     """Beyond the parameters themselves, loading needs a few tensors and not a second copy."""
