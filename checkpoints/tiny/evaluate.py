@@ -103,7 +103,7 @@ def main() -> None:
     """Evaluate an exported model and print the metrics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--pairs", type=int, default=200, help="held-out pairs of each task")
+    parser.add_argument("--pairs", type=int, default=300, help="held-out pairs of each task")
     parser.add_argument("--write", action="store_true", help="write evaluation.json next to it")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))

@@ -32,7 +32,7 @@ _ADAM_RMS = 0.2  # typical root mean square of an Adam update, before the learni
 class TrainConfig:
     """Schedule of the run. Long rows come last: most is learnt on short ones, which are cheaper."""
 
-    steps: int = 3500
+    steps: int = 3200
     seed: int = 0
     learning_rate: float = 3e-3
     warmup_steps: int = 150
