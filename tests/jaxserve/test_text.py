@@ -165,6 +165,11 @@ def gauge(engine: AsyncEngine, name: str) -> float:
     return value
 
 
+async def started(engine: AsyncEngine, request_id: str) -> None:
+    while request_id not in engine._streams:
+        await asyncio.sleep(0)
+
+
 async def until_idle(engine: AsyncEngine) -> None:
     for _ in range(200):
         if gauge(engine, "num_requests_running") == 0.0:
@@ -204,7 +209,7 @@ async def closing_a_stream_aborts(engine: AsyncEngine) -> None:
     await stream.aclose()
     await until_idle(engine)
     task = asyncio.create_task(collect(engine, "x", "cancelled", max_tokens=150))
-    await asyncio.sleep(0.1)
+    await started(engine, "cancelled")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -213,7 +218,7 @@ async def closing_a_stream_aborts(engine: AsyncEngine) -> None:
 
 async def abort_ends_a_stream(engine: AsyncEngine) -> None:
     task = asyncio.create_task(collect(engine, "x", "aborted", max_tokens=150))
-    await asyncio.sleep(0.1)
+    await started(engine, "aborted")
     await engine.abort("aborted")
     outputs = await task
     assert outputs[-1].outputs[0].finish_reason == "abort"
@@ -227,8 +232,7 @@ async def bad_requests_leave_it_alive(engine: AsyncEngine) -> None:
         async for _ in engine.generate("x", Params(), "urgent", priority=1):
             raise AssertionError
     first = asyncio.create_task(collect(engine, "x", "same", max_tokens=120))
-    while "same" not in engine._streams:
-        await asyncio.sleep(0)
+    await started(engine, "same")
     with pytest.raises(ValidationError, match="request_id"):
         await collect(engine, "x", "same")
     assert len((await first)[-1].outputs[0].token_ids) == 120
@@ -239,7 +243,7 @@ async def a_dead_engine_says_so(engine: AsyncEngine) -> None:
         raise RuntimeError("the device is gone")
 
     task = asyncio.create_task(collect(engine, "x", "doomed", max_tokens=150))
-    await asyncio.sleep(0.1)
+    await started(engine, "doomed")
     engine._commands.put(fail)
     with pytest.raises(EngineDeadError) as caught:
         await task
