@@ -131,14 +131,14 @@ class AsyncEngine:
         if request_id in self._streams:
             raise ValidationError("request_id", request_id, "an id that is not in use")
         self._loop = asyncio.get_running_loop()
-        prepared = await asyncio.to_thread(self._inputs.prepare, prompt, params, request_id)
-        self._check_alive()
         stream: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
         self._streams[request_id] = stream
-        self._outputs.add(prepared)
-        self._commands.put(lambda engine: _add_all(engine, prepared))
         finished = False
         try:
+            prepared = await asyncio.to_thread(self._inputs.prepare, prompt, params, request_id)
+            self._check_alive()
+            self._outputs.add(prepared)
+            self._commands.put(lambda engine: _add_all(engine, prepared))
             while not finished:
                 item = await stream.get()
                 if isinstance(item, BaseException):
@@ -146,7 +146,7 @@ class AsyncEngine:
                 finished = item.finished
                 yield item
         finally:
-            self._streams.pop(request_id, None)
+            del self._streams[request_id]
             if not finished:
                 self._abort(request_id)
 

@@ -6,6 +6,8 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def register(subparsers: Any) -> None:
     latency.add_argument("--batch-size", type=int, default=8, help="requests in the batch")
     latency.add_argument("--num-iters-warmup", type=int, default=3, help="runs not counted")
     latency.add_argument("--num-iters", type=int, default=10, help="runs counted")
-    latency.set_defaults(func=run_latency)
+    latency.set_defaults(func=partial(_run, run_latency))
 
     throughput = subparsers.add_parser(
         "throughput", help="tokens per second over many requests queued at once"
@@ -36,7 +38,7 @@ def register(subparsers: Any) -> None:
     throughput.add_argument("--output-len", type=int, help="output tokens; random when left out")
     throughput.add_argument("--min-len", type=int, default=8, help="shortest random length")
     throughput.add_argument("--max-len", type=int, default=256, help="longest random length")
-    throughput.set_defaults(func=run_throughput)
+    throughput.set_defaults(func=partial(_run, run_throughput))
 
 
 def run_latency(options: argparse.Namespace) -> int:
@@ -142,17 +144,12 @@ def _finish(llm: Any, report: dict[str, Any], path: Path | None) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a benchmark without the `jaxserve` command: `python -m jaxserve.bench.commands`."""
-    parser = argparse.ArgumentParser(prog="jaxserve bench", description=__doc__)
-    register(parser.add_subparsers(required=True, metavar="BENCHMARK"))
-    options = parser.parse_args(argv)
+def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Exit code of a benchmark; expected errors are one line."""
+    from checkpoints import CheckpointError
+
     try:
-        return int(options.func(options))
-    except JaxServeError as error:
+        return benchmark(options)
+    except (JaxServeError, CheckpointError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

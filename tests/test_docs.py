@@ -1,0 +1,88 @@
+"""Every command in README and docs is one that exists, and those that end are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkpoints import bundled_model_path
+from server.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+FEW = {
+    "latency": shlex.split("--batch-size 2 --output-len 8 --num-iters 1 --num-iters-warmup 1"),
+    "throughput": shlex.split("--num-prompts 4 --max-len 16"),
+}
+SMALL = ["--max-num-seqs", "2", "--max-model-len", "128", "--max-num-batched-tokens", "32"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line.split("#")[0].strip() for b in blocks(page, "bash") for line in b.splitlines()]
+    return [line for line in lines if line]
+
+
+ALL = [(page.name, command) for page in PAGES for command in commands(page)]
+OURS = sorted({command for _, command in ALL if command.startswith("jaxserve ")})
+
+
+@pytest.mark.parametrize(("page", "command"), ALL)
+def test_the_command_exists(page: str, command: str) -> None:
+    words = shlex.split(command)
+    if words[0] == "jaxserve":
+        build_parser(words[1]).parse_args(words[1:])
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    elif words[:2] == ["python", "-m"]:
+        path = ROOT / words[2].replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    else:
+        script = ROOT / (words[1] if words[0] == "python" else words[0])
+        assert script.is_file() and (words[0] == "python" or os.access(script, os.X_OK))
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in OURS if not c.startswith("jaxserve serve")])
+def test_the_command_runs(command: str) -> None:
+    words = shlex.split(command.replace("MODEL", str(bundled_model_path())))[1:]
+    if words[0] == "bench":
+        words += FEW[words[1]] + SMALL
+    done = subprocess.run(
+        [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],
+        cwd=ROOT,
+        input="Hello\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_readme_program_runs(capsys) -> None:
+    program = next(b for b in blocks(ROOT / "README.md", "python") if "import LLM" in b)
+    program = program.replace("meta-llama/Meta-Llama-3-8B-Instruct", str(bundled_model_path()))
+    program = "prompts = ['Add 2 and 3.', 'Sort: 3, 1, 2']\n" + program
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Add 2 and 3.") and len(lines) >= 2
