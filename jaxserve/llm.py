@@ -129,7 +129,7 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def close(self) -> None:
-        """Stop background work."""
+        """Stop background work and give back the device memory; the LLM cannot be used any more."""
         self._engine.close()
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -116,8 +115,6 @@ def load_engine(
     runner.warm_up(lambda shape: logger.debug("compiling %s", shape.name))
     programs = len(runner.programs.programs)
     progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s")
-    gc.collect()
-    gc.freeze()  # the loaded world is long-lived: keep it out of every later collection
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
     seconds = time.monotonic() - start

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
+from jaxserve.sampling.variant import Variant
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +25,15 @@ class DeviceDefaults:
     page_size: int
     smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
     compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
+    common: tuple[Variant, ...]  # variants compiled in all sizes, the most needed first
 
 
+ACCELERATOR_VARIANTS = (Variant.FILTERED, Variant.GREEDY, Variant.PLAIN)
 DEFAULTS = {
-    "cpu": DeviceDefaults(32, 512, 16, 2, 6),
-    "gpu": DeviceDefaults(256, 2048, 16, 1, 16),
-    "tpu": DeviceDefaults(128, 1024, 128, 1, 16),
+    # a CPU searches filter borders only in rows that need it: plain rows run on filtered programs
+    "cpu": DeviceDefaults(32, 512, 16, 2, 6, (Variant.FILTERED, Variant.GREEDY)),
+    "gpu": DeviceDefaults(256, 2048, 16, 1, 16, ACCELERATOR_VARIANTS),
+    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, ACCELERATOR_VARIANTS),
 }
 DTYPE_NAMES = {"float": "float32", "half": "float16"}
 
@@ -46,8 +50,8 @@ def device_defaults(platform: str) -> DeviceDefaults:
     return DEFAULTS[kind]
 
 
-def smallest_bucket(mesh: Mesh) -> int:
-    return device_defaults(mesh.devices.flat[0].platform).smallest_bucket
+def mesh_defaults(mesh: Mesh) -> DeviceDefaults:
+    return device_defaults(mesh.devices.flat[0].platform)
 
 
 def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> EngineConfig:

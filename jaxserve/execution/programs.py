@@ -47,13 +47,17 @@ def prefill_buckets(max_prefill_tokens: int) -> list[int]:
 
 
 def wanted_shapes(
-    max_num_seqs: int, max_prefill_tokens: int, smallest_bucket: int
+    max_num_seqs: int,
+    max_prefill_tokens: int,
+    smallest_bucket: int,
+    common: Sequence[Variant] = (Variant.FILTERED, Variant.GREEDY),
 ) -> list[StepShape]:
     """Every program worth having, the most needed first.
 
-    The first two serve any step, so an engine is complete with them. Filtered programs follow,
-    which serve greedy and plain requests too, then each variant's own. A missing one costs speed,
-    never an error.
+    The first two serve any step, so an engine is complete with them. The common variants follow in
+    all sizes (filtered programs first, which serve greedy and plain requests too), then the largest
+    sizes of the rare ones. A missing one costs speed, never an error. The number is kept small: on
+    the CPU a deep model's program takes hundreds of the 65,530 memory mappings that Linux allows.
     """
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
     prefills = prefill_buckets(max_prefill_tokens)
@@ -67,15 +71,15 @@ def wanted_shapes(
         return StepShape(rows, tokens, lanes_for(tokens, max_num_seqs), variant)
 
     shapes = [mixed(full, prefills[-1], Variant.SCORED), decode(full, Variant.MASKED)]
-    for variant in (Variant.FILTERED, Variant.GREEDY, Variant.RICH, Variant.PLAIN):
+    for variant in common:
         shapes.append(mixed(full, prefills[-1], variant))
         shapes.append(decode(full, variant))
         shapes.append(mixed(few, prefills[0], variant))
         shapes += [decode(rows, variant) for rows in decodes[:-1]]
         shapes += [mixed(few, tokens, variant) for tokens in prefills[1:]]
         shapes += [mixed(full, tokens, variant) for tokens in prefills[:-1]]
-    shapes.append(mixed(few, prefills[0], Variant.MASKED))
-    shapes += [decode(rows, Variant.MASKED) for rows in decodes[:-1]]
+    shapes += [mixed(full, prefills[-1], Variant.RICH), decode(full, Variant.RICH)]
+    shapes += [mixed(few, prefills[0], Variant.MASKED), decode(few, Variant.MASKED)]
     return list(dict.fromkeys(shapes))
 
 
@@ -137,10 +141,11 @@ class ProgramTable:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the background thread after the program that it is compiling."""
+        """Stop the background thread after the program that it is compiling; drop the programs."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self._programs, self._choices = {}, {}
 
     def select(
         self, num_decode: int, num_prefill: int, num_lanes: int, variant: Variant

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
-from jaxserve.execution.defaults import smallest_bucket
+from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.programs import Program, ProgramTable, lanes_for, wanted_shapes
 from jaxserve.execution.step import DeviceState, StepSpec, run_step, split_model
@@ -85,7 +85,13 @@ class Runner:
         self.max_prefill_tokens = config.max_num_batched_tokens
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
         self.packer = RowPacker(config.max_num_seqs, model_config.vocab_size)
-        shapes = wanted_shapes(config.max_num_seqs, self.max_prefill_tokens, smallest_bucket(mesh))
+        defaults = mesh_defaults(mesh)
+        shapes = wanted_shapes(
+            config.max_num_seqs,
+            self.max_prefill_tokens,
+            defaults.smallest_bucket,
+            defaults.common,
+        )
         self.programs = ProgramTable(shapes, self.compile_program)
         self._state: DeviceState | None = None
 
@@ -127,7 +133,10 @@ class Runner:
         return StepResult(sampled, values, rows)
 
     def close(self) -> None:
+        """Stop background compilation and give back device memory."""
         self.programs.close()
+        self._state = None
+        self._leaves = ()
 
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -67,7 +68,25 @@ def test_decode_steps_run_no_prefill_program() -> None:
 def test_background_compilation_completes_the_table_and_stops() -> None:
     programs = table(2)
     programs.compile_rest_in_background()
-    programs.close()
-    chosen = programs.select(3, 0, 0, Variant.GREEDY).layout.shape
-    assert chosen.variant >= Variant.GREEDY
+    for _ in range(500):
+        if len(programs.programs) == len(programs.wanted):
+            break
+        time.sleep(0.01)
+    assert programs.select(3, 0, 0, Variant.GREEDY).layout.shape == StepShape(
+        4, 0, 0, Variant.GREEDY
+    )
     assert programs.background_error is None
+    programs.close()
+    assert programs.programs == []
+
+
+def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
+    def fail(shape: StepShape) -> Program:
+        raise RuntimeError("no memory")
+
+    programs = table(2)
+    programs._compile = fail
+    programs.compile_rest_in_background()
+    programs._thread.join()
+    assert isinstance(programs.background_error, RuntimeError)
+    assert programs.select(3, 0, 0, Variant.GREEDY).layout.shape.variant is Variant.MASKED
