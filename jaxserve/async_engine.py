@@ -51,6 +51,7 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
+        self._aborted_early: set[str] = set()  # while their prompts were tokenised
         self._tokenizer: Tokenizer | None = None
         self._model_config: ModelConfig | None = None
         self._inputs: InputProcessor | None = None
@@ -139,7 +140,10 @@ class AsyncEngine:
             prepared = await asyncio.to_thread(self._inputs.prepare, prompt, params, request_id)
             self._check_alive()
             self._outputs.add(prepared)
-            self._commands.put(lambda engine: _add_all(engine, prepared))
+            if request_id in self._aborted_early:
+                await self.abort(request_id)
+            else:
+                self._commands.put(lambda engine: _add_all(engine, prepared))
             while not finished:
                 item = await stream.get()
                 if isinstance(item, BaseException):
@@ -148,6 +152,7 @@ class AsyncEngine:
                 yield item
         finally:
             del self._streams[request_id]
+            self._aborted_early.discard(request_id)
             if not finished:
                 self._abort(request_id)
 
@@ -155,7 +160,11 @@ class AsyncEngine:
         """End a request; its stream gets a last output with finish_reason "abort"."""
         output = self._abort(request_id)
         stream = self._streams.get(request_id)
-        if stream is not None and output is not None:
+        if stream is None:
+            return
+        if output is None:
+            self._aborted_early.add(request_id)
+        else:
             stream.put_nowait(output)
 
     async def shutdown(self) -> None:

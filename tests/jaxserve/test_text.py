@@ -217,11 +217,17 @@ async def closing_a_stream_aborts(engine: AsyncEngine) -> None:
 
 
 async def abort_ends_a_stream(engine: AsyncEngine) -> None:
-    task = asyncio.create_task(collect(engine, "x", "aborted", max_tokens=150))
-    await started(engine, "aborted")
-    await engine.abort("aborted")
+    stream = engine.generate("x", Params(max_tokens=150, ignore_eos=True), "late abort")
+    await anext(stream)
+    await engine.abort("late abort")
+    outputs = [output async for output in stream]
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
+    # before the prompt has been tokenised
+    task = asyncio.create_task(collect(engine, "x", "early abort", max_tokens=150))
+    await started(engine, "early abort")
+    await engine.abort("early abort")
     outputs = await task
-    assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
     await until_idle(engine)
 
 
