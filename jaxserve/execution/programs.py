@@ -41,8 +41,8 @@ def decode_buckets(max_num_seqs: int, smallest: int) -> list[int]:
 
 
 def prefill_buckets(max_prefill_tokens: int) -> list[int]:
-    """Token counts of the prefill region, ascending: the budget, a quarter and a sixteenth."""
-    sizes = {max_prefill_tokens, max_prefill_tokens // 4, max_prefill_tokens // 16}
+    """Token counts of the prefill region, ascending: the budget and 1/2, 1/4, 1/16 of it."""
+    sizes = {max_prefill_tokens // part for part in (1, 2, 4, 16)}
     return sorted(size for size in sizes if size >= min(16, max_prefill_tokens))
 
 

@@ -175,9 +175,10 @@ class Scheduler:
         """Give free slots to waiting requests, in order, as far as tokens, lanes and pages go."""
         while budget > 0 and self._free_slots and len(plan.lanes) < self.limits.max_lanes:
             request = self.waiting.peek()
-            # a preempted request's token in flight must be seen before it can be prefilled again
-            if request is None or request.pending:
+            if request is None:
                 return
+            # nobody is admitted in the step that preempts, so a token in flight then is seen by now
+            assert request.pending == 0
             # room for the first generated token too, or the request would be preempted at once
             if not self.pages.grow(request, min(request.num_tokens + 1, self.limits.max_model_len)):
                 return

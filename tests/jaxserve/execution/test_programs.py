@@ -33,8 +33,9 @@ def test_buckets() -> None:
     assert decode_buckets(16, 2) == [2, 4, 8, 16]
     assert decode_buckets(20, 1) == [1, 2, 4, 8, 16, 20]
     assert decode_buckets(1, 2) == [2]
-    assert prefill_buckets(512) == [32, 128, 512]
-    assert prefill_buckets(40) == [40]
+    assert prefill_buckets(512) == [32, 128, 256, 512]
+    assert prefill_buckets(40) == [20, 40]
+    assert prefill_buckets(20) == [20]
     assert prefill_buckets(3) == [3]
     assert lanes_for(512, 256) == 32
     assert lanes_for(3, 256) == 1

@@ -153,6 +153,10 @@ class Run:
         assert len(plan.lanes) <= w.max_lanes
         assert len(self.scheduler.running) <= w.max_num_seqs
         for row in plan.decode:
+            request = row.request
+            planned = len(request.output_token_ids) + request.pending
+            assert planned <= request.stop_rule.max_tokens, "a token that nobody can want"
+            assert not (request.needs_seen_tokens and request.pending > 1), "planned unseen"
             assert row.position < MAX_LEN
         rows = [(r.request.request_id, r.position, 1) for r in plan.decode]
         self.plans.append(rows + [(r.request.request_id, r.start, r.length) for r in plan.lanes])
