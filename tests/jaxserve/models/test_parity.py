@@ -58,7 +58,20 @@ def oracle_steps(oracle: torch.nn.Module, chunks: list[np.ndarray]) -> list[np.n
     return logits
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = (
+    "llama_gqa",
+    "llama_biases",
+    "llama_rope_llama3",
+    "llama_rope_yarn",
+    "mistral_window",
+    "qwen2",
+    "qwen3_tied_biases",
+)
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+)
 def test_prompt_and_decode(models, case: str) -> None:
     model, oracle = models(case)
     tokens = random_tokens(PROMPT_LENGTH + DECODE_STEPS)
@@ -103,7 +116,7 @@ def test_dynamic_rope_grows_while_decoding(models) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama_biases", "qwen3"])
+@pytest.mark.parametrize("case", ["llama_biases", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_half_precision_is_as_close_as_torch(tmp_path: Path, case: str, dtype: str) -> None:
     """Against float32 on the same rounded weights, our RMS error is no larger than torch's."""
     folder = make_case(tmp_path, case, dtype=dtype)

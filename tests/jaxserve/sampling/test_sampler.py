@@ -57,7 +57,7 @@ def many_draws(logits, variant, seed=3, **options):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("vocab", [37, 1000])
+@pytest.mark.parametrize("vocab", [pytest.param(37, marks=pytest.mark.slow), 1000])
 def test_distribution(options, vocab):
     logits = np.random.default_rng(vocab).normal(0, 2, vocab).astype(np.float32)
     variant = Variant.FILTERED if set(options) - {"temperature"} else Variant.PLAIN
