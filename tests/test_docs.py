@@ -76,7 +76,7 @@ def test_the_command_runs(command: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_readme_program_runs(capsys) -> None:
+def test_the_readme_program_runs() -> None:
     program = next(b for b in blocks(ROOT / "README.md", "python") if "import LLM" in b)
     program = program.replace("meta-llama/Meta-Llama-3-8B-Instruct", str(bundled_model_path()))
     program = "prompts = ['Add 2 and 3.', 'Sort: 3, 1, 2']\n" + program

@@ -124,7 +124,9 @@ class ProgramTable:
 
         def work() -> None:
             for shape in rest:
-                if self._stop.is_set():
+                # the interpreter waits for this thread when it exits: a thread that it cuts off
+                # inside XLA aborts the process
+                if self._stop.is_set() or not threading.main_thread().is_alive():
                     return
                 try:
                     program = self._compile(shape)
@@ -137,7 +139,7 @@ class ProgramTable:
                 self._choices = {}
 
         if rest:
-            self._thread = threading.Thread(target=work, name="jaxserve-compile", daemon=True)
+            self._thread = threading.Thread(target=work, name="jaxserve-compile")
             self._thread.start()
 
     def close(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 
 import pytest
@@ -91,3 +93,17 @@ def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
     programs._thread.join()
     assert isinstance(programs.background_error, RuntimeError)
     assert programs.select(3, 0, 0, Variant.GREEDY).layout.shape.variant is Variant.MASKED
+
+
+def test_the_interpreter_may_exit_while_programs_are_compiled() -> None:
+    script = """
+import time
+from tests.jaxserve.execution.test_programs import fake_program, wanted_shapes, ProgramTable
+programs = ProgramTable(wanted_shapes(16, 256, 2), lambda s: (time.sleep(0.2), fake_program(s))[1])
+programs.compile_ahead(2, lambda shape: None)
+programs.compile_rest_in_background()
+"""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 30, "the rest was compiled although nobody waits for it"
