@@ -22,7 +22,7 @@ LONGER = {
 LONGEST_PROMPT = 50
 
 
-QUICK = ("llama_gqa", "qwen3_tied_biases")
+QUICK = ("llama_gqa",)
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,13 @@ def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
 
 def test_the_interpreter_may_exit_while_programs_are_compiled() -> None:
     script = """
-import time
+import atexit, time
 from tests.jaxserve.execution.test_programs import fake_program, wanted_shapes, ProgramTable
 programs = ProgramTable(wanted_shapes(16, 256, 2), lambda s: (time.sleep(0.2), fake_program(s))[1])
 programs.compile_ahead(2, lambda shape: None)
 programs.compile_rest_in_background()
+atexit.register(lambda: print(len(programs.wanted) - len(programs.programs)))
 """
-    start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - start < 30, "the rest was compiled although nobody waits for it"
+    assert int(done.stdout) > 0, "the rest was compiled although nobody waits for it"

@@ -33,12 +33,10 @@ def compare(folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "vocab_size", "vocab_rows"),
-    [
-        ("llama_biases", 200, 100),
-        pytest.param("qwen3_tied_biases", 199, 199, marks=pytest.mark.slow),
-    ],
+    [("llama_biases", 200, 100), ("qwen3_tied_biases", 199, 199)],
 )
 def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab_rows: int) -> None:
     result = compare(make_case(tmp_path, case, vocab_size=vocab_size))
