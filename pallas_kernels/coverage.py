@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import KernelError
+from pallas_kernels.native import availability
 from pallas_kernels.pages import value_dtype
 
 
@@ -64,6 +65,18 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     return None
 
 
+def native(shape: AttentionShape) -> KernelError | None:
+    """Why the native kernels cannot be called on this machine; None when they can.
+
+    They take every shape and type. The first call on a machine compiles them.
+    """
+    del shape
+    state = availability()
+    if state.available:
+        return None
+    return KernelError("backend", "'native'", f"another backend, because {state.reason}")
+
+
 def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: jax.Array) -> None:
     """Raises a refusal with the shapes that were refused.
 
@@ -82,5 +95,8 @@ def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: j
 # backends whose coverage is limited; "xla" and "reference" take every problem
 DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_decode,
+    "native": native,
 }
-PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {}
+PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "native": native,
+}

@@ -11,7 +11,7 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning, chip_tuning
 
 # backends with nothing to tune and nothing to interpret
-PLAIN = ("reference", "xla")
+PLAIN = ("reference", "xla", "native")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 
@@ -26,7 +26,7 @@ class Candidates:
 
 
 FAMILIES = {
-    "a CPU": Candidates(),
+    "a CPU": Candidates(decode=("native", "xla"), prefill=("native", "xla")),
     "a TPU": Candidates(),
     "a Hopper GPU": Candidates(decode=("mosaic_gpu", "xla")),
     "an NVIDIA GPU": Candidates(),

@@ -29,7 +29,6 @@ FLAGS = (
     "-O3",
     "-march=native",
     "-fPIC",
-    "-fvisibility=hidden",
     "-Wno-psabi",  # vectors are passed between inlined functions only
     "-Wno-ignored-attributes",
 )

@@ -7,7 +7,6 @@ an idle slot costs nothing.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 
@@ -17,7 +16,7 @@ from pallas_kernels.native.operands import optional, score_attributes
 
 
 @functools.partial(
-    jax.jit, static_argnames=("scale", "soft_cap", "window", "splits", "interpret")
+    jax.jit, static_argnames=("scale", "soft_cap", "window")
 )
 def decode(
     q: jax.Array,  # [B, H, D]
@@ -31,9 +30,7 @@ def decode(
     sinks: jax.Array | None,  # float32[H]
     k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
     v_scale: jax.Array | None,
-    splits: int | None,
     first_page: jax.Array,  # int32[]
-    interpret: Any,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot.
 
@@ -43,7 +40,6 @@ def decode(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
-    del splits, interpret
     native.require()
     call = jax.ffi.ffi_call("jaxserve_paged_decode", result_like(q, q.shape, q.dtype))
     return call(

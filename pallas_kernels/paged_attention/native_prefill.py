@@ -7,7 +7,6 @@ rows and their contexts.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 
@@ -16,7 +15,7 @@ from pallas_kernels.compat import result_like
 from pallas_kernels.native.operands import optional, score_attributes
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "interpret"))
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window"))
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -32,7 +31,6 @@ def prefill(
     k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
     v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
-    interpret: Any,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
 
@@ -42,7 +40,6 @@ def prefill(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
-    del interpret
     native.require()
     call = jax.ffi.ffi_call("jaxserve_paged_prefill", result_like(q, q.shape, q.dtype))
     return call(
