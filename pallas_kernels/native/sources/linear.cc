@@ -1,0 +1,367 @@
+// Linear layers on few rows: out = epilogue(x [M, K] . weight [N, K] + bias), with an optional RMS
+// norm of x before it and an optional residual or gated activation behind it.
+#include <type_traits>
+#include <vector>
+
+#include "attention.h"
+#include "dot.h"
+#include "parallel.h"
+
+namespace jaxserve {
+namespace {
+
+constexpr int64_t kBlockRows = 16;            // rows of the weight a block
+constexpr int64_t kTaskBytes = 128 << 10;     // of weights a task, so that threads end together
+constexpr int64_t kActivationBytes = 384 << 10;  // of x that stay in the second-level cache
+
+struct Linear {
+  const char* x;  // [rows, depth]
+  Element x_type;
+  int64_t rows, depth, outputs;
+  const char* norm;  // [depth] of x's type, or null
+  float eps;
+  const char* weight;   // [outputs, depth]
+  const float* scale;   // [outputs] of an 8-bit weight
+  const char* bias;     // [outputs] of x's type, or null
+  const char* residual;  // [rows, width] of out's type, or null
+  bool gated;           // outputs are pairs (gate, up): out = silu(gate) * up
+  char* out;            // [rows, width]
+  Element out_type;
+  int64_t width;  // outputs, or half of them when gated
+};
+
+// The rows of x as the dot product takes them.
+template <class Dot>
+struct Staged {
+  const typename Dot::Activation* data;
+  int64_t stride;
+  const float* scale;  // [rows], 8-bit only
+};
+
+inline F32x16 load_floats(Element type, const char* p) {
+  switch (type) {
+    case Element::kBfloat16:
+      return widen_bf16(load<U16x16>(p));
+    case Element::kFloat32:
+      return load<F32x16>(p);
+    default: {
+      F32x16 x;
+      widen_row(type, p, 16, 1.0f, reinterpret_cast<float*>(&x));
+      return x;
+    }
+  }
+}
+
+// out[0 .. depth) = the row in float32, normalised and rounded as the model's RMS norm does.
+inline void load_row(const Linear& p, int64_t row, float* out) {
+  const int64_t size = element_size(p.x_type), whole = p.depth / 16 * 16;
+  const char* x = p.x + row * p.depth * size;
+  for (int64_t k = 0; k < whole; k += 16) store(out + k, load_floats(p.x_type, x + k * size));
+  widen_row(p.x_type, x + whole * size, p.depth - whole, 1.0f, out + whole);
+  if (!p.norm) return;
+  F32x16 sums = {};
+  for (int64_t k = 0; k < whole; k += 16) {
+    const F32x16 v = load<F32x16>(out + k);
+    sums += v * v;
+  }
+  float sum = reduce_add(sums);
+  for (int64_t k = whole; k < p.depth; ++k) sum += out[k] * out[k];
+  const float factor = 1.0f / std::sqrt(sum / float(p.depth) + p.eps);
+  for (int64_t k = 0; k < whole; k += 16) {
+    F32x16 v = load<F32x16>(out + k) * factor;
+    if (p.x_type == Element::kBfloat16) v = widen_bf16(narrow_bf16(v));
+    store(out + k, v * load_floats(p.x_type, p.norm + k * size));
+  }
+  for (int64_t k = whole; k < p.depth; ++k) {
+    float weight;
+    widen_row(p.x_type, p.norm + k * size, 1, 1.0f, &weight);
+    float v = out[k] * factor;
+    if (p.x_type == Element::kBfloat16) v = bf16_to_float(float_to_bf16(v));
+    out[k] = v * weight;
+  }
+}
+
+inline void stage_row(const float* row, int64_t depth, int64_t stride, float* out, float*) {
+  std::memcpy(out, row, depth * 4);
+  std::memset(out + depth, 0, (stride - depth) * 4);
+}
+
+inline void stage_row(const float* row, int64_t depth, int64_t stride, uint16_t* out, float*) {
+  const int64_t whole = depth / 16 * 16;
+  for (int64_t k = 0; k < whole; k += 16) store(out + k, narrow_bf16(load<F32x16>(row + k)));
+  for (int64_t k = whole; k < depth; ++k) out[k] = float_to_bf16(row[k]);
+  std::memset(out + depth, 0, (stride - depth) * 2);
+}
+
+// Symmetric 8 bits by row, stored plus 128; the places behind the row are an exact 0 too.
+inline void stage_row(const float* row, int64_t depth, int64_t stride, uint8_t* out,
+                      float* scale) {
+  const int64_t whole = depth / 16 * 16;
+  F32x16 sizes = {};
+  for (int64_t k = 0; k < whole; k += 16) {
+    const F32x16 v = load<F32x16>(row + k);
+    sizes = maximum(select(v < 0.0f, -v, v), sizes);
+  }
+  float largest = reduce_max(sizes);
+  for (int64_t k = whole; k < depth; ++k) largest = std::max(largest, std::fabs(row[k]));
+  *scale = largest / 127.0f;
+  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const auto round = [inverse](F32x16 v) {
+    const F32x16 magic = splat(12582912.0f);  // adding it rounds to the nearest even integer
+    return __builtin_convertvector((v * inverse + magic) - magic, I32x16) + 128;
+  };
+  typedef uint8_t U8x16 __attribute__((vector_size(16)));
+  for (int64_t k = 0; k < whole; k += 16) {
+    store(out + k, __builtin_convertvector(round(load<F32x16>(row + k)), U8x16));
+  }
+  for (int64_t k = whole; k < depth; ++k) out[k] = uint8_t(round(splat(row[k]))[0]);
+  std::memset(out + depth, 128, stride - depth);
+}
+
+template <class Dot>
+Staged<Dot> stage(const Linear& p, ffi::ThreadPool& threads, std::vector<char>& memory) {
+  using Activation = typename Dot::Activation;
+  const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
+                    (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
+  if (same && !p.norm && p.depth % Dot::step == 0) {
+    return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr};
+  }
+  const int64_t stride = (p.depth + Dot::step - 1) / Dot::step * Dot::step;
+  const int64_t row_bytes = (stride * int64_t(sizeof(Activation)) + 63) / 64 * 64;
+  memory.resize(p.rows * row_bytes + p.rows * 4 + 64);
+  char* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  auto* data = reinterpret_cast<Activation*>(base);
+  auto* scale = reinterpret_cast<float*>(base + p.rows * row_bytes);
+  const int64_t data_stride = row_bytes / int64_t(sizeof(Activation));
+  parallel_for(threads, p.rows >= 16 ? p.rows / 8 : 1, [&](int64_t part) {
+    const int64_t parts = p.rows >= 16 ? p.rows / 8 : 1;
+    Scratch& scratch = thread_scratch();
+    scratch.reserve(p.depth * 4 + 64);
+    auto* row = scratch.take<float>(p.depth);
+    for (int64_t r = part * p.rows / parts; r < (part + 1) * p.rows / parts; ++r) {
+      load_row(p, r, row);
+      stage_row(row, p.depth, stride, data + r * data_stride, scale + r);
+    }
+  });
+  return {data, data_stride, scale};
+}
+
+// Writes 16 results: rows m0 .. of x, outputs n0 .. n0 + columns of them.
+template <int MR>
+inline void finish(const Linear& p, F32x16 sums, int64_t m0, int64_t n0, int64_t columns) {
+  constexpr int NR = 16 / MR;
+  const int64_t in_size = element_size(p.x_type), out_size = element_size(p.out_type);
+  float* value = reinterpret_cast<float*>(&sums);
+  if (p.bias) {
+    for (int i = 0; i < 16; ++i) {
+      float bias;
+      const int64_t n = std::min(n0 + i % NR, p.outputs - 1);
+      widen_row(p.x_type, p.bias + n * in_size, 1, 1.0f, &bias);
+      value[i] += bias;
+    }
+  }
+  int64_t first = n0, count = columns, step = NR;
+  if (p.gated) {
+    const F32x16 sigmoid = 1.0f / (1.0f + exponential(maximum(splat(-80.0f), -sums)));
+    F32x16 gated = sums * sigmoid;
+    gated *= __builtin_shufflevector(sums, sums, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15,
+                                     15);
+    for (int i = 0; i < 8; ++i) value[i] = gated[2 * i];
+    first = n0 / 2, count = columns / 2, step = NR / 2;
+  }
+  for (int m = 0; m < MR; ++m) {
+    const int64_t at = (m0 + m) * p.width + first;
+    float* row = value + m * step;
+    if (p.residual) {
+      for (int64_t n = 0; n < count; ++n) {
+        float r;
+        widen_row(p.out_type, p.residual + (at + n) * out_size, 1, 1.0f, &r);
+        row[n] += r;
+      }
+    }
+    write_row(p.out_type, row, 1.0f, count, p.out + at * out_size);
+  }
+}
+
+// Sums of 16 rows of an 8-bit weight, times 128: what the offset of x adds to the products.
+inline I32x16 offsets_of(const int8_t* w, int64_t depth) {
+  alignas(64) static constexpr auto ones = [] {
+    std::array<uint8_t, 64> all{};
+    for (auto& one : all) one = 1;
+    return all;
+  }();
+  I32x16 acc[16] = {};
+  int64_t k = 0;
+  for (; k + 64 <= depth; k += 64) {
+    for (int n = 0; n < 16; ++n) acc[n] = dot_u8_s8(acc[n], ones.data(), w + n * depth + k);
+  }
+  I32x16 sums = sum_lanes16(acc);
+  for (; k < depth; ++k) {
+    for (int n = 0; n < 16; ++n) sums[n] += w[n * depth + k];
+  }
+  return sums * 128;
+}
+
+template <class Dot>
+class Block {
+ public:
+  using Weight = typename Dot::Weight;
+
+  Block(const Linear& p, const Staged<Dot>& x, const Weight* w, const Weight* ahead, int64_t first,
+        int64_t count)
+      : p_(p), x_(x), w_(w), ahead_(ahead), first_(first), count_(count) {
+    if constexpr (std::is_same_v<Dot, Int8Dot>) offsets_ = offsets_of(w, p.depth);
+  }
+
+  // Rows [begin, end) of x, of which the first m-tiles also bring the next block's weights.
+  void run(int64_t begin, int64_t end, bool bring) const {
+    int64_t m = begin;
+    const int64_t fours = (end - begin) / 4;
+    for (int64_t i = 0; i < fours; ++i, m += 4) {
+      if (!bring || i >= 4) {
+        tiles<4, 0>(m, 0);
+      } else if (fours >= 4) {
+        tiles<4, 1>(m, i);
+      } else if (fours >= 2) {
+        i < 2 ? tiles<4, 2>(m, 2 * i) : tiles<4, 0>(m, 0);
+      } else {
+        tiles<4, 4>(m, 0);
+      }
+    }
+    const bool alone = bring && fours == 0;
+    if (end - m >= 2) {
+      alone ? tiles<2, 8>(m, 0) : tiles<2, 0>(m, 0);
+      m += 2;
+    }
+    if (m < end) {
+      alone && end - begin == 1 ? tiles<1, 16>(m, 0) : tiles<1, 0>(m, 0);
+    }
+  }
+
+ private:
+  // All 16 rows of the weight against MR rows of x, NR at a time.
+  template <int MR, int AHEAD>
+  void tiles(int64_t m, int64_t ahead_row) const {
+    constexpr int NR = 16 / MR;
+    for (int64_t n = 0; n < kBlockRows && n < count_; n += NR) {
+      const auto sums = dot_tile<Dot, MR, AHEAD>(x_.data + m * x_.stride, x_.stride,
+                                                 w_ + n * p_.depth, p_.depth,
+                                                 ahead_ + (n + ahead_row) * p_.depth);
+      finish<MR>(p_, scaled<MR>(sums, m, n), m, first_ + n, std::min<int64_t>(NR, count_ - n));
+    }
+  }
+
+  template <int MR>
+  F32x16 scaled(typename Dot::Sum sums, int64_t m, int64_t n) const {
+    if constexpr (std::is_same_v<Dot, Int8Dot>) {
+      constexpr int NR = 16 / MR;
+      F32x16 factor;
+      I32x16 offset;
+      for (int i = 0; i < 16; ++i) {
+        const int64_t row = n + i % NR;
+        offset[i] = offsets_[row];
+        factor[i] = x_.scale[m + i / NR] * p_.scale[std::min(first_ + row, p_.outputs - 1)];
+      }
+      return __builtin_convertvector(sums - offset, F32x16) * factor;
+    } else {
+      return sums;
+    }
+  }
+
+  const Linear& p_;
+  const Staged<Dot>& x_;
+  const Weight* w_;
+  const Weight* ahead_;
+  int64_t first_, count_;
+  I32x16 offsets_ = {};
+};
+
+template <class Dot>
+void run(const Linear& p, ffi::ThreadPool& threads) {
+  using Weight = typename Dot::Weight;
+  std::vector<char> memory;
+  const Staged<Dot> x = stage<Dot>(p, threads, memory);
+  const auto* weight = reinterpret_cast<const Weight*>(p.weight);
+  const int64_t blocks = (p.outputs + kBlockRows - 1) / kBlockRows;
+  const int64_t block_bytes = kBlockRows * p.depth * int64_t(sizeof(Weight));
+  const int64_t per_task = std::max<int64_t>(1, kTaskBytes / block_bytes);
+  const int64_t tasks = (blocks + per_task - 1) / per_task;
+  const int64_t x_rows = std::max<int64_t>(
+      16, kActivationBytes / (x.stride * int64_t(sizeof(*x.data))) / 4 * 4);
+  parallel_for(threads, tasks, [&](int64_t task) {
+    for (int64_t m = 0; m < p.rows; m += x_rows) {
+      const int64_t end = std::min(m + x_rows, p.rows);
+      for (int64_t b = task * per_task; b < std::min((task + 1) * per_task, blocks); ++b) {
+        const int64_t first = b * kBlockRows, count = std::min(kBlockRows, p.outputs - first);
+        const Weight* w = weight + first * p.depth;
+        // the last block may end before 16 rows, and a vector may reach past its last row's end
+        if (count < kBlockRows || (b == blocks - 1 && p.depth % Dot::step)) {
+          std::vector<Weight> copy((kBlockRows + 1) * p.depth + Dot::step);
+          std::copy(w, w + count * p.depth, copy.begin());
+          Block<Dot>(p, x, copy.data(), w, first, count).run(m, end, false);
+        } else {
+          Block<Dot>(p, x, w, w + kBlockRows * p.depth, first, count).run(m, end, m == 0);
+        }
+      }
+    }
+  });
+}
+
+const char* bytes_or_null(const ffi::AnyBuffer& buffer) {
+  return buffer.element_count() ? static_cast<const char*>(buffer.untyped_data()) : nullptr;
+}
+
+ffi::Error linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer norm,
+                  ffi::AnyBuffer weight, ffi::Buffer<ffi::F32> scale, ffi::AnyBuffer bias,
+                  ffi::AnyBuffer residual, ffi::Result<ffi::AnyBuffer> out, float eps,
+                  bool gated) {
+  const auto x_type = element_of(x.element_type()), out_type = element_of(out->element_type());
+  if (x.dimensions().size() != 2 || weight.dimensions().size() != 2 || !x_type || !out_type) {
+    return ffi::Error::InvalidArgument("x and weight must be matrices of floats");
+  }
+  const int64_t outputs = weight.dimensions()[0];
+  const Linear p{static_cast<const char*>(x.untyped_data()),
+                 *x_type,
+                 int64_t(x.dimensions()[0]),
+                 int64_t(x.dimensions()[1]),
+                 outputs,
+                 bytes_or_null(norm),
+                 eps,
+                 static_cast<const char*>(weight.untyped_data()),
+                 scale.typed_data(),
+                 bytes_or_null(bias),
+                 bytes_or_null(residual),
+                 gated,
+                 static_cast<char*>(out->untyped_data()),
+                 *out_type,
+                 gated ? outputs / 2 : outputs};
+  switch (weight.element_type()) {
+    case ffi::DataType::BF16:
+      run<Bf16Dot>(p, threads);
+      return ffi::Error::Success();
+    case ffi::DataType::F32:
+      run<F32Dot>(p, threads);
+      return ffi::Error::Success();
+    case ffi::DataType::S8:
+      run<Int8Dot>(p, threads);
+      return ffi::Error::Success();
+    default:
+      return ffi::Error::InvalidArgument("weight must be bfloat16, float32 or int8");
+  }
+}
+
+}  // namespace
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear, jaxserve::linear,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<float>("eps")
+                                  .Attr<bool>("gated"));
