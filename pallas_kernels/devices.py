@@ -11,8 +11,9 @@ from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tuning import ChipTuning, chip_tuning
 
+PORTABLE = ("reference", "xla")  # backends that run on any device
 # backends with nothing to tune and nothing to interpret
-PLAIN = ("reference", "xla", "native")
+PLAIN = (*PORTABLE, "native")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 
@@ -152,7 +153,7 @@ def require_backend(
         KernelError: says which backends run there, or what the backend does not cover.
     """
     family = device_family(device_kind, platform)
-    allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PLAIN])
+    allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PORTABLE])
     if backend not in allowed:
         raise KernelError(operation, repr(backend), f"on {family} one of {', '.join(allowed)}")
     refusal = _refusal(operation, backend, shape)

@@ -14,9 +14,13 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.native import build
 
 TARGETS = (
+    "jaxserve_linear",
     "jaxserve_paged_decode",
     "jaxserve_paged_prefill",
 )
+
+
+AMX_ROWS = 16
 
 
 class Availability(NamedTuple):
@@ -52,6 +56,15 @@ def instruction_set() -> str:
         return "AVX2" if "avx2" in features else "this CPU"
     names = {"avx512_bf16": "BF16", "avx512_vnni": "VNNI"}
     return "-".join(["AVX512", *(name for flag, name in names.items() if flag in features)])
+
+
+def linear_rows() -> int | None:
+    """The most rows for which the native linear layers beat XLA's on this CPU; None: always.
+
+    XLA uses the matrix unit of a CPU that has one, which pays from a few tens of rows on; below
+    that both wait for the memory.
+    """
+    return AMX_ROWS if "amx_tile" in build.cpu_features() else None
 
 
 def load(path: Path) -> None:

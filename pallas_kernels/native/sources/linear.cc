@@ -146,44 +146,94 @@ Staged<Dot> stage(const Linear& p, ffi::ThreadPool& threads, std::vector<char>& 
   return {data, data_stride, scale};
 }
 
+// Lane i of the result is lane first + i % period of v.
+template <class V>
+inline V repeat(V v, int64_t first, int64_t period) {
+  const I32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return __builtin_shuffle(v, (lane & int32_t(period - 1)) + int32_t(first));
+}
+
+// Lane i of the result is element i / period.
+template <int PERIOD>
+inline F32x16 spread(const float* v) {
+  F32x16 out;
+  for (int i = 0; i < 16; ++i) out[i] = v[i / PERIOD];
+  return out;
+}
+
+// ROWS pieces of WIDTH elements, `stride` elements apart, in one vector and back.
+template <int ROWS, int WIDTH>
+inline F32x16 gather_pieces(Element type, const char* from, int64_t stride) {
+  if (type == Element::kBfloat16) {
+    U16x16 bits = {};
+    for (int m = 0; m < ROWS; ++m) {
+      std::memcpy(reinterpret_cast<uint16_t*>(&bits) + m * WIDTH, from + m * stride * 2, WIDTH * 2);
+    }
+    return widen_bf16(bits);
+  }
+  F32x16 out = {};
+  for (int m = 0; m < ROWS; ++m) {
+    widen_row(type, from + m * stride * element_size(type), WIDTH, 1.0f,
+              reinterpret_cast<float*>(&out) + m * WIDTH);
+  }
+  return out;
+}
+
+template <int ROWS, int WIDTH>
+inline void scatter_pieces(Element type, F32x16 v, char* to, int64_t stride) {
+  if (type == Element::kBfloat16) {
+    const U16x16 bits = narrow_bf16(v);
+    for (int m = 0; m < ROWS; ++m) {
+      std::memcpy(to + m * stride * 2, reinterpret_cast<const uint16_t*>(&bits) + m * WIDTH,
+                  WIDTH * 2);
+    }
+    return;
+  }
+  for (int m = 0; m < ROWS; ++m) {
+    write_row(type, reinterpret_cast<const float*>(&v) + m * WIDTH, 1.0f, WIDTH,
+              to + m * stride * element_size(type));
+  }
+}
+
 // Writes 16 results: rows m0 .. of x, outputs n0 .. n0 + columns of them.
 template <int MR>
 inline void finish(const Linear& p, F32x16 sums, int64_t m0, int64_t n0, int64_t columns) {
   constexpr int NR = 16 / MR;
-  const int64_t in_size = element_size(p.x_type), out_size = element_size(p.out_type);
-  float* value = reinterpret_cast<float*>(&sums);
-  if (p.bias) {
-    for (int i = 0; i < 16; ++i) {
-      float bias;
-      const int64_t n = std::min(n0 + i % NR, p.outputs - 1);
-      widen_row(p.x_type, p.bias + n * in_size, 1, 1.0f, &bias);
-      value[i] += bias;
-    }
-  }
-  int64_t first = n0, count = columns, step = NR;
+  const int64_t size = element_size(p.out_type);
   if (p.gated) {
     const F32x16 sigmoid = 1.0f / (1.0f + exponential(maximum(splat(-80.0f), -sums)));
-    F32x16 gated = sums * sigmoid;
-    gated *= __builtin_shufflevector(sums, sums, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15,
-                                     15);
-    for (int i = 0; i < 8; ++i) value[i] = gated[2 * i];
-    first = n0 / 2, count = columns / 2, step = NR / 2;
+    sums *= sigmoid *
+            __builtin_shufflevector(sums, sums, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+    sums = __builtin_shufflevector(sums, sums, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
   }
-  for (int m = 0; m < MR; ++m) {
-    const int64_t at = (m0 + m) * p.width + first;
-    float* row = value + m * step;
-    if (p.residual) {
-      for (int64_t n = 0; n < count; ++n) {
-        float r;
-        widen_row(p.out_type, p.residual + (at + n) * out_size, 1, 1.0f, &r);
-        row[n] += r;
-      }
+  const int64_t at = m0 * p.width + (p.gated ? n0 / 2 : n0);
+  if (columns == NR) {
+    const char* residual = p.residual ? p.residual + at * size : nullptr;
+    char* out = p.out + at * size;
+    if (p.gated) {
+      if (residual) sums += gather_pieces<MR, NR / 2>(p.out_type, residual, p.width);
+      scatter_pieces<MR, NR / 2>(p.out_type, sums, out, p.width);
+    } else {
+      if (residual) sums += gather_pieces<MR, NR>(p.out_type, residual, p.width);
+      scatter_pieces<MR, NR>(p.out_type, sums, out, p.width);
     }
-    write_row(p.out_type, row, 1.0f, count, p.out + at * out_size);
+    return;
+  }
+  float* value = reinterpret_cast<float*>(&sums);
+  const int64_t step = p.gated ? NR / 2 : NR, count = p.gated ? columns / 2 : columns;
+  for (int64_t m = 0; m < MR; ++m) {
+    const int64_t begin = (at + m * p.width) * size;
+    for (int64_t n = 0; p.residual && n < count; ++n) {
+      float r;
+      widen_row(p.out_type, p.residual + begin + n * size, 1, 1.0f, &r);
+      value[m * step + n] += r;
+    }
+    write_row(p.out_type, value + m * step, 1.0f, count, p.out + begin);
   }
 }
 
-// Sums of 16 rows of an 8-bit weight, times 128: what the offset of x adds to the products.
+// Sums of 16 rows of an 8-bit weight, times 128: what the offset of x adds to the products, the
+// elements that the last vector takes from behind a row included.
 inline I32x16 offsets_of(const int8_t* w, int64_t depth) {
   alignas(64) static constexpr auto ones = [] {
     std::array<uint8_t, 64> all{};
@@ -191,15 +241,10 @@ inline I32x16 offsets_of(const int8_t* w, int64_t depth) {
     return all;
   }();
   I32x16 acc[16] = {};
-  int64_t k = 0;
-  for (; k + 64 <= depth; k += 64) {
+  for (int64_t k = 0; k < depth; k += Int8Dot::step) {
     for (int n = 0; n < 16; ++n) acc[n] = dot_u8_s8(acc[n], ones.data(), w + n * depth + k);
   }
-  I32x16 sums = sum_lanes16(acc);
-  for (; k < depth; ++k) {
-    for (int n = 0; n < 16; ++n) sums[n] += w[n * depth + k];
-  }
-  return sums * 128;
+  return sum_lanes16(acc) * 128;
 }
 
 template <class Dot>
@@ -210,7 +255,14 @@ class Block {
   Block(const Linear& p, const Staged<Dot>& x, const Weight* w, const Weight* ahead, int64_t first,
         int64_t count)
       : p_(p), x_(x), w_(w), ahead_(ahead), first_(first), count_(count) {
-    if constexpr (std::is_same_v<Dot, Int8Dot>) offsets_ = offsets_of(w, p.depth);
+    if constexpr (std::is_same_v<Dot, Int8Dot>) {
+      offsets_ = offsets_of(w, p.depth);
+      std::memcpy(&scale_, p.scale + first, count * 4);
+    }
+    if (p.bias) {
+      widen_row(p.x_type, p.bias + first * element_size(p.x_type), count, 1.0f,
+                reinterpret_cast<float*>(&bias_));
+    }
   }
 
   // Rows [begin, end) of x, of which the first m-tiles also bring the next block's weights.
@@ -247,24 +299,15 @@ class Block {
       const auto sums = dot_tile<Dot, MR, AHEAD>(x_.data + m * x_.stride, x_.stride,
                                                  w_ + n * p_.depth, p_.depth,
                                                  ahead_ + (n + ahead_row) * p_.depth);
-      finish<MR>(p_, scaled<MR>(sums, m, n), m, first_ + n, std::min<int64_t>(NR, count_ - n));
-    }
-  }
-
-  template <int MR>
-  F32x16 scaled(typename Dot::Sum sums, int64_t m, int64_t n) const {
-    if constexpr (std::is_same_v<Dot, Int8Dot>) {
-      constexpr int NR = 16 / MR;
-      F32x16 factor;
-      I32x16 offset;
-      for (int i = 0; i < 16; ++i) {
-        const int64_t row = n + i % NR;
-        offset[i] = offsets_[row];
-        factor[i] = x_.scale[m + i / NR] * p_.scale[std::min(first_ + row, p_.outputs - 1)];
+      F32x16 values;
+      if constexpr (std::is_same_v<Dot, Int8Dot>) {
+        values = __builtin_convertvector(sums - repeat(offsets_, n, NR), F32x16) *
+                 repeat(scale_, n, NR) * spread<NR>(x_.scale + m);
+      } else {
+        values = sums;
       }
-      return __builtin_convertvector(sums - offset, F32x16) * factor;
-    } else {
-      return sums;
+      if (p_.bias) values += repeat(bias_, n, NR);
+      finish<MR>(p_, values, m, first_ + n, std::min<int64_t>(NR, count_ - n));
     }
   }
 
@@ -274,6 +317,7 @@ class Block {
   const Weight* ahead_;
   int64_t first_, count_;
   I32x16 offsets_ = {};
+  F32x16 scale_ = {}, bias_ = {};
 };
 
 template <class Dot>
