@@ -26,6 +26,7 @@ from jaxserve.execution.memory_plan import (
 from jaxserve.execution.runner import Runner
 from jaxserve.memory.manager import PageManager
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layers import LinearForm
 from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -91,7 +92,10 @@ def load_engine(
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
     backends = backends or _choose_backends(resolved, model_config, device)
-    progress(f"kernels: decode {backends.decode}, prefill {backends.prefill} ({backends.reason})")
+    progress(
+        f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
+        f"linear {backends.linear} ({backends.reason})"
+    )
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
     model = load_model(
@@ -101,6 +105,7 @@ def load_engine(
         dtype=resolved.dtype,
         load_format=resolved.load_format,
         seed=resolved.seed,
+        form=LinearForm(backends.linear, resolved.quantization),
     )
     progress(f"loaded {resolved.model} in {time.monotonic() - start:.1f} s")
 
@@ -144,7 +149,11 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
         query_dtype=dtype,
     )
     chosen = choose_backends(device.device_kind, device.platform, shape)
-    for operation in ("decode", "prefill"):
+    if config.tensor_parallel_size > 1 and chosen.linear != "xla":
+        # XLA splits its own products over the devices and would gather the weights for others
+        reason = f"{chosen.reason}; sharded linear layers run on xla"
+        chosen = replace(chosen, linear="xla", reason=reason)
+    for operation in ("decode", "prefill", "linear"):
         asked = getattr(config, f"{operation}_backend")
         if asked is not None:
             try:
@@ -215,7 +224,7 @@ def _itemsize(config: EngineConfig) -> int:
 def _footprint(config: EngineConfig, model: ModelConfig, mesh: Mesh, runner: Runner) -> Footprint:
     itemsize = _itemsize(config)
     weights = runner.weight_bytes * mesh.shape["model"]
-    if not model.tie_word_embeddings:
+    if not model.tie_word_embeddings or config.quantization is not None:
         weights -= model.vocab_size * model.hidden_size * itemsize
     token = page_bytes(model.num_layers, 1, model.num_kv_heads, model.head_dim, itemsize)
     return Footprint(weights, token)

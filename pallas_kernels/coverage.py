@@ -77,6 +77,13 @@ def native(shape: AttentionShape) -> KernelError | None:
     return KernelError("backend", "'native'", f"another backend, because {state.reason}")
 
 
+def native_linear(shape: AttentionShape) -> KernelError | None:
+    """Why the native linear layers cannot be used; None when they can."""
+    if shape.query_dtype is not None and shape.query_dtype not in (jnp.bfloat16, jnp.float32):
+        return KernelError("dtype", shape.query_dtype, "bfloat16 or float32")
+    return native(shape)
+
+
 def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: jax.Array) -> None:
     """Raises a refusal with the shapes that were refused.
 
@@ -100,3 +107,7 @@ DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "native": native,
 }
+LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "native": native_linear,
+}
+OPERATIONS = {"decode": DECODE, "prefill": PREFILL, "linear": LINEAR}

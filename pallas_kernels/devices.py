@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pallas_kernels import coverage
+from pallas_kernels import coverage, native
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tuning import ChipTuning, chip_tuning
@@ -24,11 +24,12 @@ class Candidates:
 
     decode: Sequence[str] = ("xla",)
     prefill: Sequence[str] = ("xla",)
+    linear: Sequence[str] = ("xla",)
     write_kv: str = "xla"
 
 
 FAMILIES = {
-    "a CPU": Candidates(decode=("native", "xla"), prefill=("native", "xla")),
+    "a CPU": Candidates(*(("native", "xla"),) * 3),
     "a TPU": Candidates(),
     "a Hopper GPU": Candidates(decode=("mosaic_gpu", "xla")),
     "an NVIDIA GPU": Candidates(),
@@ -47,6 +48,7 @@ class Backends:
         tuning: tile sizes for the device.
         interpret: parameters of the kernels' interpreter, which runs them on any device, slowly;
             None compiles them.
+        linear: for linear.
     """
 
     decode: str
@@ -55,6 +57,7 @@ class Backends:
     reason: str
     tuning: ChipTuning = field(default_factory=ChipTuning)
     interpret: Any = None
+    linear: str = "xla"
 
     @property
     def decode_options(self) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def choose_backends(
     """
     family = device_family(device_kind, platform)
     judged = shape or AttentionShape()
-    refusals: list[str] = []
+    notes: list[str] = []
 
     def first(operation: str) -> str:
         names = getattr(FAMILIES[family], operation)
@@ -126,14 +129,18 @@ def choose_backends(
             refusal = _refusal(operation, name, judged)
             if refusal is None:
                 return name
-            refusals.append(f"the {name} {operation} kernel does not cover {refusal}")
+            notes.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
+    decode, prefill, linear = (first(operation) for operation in coverage.OPERATIONS)
+    if "native" in (decode, prefill, linear):
+        notes.append(native.availability().reason)
     return Backends(
-        decode=first("decode"),
-        prefill=first("prefill"),
+        decode=decode,
+        prefill=prefill,
+        linear=linear,
         write_kv=FAMILIES[family].write_kv,
-        reason="; ".join([f"{device_kind} is {family}", *refusals]),
+        reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind),
     )
 
@@ -144,7 +151,7 @@ def require_backend(
     """Refuses a backend that does not run on a device or does not cover a shape.
 
     Args:
-        operation: "decode" or "prefill".
+        operation: "decode", "prefill" or "linear".
         backend: its name.
         device_kind, platform: as for choose_backends.
         shape: the model's attention.
@@ -167,5 +174,5 @@ def require_backend(
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:
-    covers = coverage.DECODE if operation == "decode" else coverage.PREFILL
-    return covers[backend](shape) if backend in covers else None
+    covers = coverage.OPERATIONS[operation].get(backend)
+    return None if covers is None else covers(shape)

@@ -1,6 +1,6 @@
-"""Compiles the C++ sources with the machine's own compiler into a shared library in the cache folder.
+"""Compiles the C++ sources with the machine's own compiler into a shared library.
 
-The library is made for this CPU, so its name holds a hash of everything that it depends on: the
+The library is made for this CPU and kept in the user's cache folder. Its name holds a hash of everything that it depends on: the
 sources, the flags, the compiler, the CPU's features and the headers of jaxlib.
 """
 

@@ -15,9 +15,7 @@ from pallas_kernels.compat import result_like
 from pallas_kernels.native.operands import optional, score_attributes
 
 
-@functools.partial(
-    jax.jit, static_argnames=("scale", "soft_cap", "window")
-)
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window"))
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
