@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.rope import apply_rope
 from pallas_kernels.linear import Norm, linear
 from pallas_kernels.linear.xla import rms_norm
+from pallas_kernels.rotary import split_rotate
 
 Cache = TypeVar("Cache")
 # attend(cache, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) -> (out [T, H, D], cache)
@@ -141,10 +141,11 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm = PLAIN):
-        self.groups = config.num_heads // config.num_kv_heads
+        groups = config.num_heads // config.num_kv_heads
+        self.backend = form.backend
         self.qkv = Projection(
             config.hidden_size,
-            (config.num_kv_heads, self.groups + 2, config.head_dim),
+            (config.num_kv_heads, groups + 2, config.head_dim),
             axes=("kv_heads", None, None, "hidden"),
             bias=config.qkv_bias,
             dtype=dtype,
@@ -175,13 +176,15 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         """x + attention(norm(x)): x [T, E], rope (cos, sin) float32 [T, D/2] -> ([T, E], cache)."""
         qkv = self.qkv(x, norm=norm)  # [T, KVH, G+2, D]
-        tokens, kv_heads, _, head_dim = qkv.shape
-        q = qkv[:, :, : self.groups].reshape(tokens, kv_heads * self.groups, head_dim)
-        k, v = qkv[:, :, self.groups], qkv[:, :, self.groups + 1]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out, cache = attend(cache, layer, apply_rope(q, *rope), apply_rope(k, *rope), v)
-        return self.output(out.reshape(tokens, -1), residual=x), cache
+        q, k, v = split_rotate(
+            qkv,
+            *rope,
+            q_norm=None if self.q_norm is None else self.q_norm.as_operand(),
+            k_norm=None if self.k_norm is None else self.k_norm.as_operand(),
+            backend=self.backend,
+        )
+        out, cache = attend(cache, layer, q, k, v)
+        return self.output(out.reshape(x.shape[0], -1), residual=x), cache
 
 
 class MLP(nnx.Module):

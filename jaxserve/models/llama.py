@@ -63,17 +63,9 @@ class Llama(nnx.Module):
             [DecoderLayer(config, dtype, form) for _ in range(config.num_layers)]
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.lm_head = None
         # a tied table is looked up in full precision and multiplied in the quantised form
-        if not config.tie_word_embeddings or form.quantization is not None:
-            self.lm_head = Projection(
-                config.hidden_size,
-                (config.vocab_size,),
-                axes=("vocab", "hidden"),
-                bias=False,
-                dtype=dtype,
-                form=form,
-            )
+        own_head = not config.tie_word_embeddings or form.quantization is not None
+        self.lm_head = _lm_head(config, dtype, form) if own_head else None
 
     def __call__(
         self,
@@ -109,3 +101,14 @@ class Llama(nnx.Module):
         if self.lm_head is not None:
             return self.lm_head(hidden, out_dtype=jnp.float32)
         return linear(hidden, self.embedding[...], out_dtype=jnp.float32, backend=self.form.backend)
+
+
+def _lm_head(config: ModelConfig, dtype: str, form: LinearForm) -> Projection:
+    return Projection(
+        config.hidden_size,
+        (config.vocab_size,),
+        axes=("vocab", "hidden"),
+        bias=False,
+        dtype=dtype,
+        form=form,
+    )

@@ -1,7 +1,7 @@
 """Compiles the C++ sources with the machine's own compiler into a shared library.
 
-The library is made for this CPU and kept in the user's cache folder. Its name holds a hash of everything that it depends on: the
-sources, the flags, the compiler, the CPU's features and the headers of jaxlib.
+The library is made for this CPU and kept in the user's cache folder. Its name holds a hash of all
+that it depends on: the sources, the flags, the compiler, the CPU's features and jaxlib's headers.
 """
 
 from __future__ import annotations

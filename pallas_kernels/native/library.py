@@ -17,6 +17,7 @@ TARGETS = (
     "jaxserve_linear",
     "jaxserve_paged_decode",
     "jaxserve_paged_prefill",
+    "jaxserve_split_rotate",
 )
 
 
