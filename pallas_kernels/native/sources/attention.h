@@ -3,8 +3,7 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
-#include <vector>
+#include <memory>
 
 #include "gemm.h"
 #include "pages.h"
@@ -31,12 +30,16 @@ class Scratch {
   }
   void reserve(int64_t bytes) {
     used_ = 0;
-    if (bytes + 64 > int64_t(memory_.size())) memory_.resize(bytes + 64);
-    base_ = memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64) % 64;
+    if (bytes + 64 > size_) {
+      size_ = bytes + 64;
+      memory_.reset(new char[size_]);
+    }
+    base_ = memory_.get() + (64 - reinterpret_cast<uintptr_t>(memory_.get()) % 64) % 64;
   }
 
  private:
-  std::vector<char> memory_;
+  std::unique_ptr<char[]> memory_;
+  int64_t size_ = 0;
   char* base_ = nullptr;
   int64_t used_ = 0;
 };
@@ -169,6 +172,20 @@ void attend(const Rows<Word>& rows, const Pool& pool, const int32_t* table_row, 
       }
       key_rows[i] = k;
       value_rows[i] = v;
+    }
+    if (in_place) {
+      // pages lie anywhere: ask for this block's values and the next block's keys in good time
+      const int64_t lines = dim * int64_t(sizeof(Stored)) / 64;
+      for (int64_t i = 0; i < tokens; ++i) {
+        const char* next = nullptr;
+        if (t0 + kBlock + i < end) {
+          next = pool.key(pool.page_of(table_row, t0 + kBlock + i), t0 + kBlock + i, head);
+        }
+        for (int64_t line = 0; line < lines; ++line) {
+          __builtin_prefetch(reinterpret_cast<const char*>(value_rows[i]) + line * 64, 0, 2);
+          if (next) __builtin_prefetch(next + line * 64, 0, 2);
+        }
+      }
     }
     // what lies past the last token may be NaN, and 0 * NaN is NaN: zeros stand in for it
     for (int64_t i = tokens; i < vectors * 16; ++i) key_rows[i] = value_rows[i] = nothing;

@@ -45,7 +45,7 @@ struct Int8Dot {
 
 // Lane i of the result is the sum of the lanes of v[i].
 template <class V>
-inline V sum_lanes16(const V v[16]) {
+[[gnu::always_inline]] inline V sum_lanes16(const V v[16]) {
   V half[8], quarter[4];
   for (int i = 0; i < 8; ++i) {
     half[i] = JAXSERVE_LOW(v[2 * i], v[2 * i + 1]) + JAXSERVE_HIGH(v[2 * i], v[2 * i + 1]);

@@ -119,7 +119,7 @@ inline void stage_row(const float* row, int64_t depth, int64_t stride, uint8_t* 
 }
 
 template <class Dot>
-Staged<Dot> stage(const Linear& p, ffi::ThreadPool& threads, std::vector<char>& memory) {
+Staged<Dot> stage(const Linear& p, ffi::ThreadPool& threads, Scratch& memory) {
   using Activation = typename Dot::Activation;
   const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
                     (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
@@ -128,10 +128,9 @@ Staged<Dot> stage(const Linear& p, ffi::ThreadPool& threads, std::vector<char>& 
   }
   const int64_t stride = (p.depth + Dot::step - 1) / Dot::step * Dot::step;
   const int64_t row_bytes = (stride * int64_t(sizeof(Activation)) + 63) / 64 * 64;
-  memory.resize(p.rows * row_bytes + p.rows * 4 + 64);
-  char* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-  auto* data = reinterpret_cast<Activation*>(base);
-  auto* scale = reinterpret_cast<float*>(base + p.rows * row_bytes);
+  memory.reserve(p.rows * row_bytes + p.rows * 4 + 64);
+  auto* data = memory.take<Activation>(p.rows * row_bytes / int64_t(sizeof(Activation)));
+  auto* scale = memory.take<float>(p.rows);
   const int64_t data_stride = row_bytes / int64_t(sizeof(Activation));
   parallel_for(threads, p.rows >= 16 ? p.rows / 8 : 1, [&](int64_t part) {
     const int64_t parts = p.rows >= 16 ? p.rows / 8 : 1;
@@ -190,8 +189,12 @@ inline void scatter_pieces(Element type, F32x16 v, char* to, int64_t stride) {
     return;
   }
   for (int m = 0; m < ROWS; ++m) {
-    write_row(type, reinterpret_cast<const float*>(&v) + m * WIDTH, 1.0f, WIDTH,
-              to + m * stride * element_size(type));
+    const float* row = reinterpret_cast<const float*>(&v) + m * WIDTH;
+    if (type == Element::kFloat32) {
+      std::memcpy(to + m * stride * 4, row, WIDTH * 4);
+    } else {
+      write_row(type, row, 1.0f, WIDTH, to + m * stride * element_size(type));
+    }
   }
 }
 
@@ -323,7 +326,8 @@ class Block {
 template <class Dot>
 void run(const Linear& p, ffi::ThreadPool& threads) {
   using Weight = typename Dot::Weight;
-  std::vector<char> memory;
+  // the caller's own scratch is in use while it works on rows itself
+  static thread_local Scratch memory;
   const Staged<Dot> x = stage<Dot>(p, threads, memory);
   const auto* weight = reinterpret_cast<const Weight*>(p.weight);
   const int64_t blocks = (p.outputs + kBlockRows - 1) / kBlockRows;

@@ -1,4 +1,6 @@
 // Paged attention of decode rows and of packed prefill chunks.
+#include <vector>
+
 #include "attention.h"
 #include "parallel.h"
 

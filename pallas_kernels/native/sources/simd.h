@@ -146,7 +146,7 @@ inline float reduce_max(F32x16 v) {
 }
 
 // e^x for x <= 88, relative error below 2e-7; exactly 0 below -87; NaN stays NaN.
-inline F32x16 exponential(F32x16 x) {
+[[gnu::always_inline]] inline F32x16 exponential(F32x16 x) {
   const F32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const F32x16 clamped = maximum(splat(-88.0f), x);
   const F32x16 n = (clamped * 1.44269504088896341f + magic) - magic;
