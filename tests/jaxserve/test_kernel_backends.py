@@ -46,7 +46,10 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
     return list(result.values())
 
 
-BACKENDS: dict[str, tuple[Backends, dict]] = {}
+NATIVE = Backends(
+    decode="native", prefill="native", write_kv="xla", linear="native", reason="C++ on the CPU"
+)
+BACKENDS: dict[str, tuple[Backends, dict]] = {"native": (NATIVE, {})}
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -57,5 +60,7 @@ def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
 
 
 def test_a_backend_of_another_device_is_refused(model_folder):
-    with pytest.raises(ValidationError, match=r"decode_backend='mosaic_gpu'.*on a CPU one of xla"):
+    with pytest.raises(
+        ValidationError, match=r"decode_backend='mosaic_gpu'.*on a CPU one of native, xla"
+    ):
         LLM(str(model_folder("llama_gqa")), skip_tokenizer_init=True, decode_backend="mosaic_gpu")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import AttentionShape, KernelError, choose_backends, storage_dtype
+from pallas_kernels.native import Availability
 
 HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
 HOPPER += ["NVIDIA GH200 480GB", "NVIDIA H100-SXM5-80GB"]
@@ -28,12 +29,31 @@ def test_hopper_runs_mosaic_gpu(kind):
 
 @pytest.mark.parametrize(
     ("kind", "platform"),
-    [("cpu", "cpu"), ("TPU v5 lite", "tpu"), *((kind, "gpu") for kind in OTHER)],
+    [("TPU v5 lite", "tpu"), *((kind, "gpu") for kind in OTHER)],
 )
 def test_everything_else_runs_xla_and_says_why(kind, platform):
     backends = choose_backends(kind, platform)
     assert (backends.decode, backends.prefill, backends.write_kv) == ("xla", "xla", "xla")
     assert backends.reason
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypatch):
+    state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")
+    monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.availability", lambda: state)
+    backends = choose_backends("cpu", "cpu")
+    name = "native" if available else "xla"
+    assert (backends.decode, backends.prefill, backends.linear) == (name, name, name)
+    assert backends.write_kv == "xla"
+    assert state.reason in backends.reason
+
+
+def test_native_linear_layers_refuse_float16_by_name():
+    shape = AttentionShape(query_dtype=jnp.dtype("float16"))
+    backends = choose_backends("cpu", "cpu", shape)
+    assert backends.linear == "xla"
+    assert "float16" in backends.reason
 
 
 @pytest.mark.parametrize(
