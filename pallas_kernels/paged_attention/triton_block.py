@@ -1,0 +1,214 @@
+"""What the Triton kernels share: keys and values fetched through a page table, online softmax.
+
+A block of tokens is gathered row by row: every row has its own pointer, made from the page table,
+so tokens of one block may lie in any pages. Tokens that may not be read are never loaded and count
+as zero, so that whatever lies there cannot leak (0 * NaN is NaN).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import triton as plt
+from jax.typing import DTypeLike
+
+from pallas_kernels.pages import BFLOAT16_BITS
+
+MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
+LOG2_E = math.log2(math.e)
+E4M3_TYPES = tuple(jnp.dtype(name) for name in ("float8_e4m3fn", "uint8"))
+QUANTIZED_TYPES = (jnp.dtype("int8"), *E4M3_TYPES)
+# e4m3 bits moved into a float16 stand for the number times 2 ** -8
+E4M3_BIAS = 256.0
+
+
+class Softmax(NamedTuple):
+    """Online softmax of M rows, in base 2 (Milakov and Gimelshein, 2018)."""
+
+    out: jax.Array  # float32[M, width], not yet divided by total
+    highest: jax.Array  # float32[M]
+    total: jax.Array  # float32[M]
+
+
+class Options(NamedTuple):
+    """Static options of the scores.
+
+    Attributes:
+        scale: factor of the scores.
+        soft_cap: bound of the scores, or None.
+        window: sliding window in tokens, or None.
+    """
+
+    scale: float
+    soft_cap: float | None
+    window: int | None
+
+
+class HeadPages(NamedTuple):
+    """One KV head of one request: where its tokens are.
+
+    Attributes:
+        kv: reference of the pool [NP, page_size, 2, KVH, D].
+        table: reference of the page table, int32[requests, P].
+        k_scale, v_scale: references, float32[1] or float32[NP, KVH]; None for float pages.
+        row: row of the page table.
+        kv_head: the head.
+        first_page: added to every page id.
+    """
+
+    kv: Any
+    table: Any
+    k_scale: Any
+    v_scale: Any
+    row: jax.Array
+    kv_head: jax.Array
+    first_page: jax.Array
+
+
+def padded(size: int) -> int:
+    """The next power of two: Triton has no other array sizes."""
+    return 1 << (size - 1).bit_length()
+
+
+def dot_dtype(pages: DTypeLike, query: DTypeLike) -> np.dtype:
+    """The type in which queries meet keys: that of float pages, else that of the queries."""
+    stored = jnp.dtype(pages)
+    if stored in QUANTIZED_TYPES:
+        return jnp.dtype(query)
+    return jnp.dtype("bfloat16") if stored == BFLOAT16_BITS else stored
+
+
+def head_columns(head_dim: int) -> tuple[jax.Array, jax.Array | None]:
+    """Indices of the columns of a tile, int32[width], and which of them exist (None: all)."""
+    columns = jnp.arange(padded(head_dim))
+    return columns, None if columns.shape[0] == head_dim else columns < head_dim
+
+
+def both(first: jax.Array | None, second: jax.Array | None) -> jax.Array | None:
+    """The conjunction of two masks that broadcast, where None is all true."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
+
+
+def _load(ref: Any, mask: jax.Array | None) -> jax.Array:
+    if mask is None:
+        return plt.load(ref)
+    return plt.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=0)
+
+
+def _numbers(stored: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Stored elements in the type of a dot; e4m3 as the number divided by E4M3_BIAS, exactly."""
+    if stored.dtype in E4M3_TYPES:
+        # by bits, because conversion instructions exist from compute capability 8.9 only
+        bits = stored if stored.dtype == jnp.uint8 else lax.bitcast_convert_type(stored, jnp.uint8)
+        bits = bits.astype(jnp.uint16)
+        magnitude = bits & 0x7F
+        half = jnp.where(magnitude == 0x7F, jnp.uint16(0x7E00), magnitude << 7)
+        half |= (bits & 0x80) << 8
+        stored = lax.bitcast_convert_type(half, jnp.float16)
+    elif stored.dtype == BFLOAT16_BITS:
+        stored = lax.bitcast_convert_type(stored, jnp.bfloat16)
+    return stored.astype(dtype)
+
+
+def _common_factor(kv: Any, scale: Any) -> jax.Array | float:
+    """What all stored keys, or all stored values, of a pool are multiplied by."""
+    bias = E4M3_BIAS if kv.dtype in E4M3_TYPES else 1.0
+    return bias if scale is None or len(scale.shape) == 2 else scale[0] * bias
+
+
+def empty_softmax(rows: int, width: int, sinks: jax.Array | None) -> Softmax:
+    """Before the first key; a sink is a logit without a value.
+
+    Args:
+        rows: M.
+        width: padded head_dim.
+        sinks: float32[M] in base e, or None.
+    """
+    if sinks is None:
+        highest, total = jnp.full((rows,), MASKED, jnp.float32), jnp.zeros((rows,), jnp.float32)
+    else:
+        highest, total = sinks * LOG2_E, jnp.ones((rows,), jnp.float32)
+    return Softmax(jnp.zeros((rows, width), jnp.float32), highest, total)
+
+
+def attend_block(
+    pages: HeadPages,
+    query: jax.Array,  # [M, width]
+    softmax: Softmax,
+    token: jax.Array,  # int32[T]
+    *,
+    readable: jax.Array | None,  # bool[T]
+    visible: jax.Array | None,  # bool[M or 1, T]
+    options: Options,
+) -> Softmax:
+    """Takes T more tokens into account.
+
+    Args:
+        pages: where the tokens of this head are.
+        query: in the type of the dot with the keys.
+        softmax: of the tokens before.
+        token: positions of the tokens.
+        readable: tokens that may be read; None for all.
+        visible: tokens that each row sees, all of them readable; None for all.
+        options: of the scores.
+    """
+    page_size, head_dim = pages.kv.shape[1], pages.kv.shape[4]
+    shift = page_size.bit_length() - 1
+    page = _load(pages.table.at[pages.row, token >> shift], readable) + pages.first_page
+    columns, exists = head_columns(head_dim)
+    loaded = both(
+        None if readable is None else readable[:, None], None if exists is None else exists[None]
+    )
+
+    def fetched(part: int, dtype: DTypeLike) -> jax.Array:  # [T, width]
+        where = (page[:, None], (token & (page_size - 1))[:, None], part, pages.kv_head)
+        return _numbers(_load(pages.kv.at[(*where, columns[None, :])], loaded), dtype)
+
+    def scales(scale: Any) -> jax.Array | None:  # float32[T]
+        if scale is None or len(scale.shape) == 1:
+            return None
+        return _load(scale.at[page, pages.kv_head], readable)
+
+    scores = plt.dot(query, fetched(0, query.dtype).T, precision=lax.Precision.HIGHEST)
+    k_scales, v_scales = scales(pages.k_scale), scales(pages.v_scale)
+    if k_scales is not None:
+        scores *= k_scales[None, :]
+    k_factor = _common_factor(pages.kv, pages.k_scale)
+    if options.soft_cap is None:
+        scores *= k_factor * (options.scale * LOG2_E)
+    else:
+        capped = jnp.tanh(scores * (k_factor * (options.scale / options.soft_cap)))
+        scores = capped * (options.soft_cap * LOG2_E)
+    if visible is not None:
+        scores = jnp.where(visible, scores, MASKED)
+
+    # before its first visible key a row has the maximum MASKED and weights of 1: what they add is
+    # multiplied by exp2(MASKED - maximum) = 0 later
+    rising = jnp.maximum(softmax.highest, scores.max(axis=1))
+    decay = jnp.exp2(softmax.highest - rising)
+    weights = jnp.exp2(scores - rising[:, None])
+    total = softmax.total * decay + weights.sum(axis=1)
+    dtype = query.dtype
+    if v_scales is not None:
+        # a weight takes the scale of its value along, which float16 might not hold
+        weights *= v_scales[None, :]
+        dtype = jnp.bfloat16 if dtype == jnp.float16 else dtype
+    added = plt.dot(weights.astype(dtype), fetched(1, dtype), precision=lax.Precision.HIGHEST)
+    return Softmax(softmax.out * decay[:, None] + added, rising, total)
+
+
+def normalized(pages: HeadPages, softmax: Softmax) -> tuple[jax.Array, jax.Array]:
+    """The output, float32[M, width], and the log-sum-exp in base 2, float32[M].
+
+    Rows that saw nothing give zero and MASKED.
+    """
+    total = jnp.where(softmax.total == 0.0, 1.0, softmax.total)
+    factor = _common_factor(pages.kv, pages.v_scale)
+    return softmax.out * (factor / total)[:, None], softmax.highest + jnp.log2(total)
