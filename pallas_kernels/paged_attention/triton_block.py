@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
-from pallas_kernels.pages import BFLOAT16_BITS
+from pallas_kernels.pages import as_values, value_dtype
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
 LOG2_E = math.log2(math.e)
-E4M3_TYPES = tuple(jnp.dtype(name) for name in ("float8_e4m3fn", "uint8"))
-QUANTIZED_TYPES = (jnp.dtype("int8"), *E4M3_TYPES)
 # e4m3 bits moved into a float16 stand for the number times 2 ** -8
 E4M3_BIAS = 256.0
 
@@ -75,18 +72,15 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def dot_dtype(pages: DTypeLike, query: DTypeLike) -> np.dtype:
-    """The type in which queries meet keys: that of float pages, else that of the queries."""
-    stored = jnp.dtype(pages)
-    if stored in QUANTIZED_TYPES:
-        return jnp.dtype(query)
-    return jnp.dtype("bfloat16") if stored == BFLOAT16_BITS else stored
-
-
 def head_columns(head_dim: int) -> tuple[jax.Array, jax.Array | None]:
     """Indices of the columns of a tile, int32[width], and which of them exist (None: all)."""
     columns = jnp.arange(padded(head_dim))
     return columns, None if columns.shape[0] == head_dim else columns < head_dim
+
+
+def vector(scale: jax.Array | None) -> jax.Array | None:
+    """A scale as a kernel takes it: float32[1] for one of the whole pool."""
+    return scale.reshape(1) if scale is not None and scale.ndim == 0 else scale
 
 
 def both(first: jax.Array | None, second: jax.Array | None) -> jax.Array | None:
@@ -104,22 +98,19 @@ def _load(ref: Any, mask: jax.Array | None) -> jax.Array:
 
 def _numbers(stored: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Stored elements in the type of a dot; e4m3 as the number divided by E4M3_BIAS, exactly."""
-    if stored.dtype in E4M3_TYPES:
+    stored = as_values(stored)
+    if stored.dtype == jnp.float8_e4m3fn:
         # by bits, because conversion instructions exist from compute capability 8.9 only
-        bits = stored if stored.dtype == jnp.uint8 else lax.bitcast_convert_type(stored, jnp.uint8)
-        bits = bits.astype(jnp.uint16)
+        bits = lax.bitcast_convert_type(stored, jnp.uint8).astype(jnp.uint16)
         magnitude = bits & 0x7F
         half = jnp.where(magnitude == 0x7F, jnp.uint16(0x7E00), magnitude << 7)
-        half |= (bits & 0x80) << 8
-        stored = lax.bitcast_convert_type(half, jnp.float16)
-    elif stored.dtype == BFLOAT16_BITS:
-        stored = lax.bitcast_convert_type(stored, jnp.bfloat16)
+        stored = lax.bitcast_convert_type(half | ((bits & 0x80) << 8), jnp.float16)
     return stored.astype(dtype)
 
 
 def _common_factor(kv: Any, scale: Any) -> jax.Array | float:
     """What all stored keys, or all stored values, of a pool are multiplied by."""
-    bias = E4M3_BIAS if kv.dtype in E4M3_TYPES else 1.0
+    bias = E4M3_BIAS if value_dtype(kv.dtype) == jnp.float8_e4m3fn else 1.0
     return bias if scale is None or len(scale.shape) == 2 else scale[0] * bias
 
 

@@ -23,20 +23,24 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.paged_attention.triton_block import (
     MASKED,
     HeadPages,
     Options,
     attend_block,
-    dot_dtype,
     empty_softmax,
     head_columns,
     normalized,
     padded,
+    vector,
 )
+from pallas_kernels.pages import compute_dtype
+from pallas_kernels.tuning import DecodeTuning
 
 MATRIX_ROWS = 16  # rows of the matrix instructions
+MAX_SPLITS = 64
 
 
 class Operands(NamedTuple):
@@ -69,6 +73,16 @@ def split_blocks(
     return first_key, begin, jnp.minimum(begin + share, last_block), live
 
 
+def number_of_splits(slots: int, kv_heads: int, blocks: int, tuning: DecodeTuning) -> int:
+    """Into how many thread blocks a slot's tokens are divided; depends on static facts only.
+
+    Enough to give every multiprocessor the wanted number of thread blocks, as far as blocks of
+    tokens suffice.
+    """
+    wanted = -(-tuning.waves * tuning.multiprocessors // (slots * kv_heads))
+    return max(1, min(wanted, blocks, MAX_SPLITS))
+
+
 def _split_kernel(
     given: Operands, out: Any, lse: Any = None, *, options: Options, block: int, splits: int
 ) -> None:
@@ -89,7 +103,7 @@ def _split_kernel(
     if exists is not None:
         held &= exists[None, :]
     query = plt.load(q.at[slot, head[:, None], columns[None, :]], mask=held, other=0)
-    query = query.astype(dot_dtype(kv.dtype, q.dtype))
+    query = query.astype(compute_dtype(kv.dtype, q.dtype))
     sinks = None
     if given.sinks is not None:
         # part of the first split: a slot with tokens has one
@@ -193,7 +207,9 @@ def decode(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    refusal = coverage.triton_decode(AttentionShape.of(q, kv_pages))
+    refusal = coverage.triton_decode(coverage.AttentionShape.of(q, kv_pages))
+    coverage.require(refusal, "triton", q, kv_pages)
+    tuning = tuning or DecodeTuning()
     slots, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]
     blocks = -(-page_table.shape[1] * kv_pages.shape[1] // tuning.block_tokens)
@@ -205,10 +221,10 @@ def decode(
         lens=kv_lens,
         first_page=first_page.reshape(1),
         sinks=sinks,
-        k_scale=as_scale(k_scale),
-        v_scale=as_scale(v_scale),
+        k_scale=vector(k_scale),
+        v_scale=vector(v_scale),
     )
-    compiled = plt.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.num_stages)
+    compiled = plt.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.stages)
     attended = result_like(q, q.shape, q.dtype)
     if splits > 1:
         attended = [
