@@ -24,10 +24,12 @@ DECODE_MODULES = {
     "reference": "reference",
     "xla": "xla",
     "mosaic_gpu": "mosaic_gpu_decode",
+    "triton": "triton_decode",
 }
 PREFILL_MODULES = {
     "reference": "reference",
     "xla": "xla_prefill",
+    "triton": "triton_prefill",
 }
 
 

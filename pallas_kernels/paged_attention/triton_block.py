@@ -16,9 +16,10 @@ from jax import lax
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
-from pallas_kernels.pages import as_values, value_dtype
+from pallas_kernels.pages import as_values, compute_dtype, value_dtype
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
+ROW_BYTES = 256  # of one token of one head, for which a tuned block is meant
 LOG2_E = math.log2(math.e)
 # e4m3 bits moved into a float16 stand for the number times 2 ** -8
 E4M3_BIAS = 256.0
@@ -72,6 +73,14 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def block_tokens(wanted: int, q: jax.Array, kv_pages: jax.Array) -> int:
+    """Tokens of a block: as many as wanted for rows of 256 bytes (a 16-bit head of 128), fewer for
+    longer ones, at least 16.
+    """
+    row = padded(q.shape[2]) * compute_dtype(kv_pages.dtype, q.dtype).itemsize
+    return max(16, min(wanted, wanted * ROW_BYTES // row))
+
+
 def head_columns(head_dim: int) -> tuple[jax.Array, jax.Array | None]:
     """Indices of the columns of a tile, int32[width], and which of them exist (None: all)."""
     columns = jnp.arange(padded(head_dim))
@@ -93,7 +102,7 @@ def both(first: jax.Array | None, second: jax.Array | None) -> jax.Array | None:
 def _load(ref: Any, mask: jax.Array | None) -> jax.Array:
     if mask is None:
         return plt.load(ref)
-    return plt.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=0)
+    return plt.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=jnp.zeros((), ref.dtype))
 
 
 def _numbers(stored: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -30,6 +30,7 @@ from pallas_kernels.paged_attention.triton_block import (
     HeadPages,
     Options,
     attend_block,
+    block_tokens,
     empty_softmax,
     head_columns,
     normalized,
@@ -212,8 +213,9 @@ def decode(
     tuning = tuning or DecodeTuning()
     slots, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]
-    blocks = -(-page_table.shape[1] * kv_pages.shape[1] // tuning.block_tokens)
-    splits = splits or number_of_splits(slots, kv_heads, blocks)
+    block = block_tokens(tuning.block_tokens, q, kv_pages)
+    blocks = -(-page_table.shape[1] * kv_pages.shape[1] // block)
+    splits = splits or number_of_splits(slots, kv_heads, blocks, tuning)
     operands = Operands(
         q=q,
         kv=kv_pages,
@@ -235,7 +237,7 @@ def decode(
         functools.partial(
             _split_kernel,
             options=Options(scale, soft_cap, window),
-            block=tuning.block_tokens,
+            block=block,
             splits=splits,
         ),
         out_shape=attended,
@@ -247,7 +249,7 @@ def decode(
     if splits == 1:
         return result
     return pl.pallas_call(
-        functools.partial(_merge_kernel, window=window, block=tuning.block_tokens),
+        functools.partial(_merge_kernel, window=window, block=block),
         out_shape=result_like(q, q.shape, q.dtype),
         grid=(heads, slots),
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
