@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
+from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import as_values, compute_dtype, value_dtype
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
@@ -76,9 +77,31 @@ def padded(size: int) -> int:
 def block_tokens(wanted: int, q: jax.Array, kv_pages: jax.Array) -> int:
     """Tokens of a block: as many as wanted for rows of 256 bytes (a 16-bit head of 128), fewer for
     longer ones, at least 16.
+
+    Raises:
+        KernelError: not a power of two.
     """
+    if wanted != padded(wanted):
+        raise KernelError("tuning.block_tokens", wanted, "a power of two")
     row = padded(q.shape[2]) * compute_dtype(kv_pages.dtype, q.dtype).itemsize
     return max(16, min(wanted, wanted * ROW_BYTES // row))
+
+
+def require_addressable(kv_pages: jax.Array) -> None:
+    """Refuses the pools that JAX's Triton lowering would address wrongly.
+
+    It counts elements in 64 bits when a pool has more than 2 ** 32 bytes, else in 32 bits with a
+    sign: too few for 2 to 4 GiB of 1-byte elements.
+
+    Raises:
+        KernelError: the pool is one of these.
+    """
+    if kv_pages.dtype.itemsize == 1 and 2**31 < kv_pages.size <= 2**32:
+        raise KernelError(
+            "kv_pages.shape",
+            kv_pages.shape,
+            "the triton backend takes 1-byte pools of at most 2 GiB, or of more than 4 GiB",
+        )
 
 
 def head_columns(head_dim: int) -> tuple[jax.Array, jax.Array | None]:

@@ -35,6 +35,7 @@ from pallas_kernels.paged_attention.triton_block import (
     head_columns,
     normalized,
     padded,
+    require_addressable,
     vector,
 )
 from pallas_kernels.pages import compute_dtype
@@ -156,9 +157,7 @@ def _merge_kernel(
 ) -> None:
     head, slot = pl.program_id(0), pl.program_id(1)
     splits, head_dim = partial.shape[2:]
-    *_, live = split_blocks(
-        lens[slot], jnp.int32(0), window=window, block=block, splits=splits
-    )
+    *_, live = split_blocks(lens[slot], jnp.int32(0), window=window, block=block, splits=splits)
     split = jnp.arange(padded(splits))
     columns, exists = head_columns(head_dim)
     filled = split < live
@@ -210,6 +209,7 @@ def decode(
     """
     refusal = coverage.triton_decode(coverage.AttentionShape.of(q, kv_pages))
     coverage.require(refusal, "triton", q, kv_pages)
+    require_addressable(kv_pages)
     tuning = tuning or DecodeTuning()
     slots, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]

@@ -32,6 +32,7 @@ from pallas_kernels.paged_attention.triton_block import (
     head_columns,
     normalized,
     padded,
+    require_addressable,
     vector,
 )
 from pallas_kernels.pages import compute_dtype
@@ -128,18 +129,14 @@ def _kernel(given: Operands, out: Any, *, options: Options, rows: int, block: in
     if options.window is None:
         # the first row sees first_position + 1 keys, and every other row sees these too
         whole = jnp.minimum(lax.div(first_position + 1, jnp.int32(block)), end)
-        softmax = lax.fori_loop(
-            begin, whole, functools.partial(attend, masked=False), softmax
-        )
+        softmax = lax.fori_loop(begin, whole, functools.partial(attend, masked=False), softmax)
         begin = whole
     softmax = lax.fori_loop(begin, end, functools.partial(attend, masked=True), softmax)
     result, _ = normalized(pages, softmax)
     plt.store(out.at[place], result.astype(out.dtype), mask=held)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret")
-)
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -171,6 +168,7 @@ def prefill(
     """
     refusal = coverage.triton_prefill(coverage.AttentionShape.of(q, kv_pages))
     coverage.require(refusal, "triton", q, kv_pages)
+    require_addressable(kv_pages)
     tuning = tuning or PrefillTuning()
     region, heads, _ = q.shape
     kv_heads = kv_pages.shape[3]
