@@ -52,12 +52,13 @@ class HeadPages(NamedTuple):
     """One KV head of one request: where its tokens are.
 
     Attributes:
-        kv: reference of the pool [NP, page_size, 2, KVH, D].
+        kv: reference of the pool seen as rows [NP * page_size * 2 * KVH, D].
         table: reference of the page table, int32[requests, P].
         k_scale, v_scale: references, float32[1] or float32[NP, KVH]; None for float pages.
         row: row of the page table.
         kv_head: the head.
         first_page: added to every page id.
+        page_size, kv_heads: of the pool.
     """
 
     kv: Any
@@ -67,6 +68,8 @@ class HeadPages(NamedTuple):
     row: jax.Array
     kv_head: jax.Array
     first_page: jax.Array
+    page_size: int
+    kv_heads: int
 
 
 def padded(size: int) -> int:
@@ -87,15 +90,26 @@ def block_tokens(wanted: int, q: jax.Array, kv_pages: jax.Array) -> int:
     return max(16, min(wanted, wanted * ROW_BYTES // row))
 
 
-def require_addressable(kv_pages: jax.Array) -> None:
-    """Refuses the pools that JAX's Triton lowering would address wrongly.
+def pool_rows(kv_pages: jax.Array) -> jax.Array:  # [NP * page_size * 2 * KVH, D]
+    """The pool as rows of one token of one head: free of cost, and one index to compute."""
+    return kv_pages.reshape(-1, kv_pages.shape[4])
 
-    It counts elements in 64 bits when a pool has more than 2 ** 32 bytes, else in 32 bits with a
-    sign: too few for 2 to 4 GiB of 1-byte elements.
+
+def require_addressable(kv_pages: jax.Array) -> None:
+    """Refuses the pools that the kernels would address wrongly.
+
+    They count rows in int32. JAX's Triton lowering counts elements in 64 bits when a pool has more
+    than 2 ** 32 bytes, else in 32 bits with a sign: too few for 2 to 4 GiB of 1-byte elements.
 
     Raises:
         KernelError: the pool is one of these.
     """
+    if kv_pages.size // kv_pages.shape[4] >= 2**31:
+        raise KernelError(
+            "kv_pages.shape",
+            kv_pages.shape,
+            "the triton backend takes fewer than 2 ** 31 rows of keys and values",
+        )
     if kv_pages.dtype.itemsize == 1 and 2**31 < kv_pages.size <= 2**32:
         raise KernelError(
             "kv_pages.shape",
@@ -161,38 +175,86 @@ def empty_softmax(rows: int, width: int, sinks: jax.Array | None) -> Softmax:
     return Softmax(jnp.zeros((rows, width), jnp.float32), highest, total)
 
 
-def attend_block(
+def attend_blocks(
     pages: HeadPages,
     query: jax.Array,  # [M, width]
     softmax: Softmax,
-    token: jax.Array,  # int32[T]
+    blocks: tuple[jax.Array, jax.Array],
+    keys: tuple[jax.Array, jax.Array],
     *,
-    readable: jax.Array | None,  # bool[T]
-    visible: jax.Array | None,  # bool[M or 1, T]
+    size: int,
+    position: jax.Array | None,  # int32[M]
+    masked: bool,
     options: Options,
 ) -> Softmax:
-    """Takes T more tokens into account.
+    """Takes a range of blocks of tokens into account.
 
     Args:
         pages: where the tokens of this head are.
         query: in the type of the dot with the keys.
         softmax: of the tokens before.
-        token: positions of the tokens.
-        readable: tokens that may be read; None for all.
-        visible: tokens that each row sees, all of them readable; None for all.
+        blocks: the first block, and the one after the last.
+        keys: the first token that may be read, and the one after the last.
+        size: tokens of a block.
+        position: of each row, which sees tokens up to it, and in its window; None: all of `keys`.
+        masked: whether there may be tokens in the blocks that a row does not see.
         options: of the scores.
     """
-    page_size, head_dim = pages.kv.shape[1], pages.kv.shape[4]
-    shift = page_size.bit_length() - 1
-    page = _load(pages.table.at[pages.row, token >> shift], readable) + pages.first_page
-    columns, exists = head_columns(head_dim)
+    shift = pages.page_size.bit_length() - 1
+
+    def tokens(step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        token = step * size + jnp.arange(size)
+        return token, (token >= keys[0]) & (token < keys[1])
+
+    def page_ids(step: jax.Array) -> jax.Array:
+        token, readable = tokens(step)
+        return _load(pages.table.at[pages.row, token >> shift], readable)
+
+    def attend(step: jax.Array, carry: tuple[jax.Array, Softmax]) -> tuple[jax.Array, Softmax]:
+        page, softmax = carry
+        # read one block ahead: the compiler prefetches only what it can address without waiting
+        next_page = page_ids(step + 1)
+        token, readable = tokens(step)
+        visible = readable[None, :]
+        if position is not None:
+            visible &= token[None, :] <= position[:, None]
+            if options.window is not None:
+                visible &= position[:, None] - token[None, :] < options.window
+        softmax = _attend_block(
+            pages,
+            query,
+            softmax,
+            page + pages.first_page,
+            token & (pages.page_size - 1),
+            readable=readable if masked else None,
+            visible=visible if masked else None,
+            options=options,
+        )
+        return next_page, softmax
+
+    return lax.fori_loop(*blocks, attend, (page_ids(blocks[0]), softmax))[1]
+
+
+def _attend_block(
+    pages: HeadPages,
+    query: jax.Array,  # [M, width]
+    softmax: Softmax,
+    page: jax.Array,  # int32[T]
+    offset: jax.Array,  # int32[T]
+    *,
+    readable: jax.Array | None,  # bool[T]
+    visible: jax.Array | None,  # bool[M or 1, T]
+    options: Options,
+) -> Softmax:
+    place = page * pages.page_size + offset
+    columns, exists = head_columns(pages.kv.shape[1])
     loaded = both(
         None if readable is None else readable[:, None], None if exists is None else exists[None]
     )
 
     def fetched(part: int, dtype: DTypeLike) -> jax.Array:  # [T, width]
-        where = (page[:, None], (token & (page_size - 1))[:, None], part, pages.kv_head)
-        return _numbers(_load(pages.kv.at[(*where, columns[None, :])], loaded), dtype)
+        row = (place * 2 + part) * pages.kv_heads + pages.kv_head
+        return _numbers(_load(pages.kv.at[row[:, None], columns[None, :]], loaded), dtype)
 
     def scales(scale: Any) -> jax.Array | None:  # float32[T]
         if scale is None or len(scale.shape) == 1:

@@ -29,12 +29,13 @@ from pallas_kernels.paged_attention.triton_block import (
     MASKED,
     HeadPages,
     Options,
-    attend_block,
+    attend_blocks,
     block_tokens,
     empty_softmax,
     head_columns,
     normalized,
     padded,
+    pool_rows,
     require_addressable,
     vector,
 )
@@ -49,7 +50,7 @@ class Operands(NamedTuple):
     """References of the kernel's operands; None for what a call does without."""
 
     q: Any  # [B, H, D]
-    kv: Any  # [NP, page_size, 2, KVH, D]
+    kv: Any  # the pool as rows, [NP * page_size * 2 * KVH, D]
     table: Any  # int32[B, P]
     lens: Any  # int32[B]
     first_page: Any  # int32[1]
@@ -86,12 +87,20 @@ def number_of_splits(slots: int, kv_heads: int, blocks: int, tuning: DecodeTunin
 
 
 def _split_kernel(
-    given: Operands, out: Any, lse: Any = None, *, options: Options, block: int, splits: int
+    given: Operands,
+    out: Any,
+    lse: Any = None,
+    *,
+    options: Options,
+    block: int,
+    splits: int,
+    page_size: int,
+    kv_heads: int,
 ) -> None:
     """Writes normalised [B, H, D] where `lse` is None, else partials [B, H, splits, D]."""
     q, kv = given.q, given.kv
     split, kv_head, slot = (pl.program_id(axis) for axis in range(3))
-    group, head_dim = q.shape[1] // kv.shape[3], q.shape[2]
+    group, head_dim = q.shape[1] // kv_heads, q.shape[2]
     rows = max(MATRIX_ROWS, padded(group))
 
     length = given.lens[slot]
@@ -118,22 +127,21 @@ def _split_kernel(
         row=slot,
         kv_head=kv_head,
         first_page=given.first_page[0],
+        page_size=page_size,
+        kv_heads=kv_heads,
     )
 
-    def attend(step: jax.Array, softmax: Any) -> Any:
-        token = step * block + jnp.arange(block)
-        readable = (token >= first_key) & (token < length)
-        return attend_block(
-            pages,
-            query,
-            softmax,
-            token,
-            readable=readable,
-            visible=readable[None, :],
-            options=options,
-        )
-
-    softmax = lax.fori_loop(begin, end, attend, empty_softmax(rows, columns.shape[0], sinks))
+    softmax = attend_blocks(
+        pages,
+        query,
+        empty_softmax(rows, columns.shape[0], sinks),
+        (begin, end),
+        (first_key, length),
+        size=block,
+        position=None,
+        masked=True,
+        options=options,
+    )
     result, log_sum = normalized(pages, softmax)
     if lse is None:
         place = out.at[slot, head[:, None], columns[None, :]]
@@ -212,13 +220,13 @@ def decode(
     require_addressable(kv_pages)
     tuning = tuning or DecodeTuning()
     slots, heads, head_dim = q.shape
-    kv_heads = kv_pages.shape[3]
+    page_size, _, kv_heads, _ = kv_pages.shape[1:]
     block = block_tokens(tuning.block_tokens, q, kv_pages)
-    blocks = -(-page_table.shape[1] * kv_pages.shape[1] // block)
+    blocks = -(-page_table.shape[1] * page_size // block)
     splits = splits or number_of_splits(slots, kv_heads, blocks, tuning)
     operands = Operands(
         q=q,
-        kv=kv_pages,
+        kv=pool_rows(kv_pages),
         table=page_table,
         lens=kv_lens,
         first_page=first_page.reshape(1),
@@ -237,6 +245,8 @@ def decode(
         functools.partial(
             _split_kernel,
             options=Options(scale, soft_cap, window),
+            page_size=page_size,
+            kv_heads=kv_heads,
             block=block,
             splits=splits,
         ),

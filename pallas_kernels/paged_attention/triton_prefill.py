@@ -26,12 +26,13 @@ from pallas_kernels.compat import result_like
 from pallas_kernels.paged_attention.triton_block import (
     HeadPages,
     Options,
-    attend_block,
+    attend_blocks,
     block_tokens,
     empty_softmax,
     head_columns,
     normalized,
     padded,
+    pool_rows,
     require_addressable,
     vector,
 )
@@ -43,7 +44,7 @@ class Operands(NamedTuple):
     """References of the kernel's operands; None for what a call does without."""
 
     q: Any  # [C, H, D]
-    kv: Any  # [NP, page_size, 2, KVH, D]
+    kv: Any  # the pool as rows, [NP * page_size * 2 * KVH, D]
     table: Any  # int32[N, P]
     work: Any  # int32[items, 4]: lane, first row, rows, position of the first row
     first_page: Any  # int32[1]
@@ -76,10 +77,19 @@ def work_items(
     return jnp.stack([lane, start[lane] + done, rows, context[lane] + done], axis=1)
 
 
-def _kernel(given: Operands, out: Any, *, options: Options, rows: int, block: int) -> None:
+def _kernel(
+    given: Operands,
+    out: Any,
+    *,
+    options: Options,
+    rows: int,
+    block: int,
+    page_size: int,
+    kv_heads: int,
+) -> None:
     q, kv = given.q, given.kv
     kv_head, item = pl.program_id(0), pl.program_id(1)
-    group, head_dim = q.shape[1] // kv.shape[3], q.shape[2]
+    group, head_dim = q.shape[1] // kv_heads, q.shape[2]
     lane, first_row, held_rows, first_position = (given.work[item, field] for field in range(4))
 
     row = jnp.arange(rows)
@@ -104,6 +114,8 @@ def _kernel(given: Operands, out: Any, *, options: Options, rows: int, block: in
         row=lane,
         kv_head=kv_head,
         first_page=given.first_page[0],
+        page_size=page_size,
+        kv_heads=kv_heads,
     )
     query = plt.load(q.at[place], mask=held, other=0)
     query = query.astype(compute_dtype(kv.dtype, q.dtype))
@@ -111,27 +123,18 @@ def _kernel(given: Operands, out: Any, *, options: Options, rows: int, block: in
     if given.sinks is not None:
         sinks = plt.load(given.sinks.at[head])
 
-    def attend(step: jax.Array, softmax: Any, masked: bool) -> Any:
-        token = step * block + jnp.arange(block)
-        readable = visible = None
-        if masked:
-            readable = (token >= first_key) & (token < keys)
-            visible = readable[None, :] & (token[None, :] <= position[:, None])
-            if options.window is not None:
-                visible &= position[:, None] - token[None, :] < options.window
-        return attend_block(
-            pages, query, softmax, token, readable=readable, visible=visible, options=options
-        )
-
+    attend = functools.partial(
+        attend_blocks, pages, query, keys=(first_key, keys), size=block, options=options
+    )
     softmax = empty_softmax(rows, columns.shape[0], sinks)
     begin = lax.div(first_key, jnp.int32(block))
     end = lax.div(keys + (block - 1), jnp.int32(block))
     if options.window is None:
         # the first row sees first_position + 1 keys, and every other row sees these too
         whole = jnp.minimum(lax.div(first_position + 1, jnp.int32(block)), end)
-        softmax = lax.fori_loop(begin, whole, functools.partial(attend, masked=False), softmax)
+        softmax = attend(softmax, (begin, whole), position=None, masked=False)
         begin = whole
-    softmax = lax.fori_loop(begin, end, functools.partial(attend, masked=True), softmax)
+    softmax = attend(softmax, (begin, end), position=position, masked=True)
     result, _ = normalized(pages, softmax)
     plt.store(out.at[place], result.astype(out.dtype), mask=held)
 
@@ -171,13 +174,13 @@ def prefill(
     require_addressable(kv_pages)
     tuning = tuning or PrefillTuning()
     region, heads, _ = q.shape
-    kv_heads = kv_pages.shape[3]
+    page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
     rows = max(tuning.tile_rows, padded(group))
     work = work_items(start, length, context, region=region, tile=rows // group)
     operands = Operands(
         q=q,
-        kv=kv_pages,
+        kv=pool_rows(kv_pages),
         table=page_table,
         work=work,
         first_page=first_page.reshape(1),
@@ -190,6 +193,8 @@ def prefill(
         functools.partial(
             _kernel,
             options=Options(scale, soft_cap, window),
+            page_size=page_size,
+            kv_heads=kv_heads,
             rows=rows,
             block=block_tokens(tuning.block_tokens, q, kv_pages),
         ),

@@ -191,6 +191,7 @@ def test_lowers_for_an_a100_without_a_gpu(splits):
     assert text.count("xla.gpu.triton") == min(splits, 2)
 
 
+@pytest.mark.slow
 def test_runs_under_shard_map():
     rng = np.random.default_rng(5)
     case, options = problem(rng, [33, 0, 16], (4, 2, 64, 16, "float32", 2, {}))
