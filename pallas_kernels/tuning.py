@@ -47,7 +47,7 @@ class PrefillTuning:
     block_tokens: int = 64
     stages: int = 2
     consumers: int = 2
-    num_warps: int = 4
+    num_warps: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,23 @@ class ChipTuning:
 CHIPS = {
     "H200": ChipTuning(),
     "H100": ChipTuning(),
-    "A100": ChipTuning(decode=DecodeTuning(multiprocessors=108)),
-    "L4": ChipTuning(decode=DecodeTuning(multiprocessors=58)),
-    "4090": ChipTuning(decode=DecodeTuning(multiprocessors=128)),
-    "B200": ChipTuning(decode=DecodeTuning(multiprocessors=148)),
+    "A100": ChipTuning(
+        decode=DecodeTuning(stages=3, multiprocessors=108),
+        prefill=PrefillTuning(stages=3),
+    ),
+    # 99 KiB of shared memory a thread block
+    "L4": ChipTuning(
+        decode=DecodeTuning(block_tokens=32, stages=3, multiprocessors=58),
+        prefill=PrefillTuning(block_tokens=32, stages=3),
+    ),
+    "4090": ChipTuning(
+        decode=DecodeTuning(block_tokens=32, stages=3, multiprocessors=128),
+        prefill=PrefillTuning(block_tokens=32, stages=3),
+    ),
+    "B200": ChipTuning(
+        decode=DecodeTuning(stages=3, multiprocessors=148),
+        prefill=PrefillTuning(stages=3),
+    ),
 }
 
 
