@@ -77,15 +77,15 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def block_tokens(wanted: int, q: jax.Array, kv_pages: jax.Array) -> int:
-    """Tokens of a block: as many as wanted for rows of 256 bytes (a 16-bit head of 128), fewer for
-    longer ones, at least 16.
+def row_share(wanted: int, option: str, q: jax.Array, kv_pages: jax.Array) -> int:
+    """A tuned number of rows of a tile, which is meant for rows of 256 bytes (a 16-bit head of
+    128), or fewer for longer rows; at least 16.
 
     Raises:
-        KernelError: not a power of two.
+        KernelError: the tuned number is not a power of two.
     """
     if wanted != padded(wanted):
-        raise KernelError("tuning.block_tokens", wanted, "a power of two")
+        raise KernelError(f"tuning.{option}", wanted, "a power of two")
     row = padded(q.shape[2]) * compute_dtype(kv_pages.dtype, q.dtype).itemsize
     return max(16, min(wanted, wanted * ROW_BYTES // row))
 

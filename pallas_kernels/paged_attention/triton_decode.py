@@ -30,13 +30,13 @@ from pallas_kernels.paged_attention.triton_block import (
     HeadPages,
     Options,
     attend_blocks,
-    block_tokens,
     empty_softmax,
     head_columns,
     normalized,
     padded,
     pool_rows,
     require_addressable,
+    row_share,
     vector,
 )
 from pallas_kernels.pages import compute_dtype
@@ -149,7 +149,7 @@ def _split_kernel(
         return
 
     @pl.when(begin < end)
-    def _() -> None:
+    def store_partial() -> None:
         plt.store(out.at[slot, head[:, None], split, columns[None, :]], result, mask=held)
         plt.store(lse.at[slot, head, split], log_sum, mask=row < group)
 
@@ -221,7 +221,7 @@ def decode(
     tuning = tuning or DecodeTuning()
     slots, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
-    block = block_tokens(tuning.block_tokens, q, kv_pages)
+    block = row_share(tuning.block_tokens, "block_tokens", q, kv_pages)
     blocks = -(-page_table.shape[1] * page_size // block)
     splits = splits or number_of_splits(slots, kv_heads, blocks, tuning)
     operands = Operands(
@@ -234,13 +234,11 @@ def decode(
         k_scale=vector(k_scale),
         v_scale=vector(v_scale),
     )
-    compiled = plt.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.stages)
     attended = result_like(q, q.shape, q.dtype)
-    if splits > 1:
-        attended = [
-            result_like(q, (slots, heads, splits, head_dim), jnp.float32),
-            result_like(q, (slots, heads, splits), jnp.float32),
-        ]
+    partial = (
+        result_like(q, (slots, heads, splits, head_dim), jnp.float32),
+        result_like(q, (slots, heads, splits), jnp.float32),
+    )
     result = pl.pallas_call(
         functools.partial(
             _split_kernel,
@@ -250,9 +248,9 @@ def decode(
             block=block,
             splits=splits,
         ),
-        out_shape=attended,
+        out_shape=attended if splits == 1 else partial,
         grid=(splits, kv_heads, slots),
-        compiler_params=compiled,
+        compiler_params=plt.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.stages),
         interpret=bool(interpret),
         name="paged_decode",
     )(operands)
@@ -260,7 +258,7 @@ def decode(
         return result
     return pl.pallas_call(
         functools.partial(_merge_kernel, window=window, block=block),
-        out_shape=result_like(q, q.shape, q.dtype),
+        out_shape=attended,
         grid=(heads, slots),
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
         interpret=bool(interpret),

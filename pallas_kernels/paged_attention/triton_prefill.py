@@ -27,16 +27,16 @@ from pallas_kernels.paged_attention.triton_block import (
     HeadPages,
     Options,
     attend_blocks,
-    block_tokens,
     empty_softmax,
     head_columns,
     normalized,
     padded,
     pool_rows,
     require_addressable,
+    row_share,
     vector,
 )
-from pallas_kernels.pages import compute_dtype
+from pallas_kernels.pages import compute_dtype, is_quantized
 from pallas_kernels.tuning import PrefillTuning
 
 
@@ -52,6 +52,24 @@ class Operands(NamedTuple):
     k_scale: Any  # float32[1] or float32[NP, KVH]
     v_scale: Any
     zeros: Any  # [C, H, D], the output before the kernel
+
+
+def tile_shape(tuning: PrefillTuning, q: jax.Array, kv_pages: jax.Array) -> tuple[int, int]:
+    """Tokens of a block and rows of a tile, such that a thread's registers hold them.
+
+    Raises:
+        KernelError: a tuned size is not a power of two.
+    """
+    block = row_share(tuning.block_tokens, "block_tokens", q, kv_pages)
+    rows = row_share(tuning.tile_rows, "tile_rows", q, kv_pages)
+    head_dim, dtype = q.shape[2], compute_dtype(kv_pages.dtype, q.dtype)
+    if dtype == jnp.float32:
+        # IEEE products are made of multiply-adds, whose operands are all in registers
+        rows = max(16, rows // 2)
+    elif is_quantized(kv_pages.dtype) or head_dim != padded(head_dim):
+        # conversion, or the mask of the columns, takes registers too
+        block = max(16, block // 2)
+    return block, max(rows, padded(q.shape[1] // kv_pages.shape[3]))
 
 
 def work_items(
@@ -176,7 +194,7 @@ def prefill(
     region, heads, _ = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
-    rows = max(tuning.tile_rows, padded(group))
+    block, rows = tile_shape(tuning, q, kv_pages)
     work = work_items(start, length, context, region=region, tile=rows // group)
     operands = Operands(
         q=q,
@@ -196,7 +214,7 @@ def prefill(
             page_size=page_size,
             kv_heads=kv_heads,
             rows=rows,
-            block=block_tokens(tuning.block_tokens, q, kv_pages),
+            block=block,
         ),
         out_shape=result_like(q, q.shape, q.dtype),
         grid=(kv_heads, work.shape[0]),
