@@ -15,6 +15,12 @@ from pallas_kernels.tuning import ChipTuning, chip_tuning
 PLAIN = ("reference", "xla")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
+# compute capability 8 and from 10: bfloat16 matrix instructions and cp.async
+TRITON_NAMES = (
+    *("A2", "A10", "A10G", "A16", "A30", "A40", "A100", "A800", "A4000", "A5000", "A6000"),
+    *("3060", "3070", "3080", "3090", "L4", "L20", "L40", "L40S", "4060", "4070", "4080", "4090"),
+    *("B100", "B200", "B300", "GB200", "GB300", "5060", "5070", "5080", "5090", "Blackwell"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,10 @@ class Candidates:
 FAMILIES = {
     "a CPU": Candidates(),
     "a TPU": Candidates(),
-    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "xla")),
+    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "triton", "xla"), prefill=("triton", "xla")),
+    "an Ampere, Ada or Blackwell GPU": Candidates(
+        decode=("triton", "xla"), prefill=("triton", "xla")
+    ),
     "an NVIDIA GPU": Candidates(),
 }
 
@@ -95,7 +104,11 @@ def device_family(device_kind: str, platform: str) -> str:
             "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
         )
     words = device_kind.replace("-", " ").split()
-    return "a Hopper GPU" if any(word in HOPPER_NAMES for word in words) else "an NVIDIA GPU"
+    if any(word in HOPPER_NAMES for word in words):
+        return "a Hopper GPU"
+    if any(word in TRITON_NAMES for word in words):
+        return "an Ampere, Ada or Blackwell GPU"
+    return "an NVIDIA GPU"
 
 
 def choose_backends(
