@@ -7,9 +7,10 @@ shared memory that the compiler fills ahead of their use by cp.async. A second k
 splits that hold tokens by their log-sum-exp (Dao et al., "Flash-Decoding for long-context
 inference", 2023); with one split there is none.
 
-JAX has deprecated its Triton backend since 0.11. It is used here because what follows it, Mosaic
-GPU, has Ampere's matrix instructions only since 0.11, without an interpreter that could run them,
-and gathers rows by pointer on no architecture.
+JAX has deprecated its Triton backend since 0.11 in favour of Mosaic GPU. It is used here because
+Mosaic GPU has the matrix instructions of Ampere and Ada only since 0.11, for 16- and 8-bit types
+only, and JAX's interpreter runs neither them nor the cp.async copies that feed them: such a kernel
+could be compiled but not checked without the GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.triton_block import (
     MASKED,
     HeadPages,
@@ -219,6 +221,8 @@ def decode(
     coverage.require(refusal, "triton", q, kv_pages)
     require_addressable(kv_pages)
     tuning = tuning or DecodeTuning()
+    if splits is not None and splits > MAX_SPLITS:
+        raise KernelError("splits", splits, f"at most {MAX_SPLITS}: they are merged in one tile")
     slots, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     block = row_share(tuning.block_tokens, "block_tokens", q, kv_pages)

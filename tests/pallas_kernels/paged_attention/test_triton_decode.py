@@ -244,3 +244,9 @@ def test_uncovered_shapes_are_refused_by_name(shape, field):
 def test_blocks_are_powers_of_two():
     with pytest.raises(KernelError, match="tuning"):
         jax.eval_shape(lambda *given: decode(*given, tuning=DecodeTuning(48)), *operands())
+
+
+def test_splits_are_as_many_as_one_tile_merges():
+    assert jax.eval_shape(lambda *given: decode(*given, splits=64), *operands())
+    with pytest.raises(KernelError, match="splits=65"):
+        jax.eval_shape(lambda *given: decode(*given, splits=65), *operands())
