@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
+from jaxlib.triton import dialect
 
 from pallas_kernels import KernelError, paged_decode_attention
 from pallas_kernels.paged_attention import triton_decode
@@ -175,10 +177,37 @@ def decode(*given, **options):
     return paged_decode_attention(*given, scale=0.1, backend="triton", **options)
 
 
-def lowered_for_cuda(function, *given) -> str:
+def lowered_for_cuda(function, *given):
     device = AbstractDevice("NVIDIA A100-SXM4-80GB", 108, "gpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+        return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",))
+
+
+def triton_kernels(lowered):
+    """The Triton modules inside a lowered program, as text."""
+
+    def walk(operation):
+        if operation.name == "stablehlo.custom_call":
+            parameters = operation.attributes["mhlo.backend_config"]
+            with ir.Context() as context:
+                dialect.register_dialect(context)
+                context.load_all_available_dialects()
+                code = ir.StringAttr(parameters["ir"]).value_bytes
+                yield ir.Module.parse(code, context).operation.get_asm()
+        for region in operation.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    yield from walk(inner.operation)
+
+    yield from walk(lowered.compiler_ir("stablehlo").operation)
+
+
+@pytest.mark.parametrize(("pages", "bits"), [(2**15, 32), (2**16 + 1, 64)])
+def test_a_pool_of_more_than_four_gibibytes_is_addressed_in_64_bits(pages, bits):
+    given = operands(kv_heads=8, head_dim=128, pages=pages)
+    assert (np.prod(given[1].shape) * 2 > 2**32) == (bits == 64)
+    (kernel,) = triton_kernels(lowered_for_cuda(lambda *given: decode(*given, splits=1), *given))
+    assert f"tensor<64x128x!tt.ptr<bf16>>, tensor<64x128xi{bits}>" in kernel, kernel
 
 
 @pytest.mark.parametrize("splits", [1, 7])
@@ -189,7 +218,7 @@ def test_lowers_for_an_a100_without_a_gpu(splits):
         return decode(*given, splits=splits, k_scale=scale, v_scale=scale, window=100)
 
     scale = jax.ShapeDtypeStruct((4096, 2), jnp.float32)
-    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn))
+    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn)).as_text()
     assert text.count("xla.gpu.triton") == min(splits, 2)
 
 
