@@ -9,18 +9,12 @@ from typing import Any
 from pallas_kernels import coverage
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
-from pallas_kernels.tuning import ChipTuning, chip_tuning
+from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
 
 # backends with nothing to tune and nothing to interpret
 PLAIN = ("reference", "xla")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
-# compute capability 8 and from 10: bfloat16 matrix instructions and cp.async
-TRITON_NAMES = (
-    *("A2", "A10", "A10G", "A16", "A30", "A40", "A100", "A800", "A4000", "A5000", "A6000"),
-    *("3060", "3070", "3080", "3090", "L4", "L20", "L40", "L40S", "4060", "4070", "4080", "4090"),
-    *("B100", "B200", "B300", "GB200", "GB300", "5060", "5070", "5080", "5090", "Blackwell"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,7 @@ def device_family(device_kind: str, platform: str) -> str:
     words = device_kind.replace("-", " ").split()
     if any(word in HOPPER_NAMES for word in words):
         return "a Hopper GPU"
-    if any(word in TRITON_NAMES for word in words):
+    if any(word in LARGE_GPUS or word in SMALL_GPUS for word in words):
         return "an Ampere, Ada or Blackwell GPU"
     return "an NVIDIA GPU"
 

@@ -32,6 +32,8 @@ def test_ampere_ada_and_blackwell_run_triton(kind):
     backends = choose_backends(kind, "gpu")
     assert (backends.decode, backends.prefill, backends.write_kv) == ("triton", "triton", "xla")
     assert "Ampere, Ada or Blackwell" in backends.reason
+    small = kind not in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200")
+    assert backends.tuning.decode.block_tokens == (32 if small else 64)
 
 
 @pytest.mark.parametrize(
