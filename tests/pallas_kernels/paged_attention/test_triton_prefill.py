@@ -19,6 +19,7 @@ SMALL = PrefillTuning(tile_rows=32, block_tokens=16)
 
 # heads, kv_heads, head_dim, page size, type, options
 QUICK = [
+    (2, 1, 16, 8, "float32", {}),
     (3, 1, 80, 8, "float32", {"window": 17, "sinks": True, "soft_cap": 2.0}),
 ]
 MORE = [
