@@ -12,24 +12,8 @@ from benchmarks import benchmark
 @pytest.mark.slow
 def test_a_row_a_batch_size(tmp_path, capsys):
     output = tmp_path / "rows.json"
-<<<<<<< HEAD
-    words = [
-        "--batch_size",
-        "2",
-        "3",
-        "--warmup",
-        "1",
-        "--iterations",
-        "2",
-        "--input_len",
-        "4",
-        "--output_len",
-        "3",
-    ]
-=======
     words = ["--batch_size", "2", "3", "--warmup", "1", "--iterations", "2"]
     words += ["--input_len", "4", "--output_len", "3"]
->>>>>>> main
     assert benchmark.main([*words, "--output_json", str(output)]) == 0
     rows = json.loads(output.read_text())["rows"]
     assert [row["batch size"] for row in rows] == [2, 3]
