@@ -39,6 +39,9 @@ from pallas_kernels.paged_attention.triton_block import (
 from pallas_kernels.pages import compute_dtype, is_quantized
 from pallas_kernels.tuning import PrefillTuning
 
+# with fewer, Triton fetches a block only after the one before it has been attended
+OVERLAPPING_STAGES = 3
+
 
 class Operands(NamedTuple):
     """References of the kernel's operands; None for what a call does without."""
@@ -66,7 +69,7 @@ def tile_shape(tuning: PrefillTuning, q: jax.Array, kv_pages: jax.Array) -> tupl
     if dtype == jnp.float32:
         # IEEE products are made of multiply-adds, whose operands are all in registers
         rows = max(16, rows // 2)
-    elif is_quantized(kv_pages.dtype) or head_dim != padded(head_dim):
+    if dtype == jnp.float32 or is_quantized(kv_pages.dtype) or head_dim != padded(head_dim):
         # conversion, or the mask of the columns, takes registers too
         block = max(16, block // 2)
     return block, max(rows, padded(q.shape[1] // kv_pages.shape[3]))
@@ -219,7 +222,9 @@ def prefill(
         out_shape=result_like(q, q.shape, q.dtype),
         grid=(kv_heads, work.shape[0]),
         input_output_aliases={len(jax.tree.leaves(operands)) - 1: 0},
-        compiler_params=plt.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.stages),
+        compiler_params=plt.CompilerParams(
+            num_warps=tuning.num_warps, num_stages=max(tuning.stages, OVERLAPPING_STAGES)
+        ),
         interpret=bool(interpret),
         name="paged_prefill",
     )(operands)
