@@ -11,6 +11,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
 from jaxserve.loading import load_engine
 from pallas_kernels import Backends
+from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning
 from tests.tiny_models import VOCAB_SIZE
 
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="the oracle")
@@ -49,10 +50,29 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
 NATIVE = Backends(
     decode="native", prefill="native", write_kv="xla", linear="native", reason="C++ on the CPU"
 )
-BACKENDS: dict[str, tuple[Backends, dict]] = {"native": (NATIVE, {})}
+BACKENDS: dict[str, tuple[Backends, dict]] = {
+    "triton": (
+        Backends(
+            decode="triton",
+            prefill="triton",
+            write_kv="xla",
+            reason="interpreted",
+            tuning=ChipTuning(
+                decode=DecodeTuning(block_tokens=16),
+                prefill=PrefillTuning(tile_rows=16, block_tokens=16),
+            ),
+            interpret=True,
+        ),
+        {},
+    ),
+    "native": (NATIVE, {}),
+}
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "name",
+    ["native", *(pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS if n != "native")],
+)  # interpreters are slow
 def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
     backends, settings = BACKENDS[name]
     model = str(model_folder("llama_gqa", num_hidden_layers=2, **settings))
