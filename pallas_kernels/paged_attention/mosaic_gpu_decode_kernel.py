@@ -1,0 +1,465 @@
+"""The thread block of the Hopper decode kernel: a warp that fetches pages, a warpgroup that attends.
+
+The fetching warp walks the page table and brings the keys and values of one KV head into a ring of
+shared memory stages, one TMA copy for each page; keys and values have barriers of their own. The
+attending warpgroup computes S^T[tokens, G] = K Q^T and O^T[head_dim, G] += V^T P^T: with the
+operands in this order wgmma's 64 rows are tokens and channels, not query heads padded to 64, and
+the online softmax (in base 2) touches G columns only. Its maximum over tokens crosses the warps
+through shared memory; its sum stays in the thread that owns a row until the last step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.compat import load_as, transposed
+
+MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
+LOG2E = math.log2(math.e)
+WGMMA_ROWS = 64
+TILE_ROWS = 8  # rows of one shared memory tile, and the step of wgmma's second dimension
+THREADS = ("attend", "fetch")  # the warpgroups of a thread block
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The static facts of one decode kernel.
+
+    Attributes:
+        group: query heads a KV head.
+        head_dim: size of a head.
+        page_size: tokens a page.
+        block_tokens: keys a step, a multiple of 64.
+        stages: steps whose keys and values are on their way or being attended.
+        splits: thread blocks that share the tokens of one slot.
+        pool_dtype: element type of the pages.
+        dtype: element type of queries, of the matrix products and of the result.
+        page_scales: whether 8-bit pages have a scale each; else one for the whole pool.
+        scale: factor of the scores.
+        soft_cap: bound of the scores.
+        window: sliding window in tokens.
+        sinks: whether each head has a logit without a value.
+    """
+
+    group: int
+    head_dim: int
+    page_size: int
+    block_tokens: int
+    stages: int
+    splits: int
+    pool_dtype: np.dtype
+    dtype: np.dtype
+    page_scales: bool
+    scale: float
+    soft_cap: float | None
+    window: int | None
+    sinks: bool
+
+    @property
+    def columns(self) -> int:
+        """Query heads of a KV head, rounded up to what wgmma takes."""
+        return -(-self.group // TILE_ROWS) * TILE_ROWS
+
+    @property
+    def channels(self) -> int:
+        """Head_dim rounded up to the rows of wgmma; nobody reads what the extra ones hold."""
+        return -(-self.head_dim // WGMMA_ROWS) * WGMMA_ROWS
+
+    @property
+    def quantized(self) -> bool:
+        """Whether pages hold 8-bit numbers, which are widened to `dtype` in shared memory."""
+        return self.pool_dtype.itemsize == 1
+
+    @property
+    def rows(self) -> int:
+        """Tokens of one copy: a page, or as much of it as fits into a step."""
+        return min(self.page_size, self.block_tokens)
+
+    @property
+    def copies(self) -> int:
+        """Copies a step, for keys and for values each."""
+        return self.block_tokens // self.rows
+
+    def scratch(self) -> dict[str, Any]:
+        """Shared memory and barriers of a thread block."""
+        block = (self.stages, self.block_tokens)
+        tiles = row_tiles(self.head_dim, self.dtype)
+        memory = {
+            "q_smem": plgpu.SMEM((self.columns, self.head_dim), self.dtype, transforms=tiles),
+            "p_smem": plgpu.SMEM(
+                (self.columns, self.block_tokens),
+                self.dtype,
+                # wgmma wants one swizzle for both operands: that of the values
+                transforms=swizzled(swizzle_bytes(self.head_dim, self.dtype), self.dtype),
+            ),
+            "q_ready": plgpu.Barrier(),
+            "k_ready": plgpu.Barrier(
+                num_arrivals=self.copies + self.page_scales, num_barriers=self.stages
+            ),
+            "v_ready": plgpu.Barrier(num_arrivals=self.copies, num_barriers=self.stages),
+            "k_free": plgpu.Barrier(num_barriers=self.stages),
+            "v_free": plgpu.Barrier(num_barriers=self.stages),
+        }
+        if self.quantized:
+            raw_tiles = row_tiles(self.head_dim, self.pool_dtype)
+            raw = plgpu.SMEM((*block, self.head_dim), self.pool_dtype, transforms=raw_tiles)
+            memory |= {
+                "k_raw": raw,
+                "v_raw": raw,
+                "k_smem": plgpu.SMEM((1, *block[1:], self.head_dim), self.dtype, transforms=tiles),
+                "v_smem": plgpu.SMEM((1, *block[1:], self.channels), self.dtype, transforms=tiles),
+            }
+        else:
+            memory |= {
+                "k_smem": plgpu.SMEM((*block, self.head_dim), self.dtype, transforms=tiles),
+                "v_smem": plgpu.SMEM((*block, self.channels), self.dtype, transforms=tiles),
+            }
+        if self.page_scales:
+            memory["scale_smem"] = plgpu.SMEM((self.stages, 2, self.copies), jnp.float32)
+        if self.splits == 1:
+            memory["out_smem"] = plgpu.SMEM((self.columns, self.channels), self.dtype)
+        else:
+            memory["out_smem"] = plgpu.SMEM((self.channels, self.columns), jnp.float32)
+            memory["lse_smem"] = plgpu.SMEM((self.columns,), jnp.float32)
+        return memory
+
+
+def swizzle_bytes(columns: int, dtype: np.dtype) -> int | None:
+    """The widest swizzle whose rows divide so many elements; None where there is none."""
+    size = columns * dtype.itemsize
+    return next((swizzle for swizzle in (128, 64, 32) if size % swizzle == 0), None)
+
+
+def swizzled(swizzle: int | None, dtype: np.dtype) -> tuple[Any, ...]:
+    """The layout that TMA and wgmma share."""
+    if swizzle is None:
+        return ()
+    return (
+        plgpu.TilingTransform((TILE_ROWS, swizzle // dtype.itemsize)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+
+
+def row_tiles(columns: int, dtype: np.dtype) -> tuple[Any, ...]:
+    """The layout for rows of so many elements."""
+    return swizzled(swizzle_bytes(columns, dtype), dtype)
+
+
+class Span(NamedTuple):
+    """Which tokens of its slot a thread block attends; int32 scalars.
+
+    Attributes:
+        length: tokens of the slot.
+        first_key: the first token that is visible.
+        begin: the first step of this split, counted from the slot's token 0.
+        steps: how many.
+    """
+
+    length: jax.Array
+    first_key: jax.Array
+    begin: jax.Array
+    steps: jax.Array
+
+
+def split_of(
+    length: jax.Array,  # int32[]
+    split: jax.Array,  # int32[]
+    *,
+    block_tokens: int,
+    splits: int,
+    window: int | None,
+) -> Span:
+    """The steps of one split of a slot; a split beyond the last step has none."""
+    first_key = jnp.int32(0) if window is None else jnp.maximum(length - window, 0)
+    first = lax.div(first_key, jnp.int32(block_tokens))
+    last = lax.div(length + (block_tokens - 1), jnp.int32(block_tokens))
+    share = lax.div(last - first + (splits - 1), jnp.int32(splits))
+    begin = first + split * share
+    return Span(
+        length, first_key, begin, jnp.maximum(jnp.minimum(begin + share, last) - begin, 0)
+    )
+
+
+def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
+    """One split of one KV head of one slot.
+
+    Operands: q [B, KVH, columns, D], kv_pages [NP, page_size, 2, KVH, D], page_table int32[B, P],
+    kv_lens int32[B], first_page int32[1]; float32 sinks [KVH, columns] when plan.sinks; float32
+    k_scale and v_scale, [NP, KVH] or [1], of 8-bit pages. Results: [B, KVH, group, D] when there
+    is one split, else float32 [splits, B, KVH, channels, columns] and the logarithm (base 2) of
+    the softmax's sum, float32 [splits, B, KVH, columns].
+    """
+    inputs = iter(operands)
+    q_gmem, kv_gmem, table_gmem, lens_gmem, base_gmem = (next(inputs) for _ in range(5))
+    sinks_gmem = next(inputs) if plan.sinks else None
+    k_scale, v_scale = (next(inputs), next(inputs)) if plan.quantized else (None, None)
+    results = list(inputs)
+
+    slot, split, kv_head = (lax.axis_index(name) for name in ("slot", "split", "kv_head"))
+    span = split_of(
+        lens_gmem[slot],
+        split,
+        block_tokens=plan.block_tokens,
+        splits=plan.splits,
+        window=plan.window,
+    )
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when((warpgroup == THREADS.index("fetch")) & (span.steps > 0))
+    def _() -> None:
+        @plgpu.warp_map
+        def _(warp: jax.Array) -> None:
+            @pl.when(warp == 0)
+            def _() -> None:
+                plgpu.copy_gmem_to_smem(
+                    q_gmem.at[slot, kv_head], scratch["q_smem"], scratch["q_ready"]
+                )
+                scales = (k_scale, v_scale) if plan.page_scales else None
+                _fetch(
+                    kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch
+                )
+
+    # with several splits the merge passes over those without tokens
+    attends = span.steps >= 0 if plan.splits == 1 else span.steps > 0
+
+    @pl.when((warpgroup == THREADS.index("attend")) & attends)
+    def _() -> None:
+        sink = None
+        if sinks_gmem is not None:
+            held = load_as(sinks_gmem.at[kv_head], plgpu.Layout.WGMMA.reduce(0))
+            sink = jnp.where(split == 0, held * LOG2E, MASKED)  # it takes part once
+        pool_scales = None
+        if plan.quantized and not plan.page_scales:
+            pool_scales = (k_scale[0], v_scale[0])
+        out, lse = _attend(span, sink, pool_scales, plan, scratch)
+        if plan.splits == 1:
+            _write_result(out, results[0].at[slot, kv_head], plan, scratch["out_smem"])
+        else:
+            scratch["out_smem"][...] = out
+            scratch["lse_smem"][...] = lse
+            plgpu.commit_smem()
+            here = (split, slot, kv_head)
+            plgpu.copy_smem_to_gmem(scratch["out_smem"], results[0].at[here])
+            plgpu.copy_smem_to_gmem(scratch["lse_smem"], results[1].at[here])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _fetch(
+    kv_gmem: Any,
+    table: Any,  # int32[P]
+    first_page: jax.Array,
+    kv_head: jax.Array,
+    scales: tuple[Any, Any] | None,  # float32[NP, KVH]
+    span: Span,
+    plan: DecodePlan,
+    scratch: dict[str, Any],
+) -> None:
+    """Fills the ring, stage after stage, as the attending warpgroup frees it."""
+    names = ("k_raw", "v_raw") if plan.quantized else ("k_smem", "v_smem")
+    parts_of_page = plan.page_size // plan.rows
+    lowest = lax.div(span.first_key, jnp.int32(plan.rows))
+    highest = jnp.maximum(lax.div(span.length + (plan.rows - 1), jnp.int32(plan.rows)) - 1, 0)
+
+    def sources(step: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        """Page and first row of each copy of a step."""
+        # outside the visible range may be anybody's pages: the nearest visible one is read twice
+        first = (span.begin + step) * plan.copies
+        chunks = [jnp.clip(first + j, lowest, highest) for j in range(plan.copies)]
+        if parts_of_page == 1:
+            return [(table[chunk] + first_page, jnp.int32(0)) for chunk in chunks]
+        parts = jnp.int32(parts_of_page)
+        return [
+            (table[lax.div(chunk, parts)] + first_page, lax.rem(chunk, parts) * plan.rows)
+            for chunk in chunks
+        ]
+
+    def fill(step: jax.Array, found: list[tuple[jax.Array, jax.Array]]) -> list[Any]:
+        stage = lax.rem(step, jnp.int32(plan.stages))
+        # read early: page table and scales answer from memory while this step waits for its stage
+        following = sources(step + 1)
+        held = [[scale[page, kv_head] for page, _ in found] for scale in scales or ()]
+        for part, (name, kind) in enumerate(zip(names, "kv")):
+
+            @pl.when(step >= plan.stages)
+            def _() -> None:
+                plgpu.barrier_wait(scratch[f"{kind}_free"].at[stage])
+
+            if part == 0 and scales is not None:
+                for row, values in enumerate(held):
+                    for j, value in enumerate(values):
+                        scratch["scale_smem"][stage, row, j] = value
+                plgpu.barrier_arrive(scratch["k_ready"].at[stage])
+            for j, (page, row) in enumerate(found):
+                target = scratch[name].at[stage, pl.ds(j * plan.rows, plan.rows)]
+                if target.shape[1] != plan.head_dim:
+                    target = target.at[:, pl.ds(0, plan.head_dim)]
+                source = kv_gmem.at[page, :, part, kv_head]
+                if parts_of_page > 1:
+                    source = kv_gmem.at[page, pl.ds(row, plan.rows), part, kv_head]
+                plgpu.copy_gmem_to_smem(source, target, scratch[f"{kind}_ready"].at[stage])
+        return following
+
+    lax.fori_loop(0, span.steps, fill, sources(jnp.int32(0)))
+
+
+def _attend(
+    span: Span,
+    sink: jax.Array | None,  # float32[columns], base 2
+    pool_scales: tuple[jax.Array, jax.Array] | None,
+    plan: DecodePlan,
+    scratch: dict[str, Any],
+) -> tuple[jax.Array, jax.Array]:
+    """The output [channels, columns] and log2 of the softmax's sum [columns] of the span."""
+    shape = (plan.block_tokens, plan.columns)
+    factor = jnp.float32(plan.scale * (LOG2E if plan.soft_cap is None else 1.0))
+    if pool_scales is not None:
+        factor = factor * pool_scales[0]
+
+    def attend(
+        step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        out, highest, total = carry
+        stage = lax.rem(step, jnp.int32(plan.stages))
+        low_key = (span.begin + step) * plan.block_tokens
+
+        def free(kind: str) -> None:
+            @pl.when(step + plan.stages < span.steps)  # else nobody waits for the stage
+            def _() -> None:
+                plgpu.barrier_arrive(scratch[f"{kind}_free"].at[stage])
+
+        token = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        seen = (token >= span.first_key - low_key) & (token < span.length - low_key)
+
+        plgpu.barrier_wait(scratch["k_ready"].at[stage])
+        k_scale = v_scale = None
+        if plan.page_scales:
+            k_scale, v_scale = (
+                _by_token([scratch["scale_smem"][stage, part, j] for j in range(plan.copies)], token, plan)
+                for part in range(2)
+            )
+        keys = scratch["k_smem"].at[stage]
+        if plan.quantized:
+            keys = scratch["k_smem"].at[0]
+            _widen(scratch["k_raw"].at[stage], keys, plan)
+            free("k")
+            plgpu.commit_smem()
+        scores = _product(keys, transposed(scratch["q_smem"]), shape)
+        if not plan.quantized:
+            free("k")
+
+        scores = scores * factor if k_scale is None else scores * (k_scale * factor)
+        if plan.soft_cap is not None:
+            scores = _soft_capped(scores, plan.soft_cap)
+        scores = jnp.where(seen, scores, MASKED)
+        rising = jnp.maximum(highest, scores.max(axis=0))
+        decay = jnp.exp2(highest - rising)
+        weights = jnp.exp2(scores - lax.broadcast_in_dim(rising, shape, [1]))
+        total = total * lax.broadcast_in_dim(decay, shape, [1]) + weights
+        if v_scale is not None:
+            weights = jnp.where(seen, weights * v_scale, 0.0)  # an unseen page's scale may be NaN
+        transposed(scratch["p_smem"])[...] = plgpu.layout_cast(
+            weights.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+        )
+
+        plgpu.barrier_wait(scratch["v_ready"].at[stage])
+        values = scratch["v_smem"].at[stage]
+        if plan.quantized:
+            values = scratch["v_smem"].at[0]
+            _widen(scratch["v_raw"].at[stage], values.at[:, pl.ds(0, plan.head_dim)], plan)
+            free("v")
+        if plan.pool_dtype != jnp.int8:
+
+            @pl.when((low_key < span.first_key) | (low_key + plan.block_tokens > span.length))
+            def _() -> None:
+                # a masked value may hold anything, NaN too, and a weight of 0 * NaN is NaN
+                held = load_as(values, plgpu.Layout.WGMMA, optimized=True)
+                row = plgpu.broadcasted_iota(
+                    jnp.int32, held.shape, 0, layout=plgpu.Layout.WGMMA
+                )
+                visible = (row >= span.first_key - low_key) & (row < span.length - low_key)
+                values[...] = jnp.where(visible, held, jnp.zeros_like(held))
+
+        plgpu.commit_smem()
+        part = _product(transposed(values), transposed(scratch["p_smem"]), out.shape)
+        if not plan.quantized:
+            free("v")
+        return out * lax.broadcast_in_dim(decay, out.shape, [1]) + part, rising, total
+
+    def zeros(shape: tuple[int, int]) -> jax.Array:
+        return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+
+    highest = sink
+    if highest is None:
+        highest = plgpu.layout_cast(
+            jnp.full((plan.columns,), MASKED, jnp.float32), plgpu.Layout.WGMMA.reduce(0)
+        )
+    pl.when(span.steps > 0)(lambda: plgpu.barrier_wait(scratch["q_ready"]))
+    carry = (zeros((plan.channels, plan.columns)), highest, zeros(shape))
+    out, highest, total = lax.fori_loop(0, span.steps, attend, carry)
+    whole = total.sum(axis=0)
+    if sink is not None:
+        whole = whole + jnp.exp2(sink - highest)
+    whole = jnp.where(whole > 0.0, whole, 1.0)
+    inverse = (1.0 if pool_scales is None else pool_scales[1]) / whole
+    return out * lax.broadcast_in_dim(inverse, out.shape, [1]), highest + jnp.log2(whole)
+
+
+def _product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
+    """float32 a @ b of two references to shared memory; complete when it returns."""
+
+    def multiply(acc: Any) -> jax.Array:
+        plgpu.wgmma(acc, a, b)
+        return acc[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+
+
+def _soft_capped(scores: jax.Array, cap: float) -> jax.Array:
+    """cap * tanh(scores / cap), times log2(e)."""
+    # tanh(x) = 1 - 2 / (exp(2x) + 1): exact to float32, at one exponential and one division
+    power = jnp.exp2(scores * (2.0 * LOG2E / cap))
+    return cap * LOG2E - (2.0 * cap * LOG2E) / (power + 1.0)
+
+
+def _by_token(values: list[jax.Array], token: jax.Array, plan: DecodePlan) -> jax.Array:
+    """The value of each token's copy, in the shape of `token`."""
+    spread = jnp.full(token.shape, 1.0, jnp.float32) * values[0]
+    spread = plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
+    for j, value in enumerate(values[1:], 1):
+        spread = jnp.where(token >= j * plan.rows, value, spread)
+    return spread
+
+
+def _widen(raw: Any, wide: Any, plan: DecodePlan) -> None:
+    """Copies 8-bit numbers to a reference of the type that is multiplied; not committed."""
+    layout = plgpu.Layout.WGMMA_UPCAST_2X
+    held = load_as(raw, layout, optimized=swizzle_bytes(plan.head_dim, plan.pool_dtype) is not None)
+    narrow = jnp.bfloat16 if plan.pool_dtype == jnp.int8 else jnp.float16
+    # the one 16-bit type that the hardware widens to; every number of either is exact in both
+    held = held.astype(narrow)
+    if plan.dtype != narrow:
+        held = held.astype(jnp.float32).astype(plan.dtype)
+    wide[...] = held
+
+
+def _write_result(out: jax.Array, result: Any, plan: DecodePlan, staged: Any) -> None:
+    """out [channels, columns] to result [group, D]."""
+    transposed(staged)[...] = plgpu.layout_cast(
+        out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+    )
+    plgpu.commit_smem()
+    if plan.head_dim == plan.channels:
+        plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result)
+        return
+    for head in range(plan.group):
+        plgpu.copy_smem_to_gmem(staged.at[head, pl.ds(0, plan.head_dim)], result.at[head])
