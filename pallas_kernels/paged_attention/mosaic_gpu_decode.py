@@ -34,7 +34,7 @@ MAX_STAGES = 4
 HALF_MEMORY = 115_712  # bytes of shared memory a thread block when two share a multiprocessor
 
 
-def default_tuning(head_dim: int, pool_dtype: DTypeLike) -> DecodeTuning:
+def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> DecodeTuning:
     """What the kernel uses for a shape when nothing is given; by reasoning, not by measurement.
 
     Small keys are taken 128 at a time, so that more of them share the cost of a step. The ring is
@@ -46,7 +46,8 @@ def default_tuning(head_dim: int, pool_dtype: DTypeLike) -> DecodeTuning:
     block_tokens = 128 if size == 2 and channels == WGMMA_ROWS else 64
     stage = block_tokens * (head_dim + (channels if size == 2 else head_dim)) * size
     widened = 0 if size == 2 else block_tokens * (head_dim + channels) * 2
-    others = 16 * 1024  # queries, weights, result
+    # queries, weights and result; and what crosses the warps in a maximum
+    others = 2 * -(-group // 8) * 8 * (head_dim + block_tokens + channels) + 4096
     stages = (HALF_MEMORY - widened - others) // stage
     if stages < 2:
         stages = (2 * HALF_MEMORY - widened - others) // stage
@@ -109,7 +110,7 @@ def decode(
         kv_pages,
     )
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
-    tuning = tuning or default_tuning(head_dim, kv_pages.dtype)
+    tuning = tuning or default_tuning(head_dim, q.shape[1] // kv_heads, kv_pages.dtype)
     _check_tuning(tuning)
     if splits is None:
         max_blocks = -(-page_table.shape[1] * page_size // tuning.block_tokens)

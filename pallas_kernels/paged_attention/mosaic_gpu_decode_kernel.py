@@ -86,8 +86,14 @@ class DecodePlan:
         return min(self.page_size, self.block_tokens)
 
     @property
+    def value_rows(self) -> int:
+        """Tokens of one copy of values: a tile's rows where they are padded to `channels`."""
+        padded = self.channels > self.head_dim and not self.quantized
+        return TILE_ROWS if padded else self.rows
+
+    @property
     def copies(self) -> int:
-        """Copies a step, for keys and for values each."""
+        """Copies of keys a step; as many pages, or parts of one, have a scale each."""
         return self.block_tokens // self.rows
 
     def scratch(self) -> dict[str, Any]:
@@ -106,7 +112,9 @@ class DecodePlan:
             "k_ready": plgpu.Barrier(
                 num_arrivals=self.copies + self.page_scales, num_barriers=self.stages
             ),
-            "v_ready": plgpu.Barrier(num_arrivals=self.copies, num_barriers=self.stages),
+            "v_ready": plgpu.Barrier(
+                num_arrivals=self.block_tokens // self.value_rows, num_barriers=self.stages
+            ),
             "k_free": plgpu.Barrier(num_barriers=self.stages),
             "v_free": plgpu.Barrier(num_barriers=self.stages),
         }
@@ -128,9 +136,6 @@ class DecodePlan:
             memory["scale_smem"] = plgpu.SMEM((self.stages, 2, self.copies), jnp.float32)
         if self.splits == 1:
             memory["out_smem"] = plgpu.SMEM((self.columns, self.channels), self.dtype)
-        else:
-            memory["out_smem"] = plgpu.SMEM((self.channels, self.columns), jnp.float32)
-            memory["lse_smem"] = plgpu.SMEM((self.columns,), jnp.float32)
         return memory
 
 
@@ -245,13 +250,8 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
         if plan.splits == 1:
             _write_result(out, results[0].at[slot, kv_head], plan, scratch["out_smem"])
         else:
-            scratch["out_smem"][...] = out
-            scratch["lse_smem"][...] = lse
-            plgpu.commit_smem()
-            here = (split, slot, kv_head)
-            plgpu.copy_smem_to_gmem(scratch["out_smem"], results[0].at[here])
-            plgpu.copy_smem_to_gmem(scratch["lse_smem"], results[1].at[here])
-        plgpu.wait_smem_to_gmem(0)
+            results[0][split, slot, kv_head] = out
+            results[1][split, slot, kv_head] = lse
 
 
 def _fetch(
@@ -270,13 +270,13 @@ def _fetch(
     lowest = lax.div(span.first_key, jnp.int32(plan.rows))
     highest = jnp.maximum(lax.div(span.length + (plan.rows - 1), jnp.int32(plan.rows)) - 1, 0)
 
-    def sources(step: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    def sources(step: jax.Array) -> list[tuple[jax.Array, jax.Array | int]]:
         """Page and first row of each copy of a step."""
         # outside the visible range may be anybody's pages: the nearest visible one is read twice
         first = (span.begin + step) * plan.copies
         chunks = [jnp.clip(first + j, lowest, highest) for j in range(plan.copies)]
         if parts_of_page == 1:
-            return [(table[chunk] + first_page, jnp.int32(0)) for chunk in chunks]
+            return [(table[chunk] + first_page, 0) for chunk in chunks]
         parts = jnp.int32(parts_of_page)
         return [
             (table[lax.div(chunk, parts)] + first_page, lax.rem(chunk, parts) * plan.rows)
@@ -299,14 +299,17 @@ def _fetch(
                     for j, value in enumerate(values):
                         scratch["scale_smem"][stage, row, j] = value
                 plgpu.barrier_arrive(scratch["k_ready"].at[stage])
+            rows = plan.value_rows if kind == "v" else plan.rows
+            target = scratch[name].at[stage]
+            if target.shape[1] > plan.head_dim:
+                target = target.at[:, pl.ds(0, plan.head_dim)]
             for j, (page, row) in enumerate(found):
-                target = scratch[name].at[stage, pl.ds(j * plan.rows, plan.rows)]
-                if target.shape[1] != plan.head_dim:
-                    target = target.at[:, pl.ds(0, plan.head_dim)]
-                source = kv_gmem.at[page, :, part, kv_head]
-                if parts_of_page > 1:
-                    source = kv_gmem.at[page, pl.ds(row, plan.rows), part, kv_head]
-                plgpu.copy_gmem_to_smem(source, target, scratch[f"{kind}_ready"].at[stage])
+                for low in range(0, plan.rows, rows):
+                    plgpu.copy_gmem_to_smem(
+                        kv_gmem.at[page, pl.ds(row + low, rows), part, kv_head],
+                        target.at[pl.ds(j * plan.rows + low, rows)],
+                        scratch[f"{kind}_ready"].at[stage],
+                    )
         return following
 
     lax.fori_loop(0, span.steps, fill, sources(jnp.int32(0)))
@@ -460,6 +463,7 @@ def _write_result(out: jax.Array, result: Any, plan: DecodePlan, staged: Any) ->
     plgpu.commit_smem()
     if plan.head_dim == plan.channels:
         plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result)
-        return
-    for head in range(plan.group):
-        plgpu.copy_smem_to_gmem(staged.at[head, pl.ds(0, plan.head_dim)], result.at[head])
+    else:
+        for head in range(plan.group):
+            plgpu.copy_smem_to_gmem(staged.at[head, pl.ds(0, plan.head_dim)], result.at[head])
+    plgpu.wait_smem_to_gmem(0)
