@@ -24,15 +24,15 @@ REGISTERS = 64  # of a thread, for tiles that are read at the same time
 
 
 def _kernel(
-    out_gmem: Any,  # float32[splits, B, KVH, channels, columns]
-    lse_gmem: Any,  # float32[splits, B, KVH, columns], base 2
+    out_gmem: Any,  # float32[splits, B, groups, channels, columns]
+    lse_gmem: Any,  # float32[splits, B, groups, columns], base 2
     lens_gmem: Any,  # int32[B]
-    merged_gmem: Any,  # [B, KVH, group, D]
+    merged_gmem: Any,  # [B, groups, group, D]
     staged: Any,
     *,
     plan: DecodePlan,
 ) -> None:
-    slot, kv_head, tile = (lax.axis_index(name) for name in ("slot", "kv_head", "tile"))
+    slot, heads, tile = (lax.axis_index(name) for name in ("slot", "group", "tile"))
     span = functools.partial(
         split_of,
         lens_gmem[slot],
@@ -56,8 +56,8 @@ def _kernel(
         for split in range(first, min(first + at_once, plan.splits)):
             # a split without tokens has written nothing: what is there may be NaN
             used = span(jnp.int32(split)).steps > 0
-            lse = load_as(lse_gmem.at[split, slot, kv_head], plgpu.Layout.WGMMA.reduce(0))
-            part = load_as(out_gmem.at[split, slot, kv_head, rows], plgpu.Layout.WGMMA)
+            lse = load_as(lse_gmem.at[split, slot, heads], plgpu.Layout.WGMMA.reduce(0))
+            part = load_as(out_gmem.at[split, slot, heads, rows], plgpu.Layout.WGMMA)
             parts.append((jnp.where(used, lse, MASKED), jnp.where(used, part, 0.0)))
         rising = functools.reduce(jnp.maximum, [lse for lse, _ in parts], highest)
         decay = jnp.exp2(highest - rising)
@@ -78,41 +78,44 @@ def _kernel(
         out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
     )
     plgpu.commit_smem()
-    for head in range(plan.group):
+    result = merged_gmem.at[slot, heads]
+    if plan.head_dim == plan.channels:
+        plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result.at[:, rows])
+    else:
         for index in range(plan.channels // WGMMA_ROWS):
-            held = min(WGMMA_ROWS, plan.head_dim - index * WGMMA_ROWS)
-
-            @pl.when(tile == index)
-            def _() -> None:
-                plgpu.copy_smem_to_gmem(
+            low = index * WGMMA_ROWS
+            held = min(WGMMA_ROWS, plan.head_dim - low)
+            for head in range(plan.group):
+                copy = functools.partial(
+                    plgpu.copy_smem_to_gmem,
                     staged.at[head, pl.ds(0, held)],
-                    merged_gmem.at[slot, kv_head, head, pl.ds(index * WGMMA_ROWS, held)],
+                    result.at[head, pl.ds(low, held)],
                 )
-
+                pl.when(tile == index)(copy)
     plgpu.wait_smem_to_gmem(0)
 
 
 def combine(
-    out: jax.Array,  # float32[splits, B, KVH, channels, columns]
-    lse: jax.Array,  # float32[splits, B, KVH, columns], base 2
+    out: jax.Array,  # float32[splits, B, groups, channels, columns]
+    lse: jax.Array,  # float32[splits, B, groups, columns], base 2
     kv_lens: jax.Array,  # int32[B]
     *,
     plan: DecodePlan,
     interpret: Any,
-) -> jax.Array:  # [B, KVH, group, D]
+) -> jax.Array:  # [B, groups, group, D]
     """The outputs of the splits, weighted with their shares of the softmax's sum.
 
     One kernel launch; the same in XLA would be several. Splits without tokens are not looked at; a
     slot without tokens gives zeros.
     """
-    slots, kv_heads = out.shape[1:3]
+    slots, groups = out.shape[1:3]
     dtype = np.dtype(plan.dtype)
     return plgpu.kernel(
         functools.partial(_kernel, plan=plan),
-        out_type=result_like(out, (slots, kv_heads, plan.group, plan.head_dim), dtype),
+        out_type=result_like(out, (slots, groups, plan.group, plan.head_dim), dtype),
         scratch_types=[plgpu.SMEM((plan.columns, WGMMA_ROWS), dtype)],
-        grid=(slots, kv_heads, plan.channels // WGMMA_ROWS),
-        grid_names=("slot", "kv_head", "tile"),
+        grid=(slots, groups, plan.channels // WGMMA_ROWS),
+        grid_names=("slot", "group", "tile"),
         kernel_name="paged_decode_combine",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,

@@ -31,6 +31,8 @@ from pallas_kernels.tuning import DecodeTuning
 
 MAX_SPLITS = 64
 MAX_STAGES = 4
+# a thread has registers for 128 channels of 64 query heads, or 256 of 32
+WIDE_CHANNELS, WIDE_COLUMNS = 128, 32
 HALF_MEMORY = 115_712  # bytes of shared memory a thread block when two share a multiprocessor
 
 
@@ -54,14 +56,14 @@ def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> DecodeTu
     return DecodeTuning(block_tokens=block_tokens, stages=min(stages, MAX_STAGES))
 
 
-def number_of_splits(slots: int, kv_heads: int, max_blocks: int, tuning: DecodeTuning) -> int:
+def number_of_splits(slots: int, groups: int, max_blocks: int, tuning: DecodeTuning) -> int:
     """Into how many thread blocks a slot's tokens are divided; depends on static shapes only.
 
     As many as fit into the wanted waves of thread blocks, and one as soon as the slots themselves
     take more than half of that: reading from memory is what limits, and a merge costs more than
     the rest of a wave.
     """
-    wanted = tuning.waves * tuning.multiprocessors // (slots * kv_heads)
+    wanted = tuning.waves * tuning.multiprocessors // (slots * groups)
     return max(1, min(wanted, max_blocks, MAX_SPLITS))
 
 
@@ -112,13 +114,16 @@ def decode(
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
     tuning = tuning or default_tuning(head_dim, q.shape[1] // kv_heads, kv_pages.dtype)
     _check_tuning(tuning)
+    group = q.shape[1] // kv_heads
+    head_tiles = -(-group // WIDE_COLUMNS) if head_dim > WIDE_CHANNELS else 1
     if splits is None:
         max_blocks = -(-page_table.shape[1] * page_size // tuning.block_tokens)
-        splits = number_of_splits(q.shape[0], kv_heads, max_blocks, tuning)
+        splits = number_of_splits(q.shape[0], kv_heads * head_tiles, max_blocks, tuning)
     if splits > MAX_SPLITS:
         raise KernelError("splits", splits, f"at most {MAX_SPLITS}")
     plan = DecodePlan(
-        group=q.shape[1] // kv_heads,
+        group=-(-group // head_tiles),
+        head_tiles=head_tiles,
         head_dim=head_dim,
         page_size=page_size,
         block_tokens=tuning.block_tokens,
@@ -152,15 +157,22 @@ def _attend(
     plan: DecodePlan,
     interpret: Any,
 ) -> jax.Array:  # [B, H, D]
-    slots, kv_heads = q.shape[0], kv_pages.shape[3]
+    slots, heads, head_dim = q.shape
+    kv_heads = kv_pages.shape[3]
+    groups, tiled = kv_heads * plan.head_tiles, plan.head_tiles * plan.group
 
-    def by_group(heads: jax.Array, axis: int) -> jax.Array:
-        """The axis of heads divided by KV heads and filled up to the plan's columns."""
-        shape = heads.shape
-        grouped = heads.reshape(*shape[:axis], kv_heads, plan.group, *shape[axis + 1 :])
-        fill = [(0, 0)] * grouped.ndim
-        fill[axis + 1] = (0, plan.columns - plan.group)
-        return jnp.pad(grouped, fill) if plan.columns > plan.group else grouped
+    def by_group(values: jax.Array, axis: int) -> jax.Array:
+        """The axis of heads divided into groups, each filled up to the plan's columns."""
+
+        def filled(values: jax.Array, axis: int, size: int) -> jax.Array:
+            fill = [(0, 0)] * values.ndim
+            fill[axis] = (0, size - values.shape[axis])
+            return jnp.pad(values, fill) if size > values.shape[axis] else values
+
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        values = filled(values.reshape(*before, kv_heads, -1, *after), axis + 1, tiled)
+        values = values.reshape(*before, groups, plan.group, *after)
+        return filled(values, axis + 1, plan.columns)
 
     operands = [by_group(q, 1), kv_pages, page_table, kv_lens, first_page.reshape(1)]
     if sinks is not None:
@@ -168,19 +180,19 @@ def _attend(
     if is_quantized(kv_pages.dtype):
         operands += [s if plan.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
 
-    tile = (slots, kv_heads, plan.channels, plan.columns)
     if plan.splits == 1:
-        result = [(slots, kv_heads, plan.group, plan.head_dim)]
+        result = [(slots, groups, plan.group, plan.head_dim)]
     else:
-        result = [(plan.splits, *tile), (plan.splits, slots, kv_heads, plan.columns)]
+        part = (plan.splits, slots, groups)
+        result = [(*part, plan.channels, plan.columns), (*part, plan.columns)]
     dtype = plan.dtype if plan.splits == 1 else jnp.float32
     outputs = plgpu.kernel(
         functools.partial(decode_kernel, plan=plan),
         out_type=[result_like(q, shape, dtype) for shape in result],
         scratch_types=plan.scratch(),
         # the last axis varies fastest: KV heads of the same tokens are neighbours in memory
-        grid=(slots, plan.splits, kv_heads),
-        grid_names=("slot", "split", "kv_head"),
+        grid=(slots, plan.splits, groups),
+        grid_names=("slot", "split", "group"),
         num_threads=len(THREADS),
         thread_name="warpgroup",
         kernel_name="paged_decode",
@@ -189,4 +201,5 @@ def _attend(
     )(*operands)
     if plan.splits > 1:
         outputs = [combine(*outputs, kv_lens, plan=plan, interpret=interpret)]
-    return outputs[0].reshape(q.shape)
+    out = outputs[0].reshape(slots, kv_heads, tiled, head_dim)[:, :, : heads // kv_heads]
+    return out.reshape(q.shape)

@@ -36,7 +36,8 @@ class DecodePlan:
     """The static facts of one decode kernel.
 
     Attributes:
-        group: query heads a KV head.
+        group: query heads of one KV head that a thread block attends.
+        head_tiles: thread blocks among which the query heads of a KV head are divided.
         head_dim: size of a head.
         page_size: tokens a page.
         block_tokens: keys a step, a multiple of 64.
@@ -52,6 +53,7 @@ class DecodePlan:
     """
 
     group: int
+    head_tiles: int
     head_dim: int
     page_size: int
     block_tokens: int
@@ -67,7 +69,7 @@ class DecodePlan:
 
     @property
     def columns(self) -> int:
-        """Query heads of a KV head, rounded up to what wgmma takes."""
+        """The group, rounded up to what wgmma takes."""
         return -(-self.group // TILE_ROWS) * TILE_ROWS
 
     @property
@@ -196,13 +198,13 @@ def split_of(
 
 
 def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
-    """One split of one KV head of one slot.
+    """One split of one group of query heads of one slot; there are groups = KVH * head_tiles.
 
-    Operands: q [B, KVH, columns, D], kv_pages [NP, page_size, 2, KVH, D], page_table int32[B, P],
-    kv_lens int32[B], first_page int32[1]; float32 sinks [KVH, columns] when plan.sinks; float32
-    k_scale and v_scale, [NP, KVH] or [1], of 8-bit pages. Results: [B, KVH, group, D] when there
-    is one split, else float32 [splits, B, KVH, channels, columns] and the logarithm (base 2) of
-    the softmax's sum, float32 [splits, B, KVH, columns].
+    Operands: q [B, groups, columns, D], kv_pages [NP, page_size, 2, KVH, D], page_table
+    int32[B, P], kv_lens int32[B], first_page int32[1]; float32 sinks [groups, columns] when
+    plan.sinks; float32 k_scale and v_scale, [NP, KVH] or [1], of 8-bit pages. Results:
+    [B, groups, group, D] when there is one split, else float32 [splits, B, groups, channels,
+    columns] and the logarithm (base 2) of the softmax's sum, float32 [splits, B, groups, columns].
     """
     inputs = iter(operands)
     q_gmem, kv_gmem, table_gmem, lens_gmem, base_gmem = (next(inputs) for _ in range(5))
@@ -210,7 +212,7 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     k_scale, v_scale = (next(inputs), next(inputs)) if plan.quantized else (None, None)
     results = list(inputs)
 
-    slot, split, kv_head = (lax.axis_index(name) for name in ("slot", "split", "kv_head"))
+    slot, split, group = (lax.axis_index(name) for name in ("slot", "split", "group"))
     span = split_of(
         lens_gmem[slot],
         split,
@@ -227,8 +229,9 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
             @pl.when(warp == 0)
             def _() -> None:
                 plgpu.copy_gmem_to_smem(
-                    q_gmem.at[slot, kv_head], scratch["q_smem"], scratch["q_ready"]
+                    q_gmem.at[slot, group], scratch["q_smem"], scratch["q_ready"]
                 )
+                kv_head = lax.div(group, jnp.int32(plan.head_tiles))
                 scales = (k_scale, v_scale) if plan.page_scales else None
                 _fetch(
                     kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch
@@ -241,17 +244,17 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     def _() -> None:
         sink = None
         if sinks_gmem is not None:
-            held = load_as(sinks_gmem.at[kv_head], plgpu.Layout.WGMMA.reduce(0))
+            held = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
             sink = jnp.where(split == 0, held * LOG2E, MASKED)  # it takes part once
         pool_scales = None
         if plan.quantized and not plan.page_scales:
             pool_scales = (k_scale[0], v_scale[0])
         out, lse = _attend(span, sink, pool_scales, plan, scratch)
         if plan.splits == 1:
-            _write_result(out, results[0].at[slot, kv_head], plan, scratch["out_smem"])
+            _write_result(out, results[0].at[slot, group], plan, scratch["out_smem"])
         else:
-            results[0][split, slot, kv_head] = out
-            results[1][split, slot, kv_head] = lse
+            results[0][split, slot, group] = out
+            results[1][split, slot, group] = lse
 
 
 def _fetch(
@@ -385,12 +388,14 @@ def _attend(
             @pl.when((low_key < span.first_key) | (low_key + plan.block_tokens > span.length))
             def _() -> None:
                 # a masked value may hold anything, NaN too, and a weight of 0 * NaN is NaN
-                held = load_as(values, plgpu.Layout.WGMMA, optimized=True)
-                row = plgpu.broadcasted_iota(
-                    jnp.int32, held.shape, 0, layout=plgpu.Layout.WGMMA
-                )
-                visible = (row >= span.first_key - low_key) & (row < span.length - low_key)
-                values[...] = jnp.where(visible, held, jnp.zeros_like(held))
+                for low in range(0, plan.channels, WGMMA_ROWS):
+                    some = values.at[:, pl.ds(low, WGMMA_ROWS)]
+                    held = load_as(some, plgpu.Layout.WGMMA, optimized=True)
+                    row = plgpu.broadcasted_iota(
+                        jnp.int32, held.shape, 0, layout=plgpu.Layout.WGMMA
+                    )
+                    visible = (row >= span.first_key - low_key) & (row < span.length - low_key)
+                    some[...] = jnp.where(visible, held, jnp.zeros_like(held))
 
         plgpu.commit_smem()
         part = _product(transposed(values), transposed(scratch["p_smem"]), out.shape)
