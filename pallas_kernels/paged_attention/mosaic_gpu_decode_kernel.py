@@ -357,8 +357,8 @@ def _attend(
         if plan.quantized:
             keys = scratch["k_smem"].at[0]
             _widen(scratch["k_raw"].at[stage], keys, plan)
+            plgpu.commit_smem()  # of the numbers as read, too: TMA is to write there next
             free("k")
-            plgpu.commit_smem()
         scores = _product(keys, transposed(scratch["q_smem"]), shape)
         if not plan.quantized:
             free("k")
@@ -382,7 +382,6 @@ def _attend(
         if plan.quantized:
             values = scratch["v_smem"].at[0]
             _widen(scratch["v_raw"].at[stage], values.at[:, pl.ds(0, plan.head_dim)], plan)
-            free("v")
         if plan.pool_dtype != jnp.int8:
 
             @pl.when((low_key < span.first_key) | (low_key + plan.block_tokens > span.length))
@@ -398,6 +397,8 @@ def _attend(
                     some[...] = jnp.where(visible, held, jnp.zeros_like(held))
 
         plgpu.commit_smem()
+        if plan.quantized:
+            free("v")
         part = _product(transposed(values), transposed(scratch["p_smem"]), out.shape)
         if not plan.quantized:
             free("v")
