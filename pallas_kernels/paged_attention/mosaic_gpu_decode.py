@@ -19,21 +19,36 @@ from jax.typing import DTypeLike
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.pages import compute_dtype, is_quantized
 from pallas_kernels.paged_attention.mosaic_gpu_combine import combine
 from pallas_kernels.paged_attention.mosaic_gpu_decode_kernel import (
     THREADS,
+    TILE_ROWS,
     WGMMA_ROWS,
     DecodePlan,
     decode_kernel,
 )
+from pallas_kernels.pages import compute_dtype, is_quantized
 from pallas_kernels.tuning import DecodeTuning
 
 MAX_SPLITS = 64
-MAX_STAGES = 4
+MAX_STAGES = 4  # of a ring when nothing is given: more has nothing left to hide
 # a thread has registers for 128 channels of 64 query heads, or 256 of 32
 WIDE_CHANNELS, WIDE_COLUMNS = 128, 32
-HALF_MEMORY = 115_712  # bytes of shared memory a thread block when two share a multiprocessor
+BLOCK_MEMORY = 231_424  # bytes of shared memory of a multiprocessor; half of it twice fits too
+
+
+def stages_within(
+    memory: int, block_tokens: int, head_dim: int, group: int, pool_dtype: DTypeLike
+) -> int:
+    """How many stages of keys and values fit into so many bytes of shared memory; 0 for none."""
+    size = jnp.dtype(pool_dtype).itemsize
+    channels = -(-head_dim // WGMMA_ROWS) * WGMMA_ROWS
+    columns = -(-group // TILE_ROWS) * TILE_ROWS
+    stage = block_tokens * (head_dim + (channels if size == 2 else head_dim)) * size
+    widened = 0 if size == 2 else block_tokens * (head_dim + channels) * 2
+    # queries, weights and result; barriers, scales and what crosses the warps
+    others = 2 * columns * (head_dim + block_tokens + channels) + 4096
+    return max(0, (memory - widened - others) // stage)
 
 
 def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> DecodeTuning:
@@ -43,16 +58,11 @@ def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> DecodeTu
     as deep, up to 4, as lets two thread blocks live on one multiprocessor: each attends while the
     other waits. Where not even two stages fit twice, one thread block has the multiprocessor.
     """
-    size = jnp.dtype(pool_dtype).itemsize
-    channels = -(-head_dim // WGMMA_ROWS) * WGMMA_ROWS
-    block_tokens = 128 if size == 2 and channels == WGMMA_ROWS else 64
-    stage = block_tokens * (head_dim + (channels if size == 2 else head_dim)) * size
-    widened = 0 if size == 2 else block_tokens * (head_dim + channels) * 2
-    # queries, weights and result; and what crosses the warps in a maximum
-    others = 2 * -(-group // 8) * 8 * (head_dim + block_tokens + channels) + 4096
-    stages = (HALF_MEMORY - widened - others) // stage
+    small = jnp.dtype(pool_dtype).itemsize == 2 and head_dim <= WGMMA_ROWS
+    block_tokens = 2 * WGMMA_ROWS if small else WGMMA_ROWS
+    stages = stages_within(BLOCK_MEMORY // 2, block_tokens, head_dim, group, pool_dtype)
     if stages < 2:
-        stages = (2 * HALF_MEMORY - widened - others) // stage
+        stages = stages_within(BLOCK_MEMORY, block_tokens, head_dim, group, pool_dtype)
     return DecodeTuning(block_tokens=block_tokens, stages=min(stages, MAX_STAGES))
 
 
@@ -67,11 +77,14 @@ def number_of_splits(slots: int, groups: int, max_blocks: int, tuning: DecodeTun
     return max(1, min(wanted, max_blocks, MAX_SPLITS))
 
 
-def _check_tuning(tuning: DecodeTuning) -> None:
-    if tuning.block_tokens not in (64, 128):
+def _check_tuning(tuning: DecodeTuning, head_dim: int, group: int, pool_dtype: DTypeLike) -> None:
+    if tuning.block_tokens not in (WGMMA_ROWS, 2 * WGMMA_ROWS):
         raise KernelError("tuning.block_tokens", tuning.block_tokens, "64 or 128")
-    if not 2 <= tuning.stages <= 8:
-        raise KernelError("tuning.stages", tuning.stages, "2 to 8")
+    most = stages_within(BLOCK_MEMORY, tuning.block_tokens, head_dim, group, pool_dtype)
+    if not 2 <= tuning.stages <= most:
+        raise KernelError(
+            "tuning.stages", tuning.stages, f"2 to {most} of {tuning.block_tokens} tokens each"
+        )
     if tuning.consumers != 1:
         raise KernelError("tuning.consumers", tuning.consumers, "1")
 
@@ -112,17 +125,18 @@ def decode(
         kv_pages,
     )
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
-    tuning = tuning or default_tuning(head_dim, q.shape[1] // kv_heads, kv_pages.dtype)
-    _check_tuning(tuning)
     group = q.shape[1] // kv_heads
     head_tiles = -(-group // WIDE_COLUMNS) if head_dim > WIDE_CHANNELS else 1
+    group = -(-group // head_tiles)
+    tuning = tuning or default_tuning(head_dim, group, kv_pages.dtype)
+    _check_tuning(tuning, head_dim, group, kv_pages.dtype)
     if splits is None:
         max_blocks = -(-page_table.shape[1] * page_size // tuning.block_tokens)
         splits = number_of_splits(q.shape[0], kv_heads * head_tiles, max_blocks, tuning)
     if splits > MAX_SPLITS:
         raise KernelError("splits", splits, f"at most {MAX_SPLITS}")
     plan = DecodePlan(
-        group=-(-group // head_tiles),
+        group=group,
         head_tiles=head_tiles,
         head_dim=head_dim,
         page_size=page_size,
@@ -136,6 +150,8 @@ def decode(
         soft_cap=soft_cap,
         window=window,
         sinks=sinks is not None,
+        # JAX cannot yet map warps over references that vary over manual mesh axes
+        fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
     return _attend(
         q, kv_pages, page_table, kv_lens, first_page, sinks, k_scale, v_scale,

@@ -1,4 +1,4 @@
-"""The thread block of the Hopper decode kernel: a warp that fetches pages, a warpgroup that attends.
+"""The thread block of the Hopper decode kernel: one warp fetches pages, a warpgroup attends.
 
 The fetching warp walks the page table and brings the keys and values of one KV head into a ring of
 shared memory stages, one TMA copy for each page; keys and values have barriers of their own. The
@@ -10,8 +10,8 @@ through shared memory; its sum stays in the thread that owns a row until the las
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class DecodePlan:
         soft_cap: bound of the scores.
         window: sliding window in tokens.
         sinks: whether each head has a logit without a value.
+        fetch_by_warp: whether one warp issues the copies, not its whole warpgroup in step, which
+            costs a barrier and four times the instructions a copy.
     """
 
     group: int
@@ -66,6 +68,7 @@ class DecodePlan:
     soft_cap: float | None
     window: int | None
     sinks: bool
+    fetch_by_warp: bool
 
     @property
     def columns(self) -> int:
@@ -192,9 +195,7 @@ def split_of(
     last = lax.div(length + (block_tokens - 1), jnp.int32(block_tokens))
     share = lax.div(last - first + (splits - 1), jnp.int32(splits))
     begin = first + split * share
-    return Span(
-        length, first_key, begin, jnp.maximum(jnp.minimum(begin + share, last) - begin, 0)
-    )
+    return Span(length, first_key, begin, jnp.maximum(jnp.minimum(begin + share, last) - begin, 0))
 
 
 def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
@@ -222,20 +223,18 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     )
     warpgroup = lax.axis_index("warpgroup")
 
+    def fetch() -> None:
+        plgpu.copy_gmem_to_smem(q_gmem.at[slot, group], scratch["q_smem"], scratch["q_ready"])
+        kv_head = lax.div(group, jnp.int32(plan.head_tiles))
+        scales = (k_scale, v_scale) if plan.page_scales else None
+        _fetch(kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch)
+
     @pl.when((warpgroup == THREADS.index("fetch")) & (span.steps > 0))
     def _() -> None:
-        @plgpu.warp_map
-        def _(warp: jax.Array) -> None:
-            @pl.when(warp == 0)
-            def _() -> None:
-                plgpu.copy_gmem_to_smem(
-                    q_gmem.at[slot, group], scratch["q_smem"], scratch["q_ready"]
-                )
-                kv_head = lax.div(group, jnp.int32(plan.head_tiles))
-                scales = (k_scale, v_scale) if plan.page_scales else None
-                _fetch(
-                    kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch
-                )
+        if plan.fetch_by_warp:
+            plgpu.warp_map(lambda warp: pl.when(warp == 0)(fetch))
+        else:
+            fetch()
 
     # with several splits the merge passes over those without tokens
     attends = span.steps >= 0 if plan.splits == 1 else span.steps > 0
@@ -292,10 +291,8 @@ def _fetch(
         following = sources(step + 1)
         held = [[scale[page, kv_head] for page, _ in found] for scale in scales or ()]
         for part, (name, kind) in enumerate(zip(names, "kv")):
-
-            @pl.when(step >= plan.stages)
-            def _() -> None:
-                plgpu.barrier_wait(scratch[f"{kind}_free"].at[stage])
+            free = scratch[f"{kind}_free"].at[stage]
+            pl.when(step >= plan.stages)(functools.partial(plgpu.barrier_wait, free))
 
             if part == 0 and scales is not None:
                 for row, values in enumerate(held):
@@ -350,7 +347,9 @@ def _attend(
         k_scale = v_scale = None
         if plan.page_scales:
             k_scale, v_scale = (
-                _by_token([scratch["scale_smem"][stage, part, j] for j in range(plan.copies)], token, plan)
+                _by_token(
+                    [scratch["scale_smem"][stage, part, j] for j in range(plan.copies)], token, plan
+                )
                 for part in range(2)
             )
         keys = scratch["k_smem"].at[stage]
