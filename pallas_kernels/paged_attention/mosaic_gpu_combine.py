@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.compat import load_as, result_like, transposed
-from pallas_kernels.paged_attention.mosaic_gpu_decode_kernel import (
+from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
     MASKED,
     WGMMA_ROWS,
     DecodePlan,

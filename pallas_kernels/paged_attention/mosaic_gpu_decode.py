@@ -20,14 +20,14 @@ from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.mosaic_gpu_combine import combine
-from pallas_kernels.paged_attention.mosaic_gpu_decode_kernel import (
+from pallas_kernels.paged_attention.mosaic_gpu_decode_kernel import decode_kernel
+from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
     THREADS,
     TILE_ROWS,
     WGMMA_ROWS,
     DecodePlan,
-    decode_kernel,
 )
-from pallas_kernels.pages import compute_dtype, is_quantized
+from pallas_kernels.pages import compute_dtype
 from pallas_kernels.tuning import DecodeTuning
 
 MAX_SPLITS = 64
@@ -193,14 +193,13 @@ def _attend(
     operands = [by_group(q, 1), kv_pages, page_table, kv_lens, first_page.reshape(1)]
     if sinks is not None:
         operands.append(by_group(sinks, 0))
-    if is_quantized(kv_pages.dtype):
+    if k_scale is not None and v_scale is not None:
         operands += [s if plan.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
 
+    part = (plan.splits, slots, groups)
+    result: list[tuple[int, ...]] = [(*part, plan.channels, plan.columns), (*part, plan.columns)]
     if plan.splits == 1:
         result = [(slots, groups, plan.group, plan.head_dim)]
-    else:
-        part = (plan.splits, slots, groups)
-        result = [(*part, plan.channels, plan.columns), (*part, plan.columns)]
     dtype = plan.dtype if plan.splits == 1 else jnp.float32
     outputs = plgpu.kernel(
         functools.partial(decode_kernel, plan=plan),
@@ -216,6 +215,6 @@ def _attend(
         interpret=interpret,
     )(*operands)
     if plan.splits > 1:
-        outputs = [combine(*outputs, kv_lens, plan=plan, interpret=interpret)]
+        outputs = [combine(outputs[0], outputs[1], kv_lens, plan=plan, interpret=interpret)]
     out = outputs[0].reshape(slots, kv_heads, tiled, head_dim)[:, :, : heads // kv_heads]
     return out.reshape(q.shape)

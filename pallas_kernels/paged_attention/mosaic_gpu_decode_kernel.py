@@ -11,191 +11,25 @@ through shared memory; its sum stays in the thread that owns a row until the las
 from __future__ import annotations
 
 import functools
-import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.compat import load_as, transposed
-
-MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
-LOG2E = math.log2(math.e)
-WGMMA_ROWS = 64
-TILE_ROWS = 8  # rows of one shared memory tile, and the step of wgmma's second dimension
-THREADS = ("attend", "fetch")  # the warpgroups of a thread block
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """The static facts of one decode kernel.
-
-    Attributes:
-        group: query heads of one KV head that a thread block attends.
-        head_tiles: thread blocks among which the query heads of a KV head are divided.
-        head_dim: size of a head.
-        page_size: tokens a page.
-        block_tokens: keys a step, a multiple of 64.
-        stages: steps whose keys and values are on their way or being attended.
-        splits: thread blocks that share the tokens of one slot.
-        pool_dtype: element type of the pages.
-        dtype: element type of queries, of the matrix products and of the result.
-        page_scales: whether 8-bit pages have a scale each; else one for the whole pool.
-        scale: factor of the scores.
-        soft_cap: bound of the scores.
-        window: sliding window in tokens.
-        sinks: whether each head has a logit without a value.
-        fetch_by_warp: whether one warp issues the copies, not its whole warpgroup in step, which
-            costs a barrier and four times the instructions a copy.
-    """
-
-    group: int
-    head_tiles: int
-    head_dim: int
-    page_size: int
-    block_tokens: int
-    stages: int
-    splits: int
-    pool_dtype: np.dtype
-    dtype: np.dtype
-    page_scales: bool
-    scale: float
-    soft_cap: float | None
-    window: int | None
-    sinks: bool
-    fetch_by_warp: bool
-
-    @property
-    def columns(self) -> int:
-        """The group, rounded up to what wgmma takes."""
-        return -(-self.group // TILE_ROWS) * TILE_ROWS
-
-    @property
-    def channels(self) -> int:
-        """Head_dim rounded up to the rows of wgmma; nobody reads what the extra ones hold."""
-        return -(-self.head_dim // WGMMA_ROWS) * WGMMA_ROWS
-
-    @property
-    def quantized(self) -> bool:
-        """Whether pages hold 8-bit numbers, which are widened to `dtype` in shared memory."""
-        return self.pool_dtype.itemsize == 1
-
-    @property
-    def rows(self) -> int:
-        """Tokens of one copy: a page, or as much of it as fits into a step."""
-        return min(self.page_size, self.block_tokens)
-
-    @property
-    def value_rows(self) -> int:
-        """Tokens of one copy of values: a tile's rows where they are padded to `channels`."""
-        padded = self.channels > self.head_dim and not self.quantized
-        return TILE_ROWS if padded else self.rows
-
-    @property
-    def copies(self) -> int:
-        """Copies of keys a step; as many pages, or parts of one, have a scale each."""
-        return self.block_tokens // self.rows
-
-    def scratch(self) -> dict[str, Any]:
-        """Shared memory and barriers of a thread block."""
-        block = (self.stages, self.block_tokens)
-        tiles = row_tiles(self.head_dim, self.dtype)
-        memory = {
-            "q_smem": plgpu.SMEM((self.columns, self.head_dim), self.dtype, transforms=tiles),
-            "p_smem": plgpu.SMEM(
-                (self.columns, self.block_tokens),
-                self.dtype,
-                # wgmma wants one swizzle for both operands: that of the values
-                transforms=swizzled(swizzle_bytes(self.head_dim, self.dtype), self.dtype),
-            ),
-            "q_ready": plgpu.Barrier(),
-            "k_ready": plgpu.Barrier(
-                num_arrivals=self.copies + self.page_scales, num_barriers=self.stages
-            ),
-            "v_ready": plgpu.Barrier(
-                num_arrivals=self.block_tokens // self.value_rows, num_barriers=self.stages
-            ),
-            "k_free": plgpu.Barrier(num_barriers=self.stages),
-            "v_free": plgpu.Barrier(num_barriers=self.stages),
-        }
-        if self.quantized:
-            raw_tiles = row_tiles(self.head_dim, self.pool_dtype)
-            raw = plgpu.SMEM((*block, self.head_dim), self.pool_dtype, transforms=raw_tiles)
-            memory |= {
-                "k_raw": raw,
-                "v_raw": raw,
-                "k_smem": plgpu.SMEM((1, *block[1:], self.head_dim), self.dtype, transforms=tiles),
-                "v_smem": plgpu.SMEM((1, *block[1:], self.channels), self.dtype, transforms=tiles),
-            }
-        else:
-            memory |= {
-                "k_smem": plgpu.SMEM((*block, self.head_dim), self.dtype, transforms=tiles),
-                "v_smem": plgpu.SMEM((*block, self.channels), self.dtype, transforms=tiles),
-            }
-        if self.page_scales:
-            memory["scale_smem"] = plgpu.SMEM((self.stages, 2, self.copies), jnp.float32)
-        if self.splits == 1:
-            memory["out_smem"] = plgpu.SMEM((self.columns, self.channels), self.dtype)
-        return memory
-
-
-def swizzle_bytes(columns: int, dtype: np.dtype) -> int | None:
-    """The widest swizzle whose rows divide so many elements; None where there is none."""
-    size = columns * dtype.itemsize
-    return next((swizzle for swizzle in (128, 64, 32) if size % swizzle == 0), None)
-
-
-def swizzled(swizzle: int | None, dtype: np.dtype) -> tuple[Any, ...]:
-    """The layout that TMA and wgmma share."""
-    if swizzle is None:
-        return ()
-    return (
-        plgpu.TilingTransform((TILE_ROWS, swizzle // dtype.itemsize)),
-        plgpu.SwizzleTransform(swizzle),
-    )
-
-
-def row_tiles(columns: int, dtype: np.dtype) -> tuple[Any, ...]:
-    """The layout for rows of so many elements."""
-    return swizzled(swizzle_bytes(columns, dtype), dtype)
-
-
-class Span(NamedTuple):
-    """Which tokens of its slot a thread block attends; int32 scalars.
-
-    Attributes:
-        length: tokens of the slot.
-        first_key: the first token that is visible.
-        begin: the first step of this split, counted from the slot's token 0.
-        steps: how many.
-    """
-
-    length: jax.Array
-    first_key: jax.Array
-    begin: jax.Array
-    steps: jax.Array
-
-
-def split_of(
-    length: jax.Array,  # int32[]
-    split: jax.Array,  # int32[]
-    *,
-    block_tokens: int,
-    splits: int,
-    window: int | None,
-) -> Span:
-    """The steps of one split of a slot; a split beyond the last step has none."""
-    first_key = jnp.int32(0) if window is None else jnp.maximum(length - window, 0)
-    first = lax.div(first_key, jnp.int32(block_tokens))
-    last = lax.div(length + (block_tokens - 1), jnp.int32(block_tokens))
-    share = lax.div(last - first + (splits - 1), jnp.int32(splits))
-    begin = first + split * share
-    return Span(length, first_key, begin, jnp.maximum(jnp.minimum(begin + share, last) - begin, 0))
+from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
+    LOG2E,
+    MASKED,
+    THREADS,
+    WGMMA_ROWS,
+    DecodePlan,
+    Span,
+    split_of,
+    swizzle_bytes,
+)
 
 
 def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
@@ -210,7 +44,7 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     inputs = iter(operands)
     q_gmem, kv_gmem, table_gmem, lens_gmem, base_gmem = (next(inputs) for _ in range(5))
     sinks_gmem = next(inputs) if plan.sinks else None
-    k_scale, v_scale = (next(inputs), next(inputs)) if plan.quantized else (None, None)
+    scales_gmem = [next(inputs), next(inputs)] if plan.quantized else []
     results = list(inputs)
 
     slot, split, group = (lax.axis_index(name) for name in ("slot", "split", "group"))
@@ -226,7 +60,7 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     def fetch() -> None:
         plgpu.copy_gmem_to_smem(q_gmem.at[slot, group], scratch["q_smem"], scratch["q_ready"])
         kv_head = lax.div(group, jnp.int32(plan.head_tiles))
-        scales = (k_scale, v_scale) if plan.page_scales else None
+        scales = scales_gmem if plan.page_scales else []
         _fetch(kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch)
 
     @pl.when((warpgroup == THREADS.index("fetch")) & (span.steps > 0))
@@ -245,9 +79,7 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
         if sinks_gmem is not None:
             held = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
             sink = jnp.where(split == 0, held * LOG2E, MASKED)  # it takes part once
-        pool_scales = None
-        if plan.quantized and not plan.page_scales:
-            pool_scales = (k_scale[0], v_scale[0])
+        pool_scales = [] if plan.page_scales else [scale[0] for scale in scales_gmem]
         out, lse = _attend(span, sink, pool_scales, plan, scratch)
         if plan.splits == 1:
             _write_result(out, results[0].at[slot, group], plan, scratch["out_smem"])
@@ -261,7 +93,7 @@ def _fetch(
     table: Any,  # int32[P]
     first_page: jax.Array,
     kv_head: jax.Array,
-    scales: tuple[Any, Any] | None,  # float32[NP, KVH]
+    scales: list[Any],  # float32[NP, KVH] of keys and of values, or nothing
     span: Span,
     plan: DecodePlan,
     scratch: dict[str, Any],
@@ -272,7 +104,7 @@ def _fetch(
     lowest = lax.div(span.first_key, jnp.int32(plan.rows))
     highest = jnp.maximum(lax.div(span.length + (plan.rows - 1), jnp.int32(plan.rows)) - 1, 0)
 
-    def sources(step: jax.Array) -> list[tuple[jax.Array, jax.Array | int]]:
+    def sources(step: jax.Array) -> list[tuple[jax.Array, Any]]:
         """Page and first row of each copy of a step."""
         # outside the visible range may be anybody's pages: the nearest visible one is read twice
         first = (span.begin + step) * plan.copies
@@ -285,16 +117,16 @@ def _fetch(
             for chunk in chunks
         ]
 
-    def fill(step: jax.Array, found: list[tuple[jax.Array, jax.Array]]) -> list[Any]:
+    def fill(step: jax.Array, found: list[tuple[jax.Array, Any]]) -> list[Any]:
         stage = lax.rem(step, jnp.int32(plan.stages))
         # read early: page table and scales answer from memory while this step waits for its stage
         following = sources(step + 1)
-        held = [[scale[page, kv_head] for page, _ in found] for scale in scales or ()]
+        held = [[scale[page, kv_head] for page, _ in found] for scale in scales]
         for part, (name, kind) in enumerate(zip(names, "kv")):
             free = scratch[f"{kind}_free"].at[stage]
             pl.when(step >= plan.stages)(functools.partial(plgpu.barrier_wait, free))
 
-            if part == 0 and scales is not None:
+            if part == 0 and scales:
                 for row, values in enumerate(held):
                     for j, value in enumerate(values):
                         scratch["scale_smem"][stage, row, j] = value
@@ -318,14 +150,14 @@ def _fetch(
 def _attend(
     span: Span,
     sink: jax.Array | None,  # float32[columns], base 2
-    pool_scales: tuple[jax.Array, jax.Array] | None,
+    pool_scales: list[jax.Array],  # of keys and of values, or nothing
     plan: DecodePlan,
     scratch: dict[str, Any],
 ) -> tuple[jax.Array, jax.Array]:
     """The output [channels, columns] and log2 of the softmax's sum [columns] of the span."""
-    shape = (plan.block_tokens, plan.columns)
+    shape, out_shape = (plan.block_tokens, plan.columns), (plan.channels, plan.columns)
     factor = jnp.float32(plan.scale * (LOG2E if plan.soft_cap is None else 1.0))
-    if pool_scales is not None:
+    if pool_scales:
         factor = factor * pool_scales[0]
 
     def attend(
@@ -344,14 +176,12 @@ def _attend(
         seen = (token >= span.first_key - low_key) & (token < span.length - low_key)
 
         plgpu.barrier_wait(scratch["k_ready"].at[stage])
-        k_scale = v_scale = None
-        if plan.page_scales:
-            k_scale, v_scale = (
-                _by_token(
-                    [scratch["scale_smem"][stage, part, j] for j in range(plan.copies)], token, plan
-                )
-                for part in range(2)
-            )
+        k_scales, v_scales = (
+            [scratch["scale_smem"][stage, part, j] for j in range(plan.copies)]
+            if plan.page_scales
+            else []
+            for part in range(2)
+        )
         keys = scratch["k_smem"].at[stage]
         if plan.quantized:
             keys = scratch["k_smem"].at[0]
@@ -362,7 +192,9 @@ def _attend(
         if not plan.quantized:
             free("k")
 
-        scores = scores * factor if k_scale is None else scores * (k_scale * factor)
+        scores = scores * (
+            _by_token([k * factor for k in k_scales], token, plan) if k_scales else factor
+        )
         if plan.soft_cap is not None:
             scores = _soft_capped(scores, plan.soft_cap)
         scores = jnp.where(seen, scores, MASKED)
@@ -370,8 +202,11 @@ def _attend(
         decay = jnp.exp2(highest - rising)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(rising, shape, [1]))
         total = total * lax.broadcast_in_dim(decay, shape, [1]) + weights
-        if v_scale is not None:
-            weights = jnp.where(seen, weights * v_scale, 0.0)  # an unseen page's scale may be NaN
+        largest = functools.reduce(jnp.maximum, v_scales) if v_scales else jnp.float32(1.0)
+        if v_scales:
+            # relative to the largest, lest float16 lose what it takes for tiny
+            divisor = jnp.where(largest > 0.0, largest, 1.0)
+            weights = weights * _by_token([v / divisor for v in v_scales], token, plan)
         transposed(scratch["p_smem"])[...] = plgpu.layout_cast(
             weights.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
         )
@@ -398,10 +233,12 @@ def _attend(
         plgpu.commit_smem()
         if plan.quantized:
             free("v")
-        part = _product(transposed(values), transposed(scratch["p_smem"]), out.shape)
+        part = _product(transposed(values), transposed(scratch["p_smem"]), out_shape)
         if not plan.quantized:
             free("v")
-        return out * lax.broadcast_in_dim(decay, out.shape, [1]) + part, rising, total
+        if v_scales:
+            part = part * largest
+        return out * lax.broadcast_in_dim(decay, out_shape, [1]) + part, rising, total
 
     def zeros(shape: tuple[int, int]) -> jax.Array:
         return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
@@ -412,14 +249,14 @@ def _attend(
             jnp.full((plan.columns,), MASKED, jnp.float32), plgpu.Layout.WGMMA.reduce(0)
         )
     pl.when(span.steps > 0)(lambda: plgpu.barrier_wait(scratch["q_ready"]))
-    carry = (zeros((plan.channels, plan.columns)), highest, zeros(shape))
+    carry = (zeros(out_shape), highest, zeros(shape))
     out, highest, total = lax.fori_loop(0, span.steps, attend, carry)
     whole = total.sum(axis=0)
     if sink is not None:
         whole = whole + jnp.exp2(sink - highest)
     whole = jnp.where(whole > 0.0, whole, 1.0)
-    inverse = (1.0 if pool_scales is None else pool_scales[1]) / whole
-    return out * lax.broadcast_in_dim(inverse, out.shape, [1]), highest + jnp.log2(whole)
+    inverse = (pool_scales[1] if pool_scales else 1.0) / whole
+    return out * lax.broadcast_in_dim(inverse, out_shape, [1]), highest + jnp.log2(whole)
 
 
 def _product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:

@@ -14,7 +14,7 @@ from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.coverage import mosaic_gpu_decode as refusal_of
 from pallas_kernels.paged_attention.mosaic_gpu_decode import default_tuning, number_of_splits
-from pallas_kernels.paged_attention.mosaic_gpu_decode_kernel import split_of
+from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import split_of
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import EIGHT_BITS, paged_case
 
@@ -91,6 +91,16 @@ def test_random_page_tables(shape):
     """Boundary lengths, shared pages, page ids in random order, NaN wherever nobody may look."""
     *facts, options = shape
     check(*facts, **options)
+
+
+@needs_interpreter
+def test_small_scales_of_values_do_not_underflow():
+    """Weights times 1e-5 would be subnormal float16 numbers; the result is a normal one."""
+    facts = {"heads": 2, "kv_heads": 1, "head_dim": 64, "page_size": 16, "pool": "int8"}
+    case = paged_case(np.random.default_rng(0), [100], query="float16", **facts)
+    scales = case.scales | {"v_scale": case.scales["v_scale"] * 1e-3}
+    got, want = attended(case._replace(scales=scales), 2, 64)
+    assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float16"]
 
 
 @needs_interpreter
