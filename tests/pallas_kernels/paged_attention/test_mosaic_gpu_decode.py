@@ -50,6 +50,23 @@ def attended(case, heads, head_dim, splits=None, tuning=None, seed=0, interprete
     return got, oracle.decode(*case[:4], **options, first_page=first_page)
 
 
+def without_unseen(case, lengths, page_size, window, pool):
+    """The case with every page that no slot's window reaches made NaN, its scales too."""
+    table = np.asarray(case.page_table)
+    seen = np.zeros(case.kv_pages.shape[0], bool)
+    for row, length in enumerate(lengths):
+        for token in range(max(0, length - window), length):
+            seen[case.first_page + table[row, token // page_size]] = True
+    pages = np.array(case.kv_pages)
+    if pool != "int8":
+        pages[~seen] = np.nan
+    scales = {
+        name: jnp.where(seen[:, None], scale, jnp.nan) if scale.ndim else scale
+        for name, scale in case.scales.items()
+    }
+    return case._replace(kv_pages=jnp.asarray(pages), scales=scales)
+
+
 def check(lengths, heads, kv_heads, head_dim, page_size, pool, seed=0, **options):
     """One random problem, every length of it, against the oracle."""
     held = {name: options.pop(name) for name in ("per_page", "query") if name in options}
@@ -64,6 +81,8 @@ def check(lengths, heads, kv_heads, head_dim, page_size, pool, seed=0, **options
         first_page=3,
         **held,
     )
+    if options.get("window"):
+        case = without_unseen(case, lengths, page_size, options["window"], pool)
     got, want = attended(case, heads, head_dim, seed=seed, **options)
     assert got.dtype == case.q.dtype
     assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
