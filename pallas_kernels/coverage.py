@@ -57,7 +57,7 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
         return KernelError("kv_pages.dtype", pool, "bfloat16, float16, int8 or float8_e4m3fn")
     if query is not None and query not in (jnp.bfloat16, jnp.float16):
         return KernelError("q.dtype", query, "bfloat16 or float16")
-    if query and pool and not is_quantized(pool) and query != pool:
+    if query is not None and pool is not None and not is_quantized(pool) and query != pool:
         return KernelError("q.dtype", query, f"that of the pages, {pool}")
     if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
         return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
