@@ -129,9 +129,7 @@ class Proof:
         return total
 
 
-def judge(
-    kernels: tuple[KernelUse, ...], memory: Memory, wanted: Requirements
-) -> tuple[str, ...]:
+def judge(kernels: tuple[KernelUse, ...], memory: Memory, wanted: Requirements) -> tuple[str, ...]:
     """What is wrong with a compiled function, in words.
 
     Spills of functions that XLA wrote are not held against it: without a GPU XLA does not

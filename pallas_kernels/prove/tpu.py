@@ -52,7 +52,8 @@ def mosaic_uses(hlo: str) -> Iterator[KernelUse]:
         vmem = sum(
             int(size)
             for space, size in re.findall(
-                r'"memory_space":"(\d+)","offset":"\d+","size":"(\d+)"', used.group(1) if used else ""
+                r'"memory_space":"(\d+)","offset":"\d+","size":"(\d+)"',
+                used.group(1) if used else "",
             )
             if space == VECTOR_MEMORY
         )

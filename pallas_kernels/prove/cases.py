@@ -1,0 +1,119 @@
+"""What is proved: one line a kernel, shape and option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+HOPPER = ("h200", "h100")
+GPUS = ("h200", "h100", "a100", "l4", "b200")
+TPUS = ("v5e", "v6e")
+# the instruction for matrix products that a kernel of each backend must not lose
+MATRIX_INSTRUCTION = {"mosaic_gpu": "wgmma", "triton": "mma", "mosaic_tpu": "matmul"}
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The shapes and options of an attention problem, or of a write into its pages.
+
+    Attributes:
+        rows: slots of decode, rows of a prefill region, tokens of a write.
+        heads: query heads.
+        kv_heads: KV heads.
+        head_dim: size of a head.
+        page_size: tokens a page.
+        dtype: of queries, and of new keys and values.
+        pages: element type of the pages; None for `dtype`.
+        scales: of 8-bit pages: "tensor" or "page" (by page and KV head).
+        window: sliding window in tokens.
+        soft_cap: bound of the scores.
+        sinks: whether each head has a sink.
+        splits: of decode; None lets the kernel choose.
+        lanes: requests in a prefill region.
+        context: tokens that a row of the page table can name.
+        shards: devices over which the heads are divided.
+    """
+
+    rows: int = 64
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    page_size: int = 16
+    dtype: str = "bfloat16"
+    pages: str | None = None
+    scales: str = "tensor"
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    splits: int | None = None
+    lanes: int = 16
+    context: int = 16384
+    shards: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function that is compiled for every one of some kinds of devices.
+
+    Attributes:
+        operation: "decode", "prefill", "write_kv" or "write_kv_scaled".
+        backend: of the operation.
+        kinds: keys of `pallas_kernels.prove.targets.KINDS`.
+        problem: shapes and options.
+        requires: the instruction that its kernel must use; None for none.
+        quick: the kinds for which it is compiled in a quick run.
+    """
+
+    operation: str
+    backend: str
+    kinds: tuple[str, ...]
+    problem: Attention
+    requires: str | None = None
+    quick: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Operation, backend, shapes, and the options that are not at their defaults."""
+        p = self.problem
+        words = [self.operation, self.backend, f"rows={p.rows}", f"heads={p.heads}/{p.kv_heads}"]
+        words += [f"head_dim={p.head_dim}", f"page={p.page_size}", p.dtype]
+        shown = ("rows", "heads", "kv_heads", "head_dim", "page_size", "dtype")
+        for option in fields(p):
+            value = getattr(p, option.name)
+            if option.name not in shown and value != option.default:
+                words.append(option.name if value is True else f"{option.name}={value}")
+        return " ".join(words)
+
+
+CASES = (
+    # decode on Hopper
+    Case("decode", "mosaic_gpu", HOPPER, Attention(rows=1), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(), "wgmma", quick=HOPPER),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(rows=256, window=4096), "wgmma", ("h200",)),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(head_dim=64, dtype="float16"), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, 32, 32, page_size=32), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, 16, 2, 64, 64, window=1024), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, 64, 1), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(64, 64, shards=8), "wgmma", ("h200",)),
+    # what every device can run
+    Case("decode", "xla", GPUS + TPUS, Attention()),
+    Case("decode", "xla", HOPPER + TPUS, Attention(pages="int8", scales="page", sinks=True)),
+    Case("prefill", "xla", GPUS + TPUS, Attention(2048)),
+    Case("write_kv", "xla", GPUS + TPUS, Attention(2048), quick=("a100", "v5e")),
+    Case("write_kv", "xla", HOPPER + TPUS, Attention(2048, pages="float8_e4m3fn")),
+    Case("write_kv_scaled", "xla", HOPPER, Attention(2048, pages="int8")),
+)
+
+
+def cases_for(kind: str, *, quick: bool = False, backend: str | None = None) -> tuple[Case, ...]:
+    """The cases of one kind of device.
+
+    Args:
+        kind: a key of `pallas_kernels.prove.targets.KINDS`.
+        quick: only those of a quick run.
+        backend: only those of this backend.
+    """
+    return tuple(
+        case
+        for case in CASES
+        if kind in (case.quick if quick else case.kinds) and backend in (None, case.backend)
+    )
