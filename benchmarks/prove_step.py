@@ -3,6 +3,7 @@
 
     python -m benchmarks.prove_step --device h200 --shape llama-3-8b
     python -m benchmarks.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
+    python -m benchmarks.prove_step --full --markdown docs/memory.md
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
@@ -62,6 +63,12 @@ STEPS = {
     "decode[256]": StepShape(256, 0, 0, Variant.FILTERED),
     "mixed[256,2048]": StepShape(256, 2048, lanes_for(2048, 256), Variant.GREEDY),
 }
+# shape, devices that share its heads and weights, kinds: what docs/memory.md shows
+FULL = (
+    ("llama-3-8b", 1, ("h200", "h100", "a100")),
+    ("llama-3-8b", 8, ("v5e", "v6e")),
+    ("llama-3-70b", 8, ("h200", "h100", "a100", "v5p")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +241,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--full", action="store_true", help="all models and devices of the docs")
     parser.add_argument("--device", nargs="+", choices=KINDS, default=["h200"])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
     parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS))
@@ -251,6 +259,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """What the options ask for: every shape on every device, or the list of the docs."""
+    models = [(shape, options.tensor_parallel, options.device) for shape in options.shape]
+    return [
+        Setting(kind, devices, shape, options.layers, options.num_pages, options.page_size)
+        for shape, devices, kinds in (FULL if options.full else models)
+        for kind in kinds
+    ]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the proofs; 0 when all pass, 1 when one fails, 3 when this machine cannot compile."""
     options = parse(arguments)
@@ -258,20 +276,11 @@ def main(arguments: list[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     steps: list[StepProof] = []
     missing: list[str] = []
-    for kind in options.device:
-        for shape in options.shape:
-            setting = Setting(
-                kind,
-                options.tensor_parallel,
-                shape,
-                options.layers,
-                options.num_pages,
-                options.page_size,
-            )
-            try:
-                steps += [prove_step(setting, STEPS[name]) for name in options.step]
-            except CompilerMissingError as error:
-                missing.append(f"cannot prove anything for {kind} here: {error}")
+    for setting in settings(options):
+        try:
+            steps += [prove_step(setting, STEPS[name]) for name in options.step]
+        except CompilerMissingError as error:
+            missing.append(f"cannot prove anything for {setting.kind} here: {error}")
     proofs = [step.proof for step in steps]
     if steps:
         print(f"jax {jax.__version__}\n\n{markdown(proofs)}\n{memory_document(steps)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from benchmarks import prove_step
 from benchmarks.memory_table import memory_document
 from jaxserve.sampling.variant import Variant
 from pallas_kernels.gpu_targets import CompilerMissingError
-from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Cost, Memory, Proof
+from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Cost, Memory, Proof, device_name
 
 SETTING = prove_step.Setting("h200", 1, "llama-1b", 2, num_pages=64, page_size=16)
 DECODE, MIXED = prove_step.STEPS["decode[16]"], prove_step.STEPS["mixed[256,2048]"]
@@ -85,8 +86,8 @@ def test_every_combination_is_compiled_with_what_was_asked(monkeypatch, tmp_path
     assert prove_step.main([*arguments, "--markdown", str(document)]) == 0
     assert [(setting.kind, setting.shape) for setting, _ in asked] == [
         ("h200", "llama-3-8b"),
-        ("h200", "llama-3-70b"),
         ("v5e", "llama-3-8b"),
+        ("h200", "llama-3-70b"),
         ("v5e", "llama-3-70b"),
     ]
     assert {(setting.layers, setting.devices) for setting, _ in asked} == {(3, 8)}
@@ -94,6 +95,16 @@ def test_every_combination_is_compiled_with_what_was_asked(monkeypatch, tmp_path
     text = document.read_text()
     assert "## llama-3-70b, 3 layers, tensor parallel over 8" in text
     assert "8 x TPU v5 lite" in text
+
+
+def test_the_full_run_is_that_of_the_document() -> None:
+    asked = prove_step.settings(prove_step.parse(["--full"]))
+    assert {setting.layers for setting in asked} == {None}
+    assert {setting.config().num_layers for setting in asked} == {32, 80}
+    assert ("h200", 8, "llama-3-70b") in {(s.kind, s.devices, s.shape) for s in asked}
+    document = (Path(prove_step.__file__).parents[1] / "docs/memory.md").read_text()
+    for setting in asked:
+        assert f"{setting.devices} x {device_name(setting.kind)} |" in document, setting
 
 
 def test_a_failed_step_and_a_missing_compiler_have_their_exit_codes(monkeypatch, capsys) -> None:
