@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from pallas_kernels.prove.proof import Cost, KernelUse
+from pallas_kernels.tpu_targets import compile_for
 
 # operations of Mosaic TPU; a serialised module names each operation that it holds once
 TPU_OPERATIONS = {"matmul": b"tpu.matmul", "dma": b"tpu.enqueue_dma"}
@@ -27,17 +27,11 @@ def compile_on_tpu(
         function: what jax.jit would take.
         operands: pytrees of ShapeDtypeStructs; one without a sharding is replicated.
         jit_options: such as donate_argnums.
+
+    Raises:
+        CompilerMissingError: libtpu is not installed.
     """
-    replicated = NamedSharding(mesh, PartitionSpec())
-
-    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
-        sharding = getattr(leaf, "sharding", None) or replicated
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    # Mosaic asks the abstract mesh for the kind of device
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        traced = jax.jit(function, **jit_options).trace(*jax.tree.map(placed, operands))
-        compiled = traced.lower().compile()
+    compiled = compile_for(mesh, function, *operands, **jit_options)
     return compiled, tuple(mosaic_uses(compiled.as_text()))
 
 
