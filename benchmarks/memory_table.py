@@ -28,7 +28,8 @@ Nothing was run: the numbers are the memory analysis of executables that were co
 device. GiB are 2^30 bytes, MiB 2^20. Where there is a GPU, XLA times several matrix products and
 chooses one, so the temporaries there may differ by the workspace of these.
 
-- *KV pool*: keys and values of all layers; in brackets the tokens that it holds.
+- *KV pool*: keys and values of all layers, as many as the engine plans for at 90 % of the device
+  (and no more than 256 requests of 8,192 tokens can use); in brackets the tokens that it holds.
 - *temporaries*: activations, gathered keys, logits. A step that copied the pool would show it here.
 - *in place*: donated state (pool, page table, history) whose memory the results reuse.
 - *in all*: arguments, results that reuse none of them, and temporaries together.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.memory_table import StepProof, memory_document
 from jaxserve.bench.shapes import SHAPES
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.memory_plan import cache_budget, page_bytes, plan_num_pages
 from jaxserve.execution.programs import lanes_for
 from jaxserve.execution.step import DeviceState, StepSpec, run_step, split_model
 from jaxserve.models.attention import kv_pages_spec
@@ -58,6 +60,8 @@ from pallas_kernels.prove import (
 MAX_MODEL_LEN = 8192
 MAX_NUM_SEQS = 256
 DTYPE = "bfloat16"
+UTILIZATION = 0.9  # of a device's memory: the engine's default
+TEMPORARIES = 2**30  # kept free of pages
 STEPS = {
     "decode[16]": StepShape(16, 0, 0, Variant.GREEDY),
     "decode[256]": StepShape(256, 0, 0, Variant.FILTERED),
@@ -79,7 +83,7 @@ class Setting:
     devices: int
     shape: str
     layers: int | None
-    num_pages: int
+    num_pages: int | None
     page_size: int
 
     def config(self) -> ModelConfig:
@@ -122,6 +126,7 @@ def abstract_leaves(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[Any, t
 
 def abstract_state(setting: Setting, config: ModelConfig, mesh: Mesh) -> DeviceState:
     """The engine's device state as ShapeDtypeStructs with their shardings."""
+    assert setting.num_pages
     pool = (config.num_layers * setting.num_pages, setting.page_size, 2)
     pool += (config.num_kv_heads, config.head_dim)
     dtype = storage_dtype(jnp.dtype(DTYPE), platform_of(setting.kind))
@@ -133,6 +138,31 @@ def abstract_state(setting: Setting, config: ModelConfig, mesh: Mesh) -> DeviceS
         jax.ShapeDtypeStruct(table, jnp.int32, sharding=everywhere),
         jax.ShapeDtypeStruct(history, jnp.int32, sharding=everywhere),
     )
+
+
+def with_pages(setting: Setting, weights: int) -> Setting:
+    """The setting with the pages that the engine would plan, where none are given."""
+    if setting.num_pages is not None:
+        return setting
+    config = setting.config()
+    budget = cache_budget(
+        limit_bytes=device_memory(setting.kind),
+        utilization=UTILIZATION,
+        weight_bytes=weights,
+        temporary_bytes=TEMPORARIES,
+    )
+    heads = config.num_kv_heads // setting.devices
+    itemsize = jnp.dtype(DTYPE).itemsize
+    pages = plan_num_pages(
+        budget_bytes=budget,
+        bytes_per_page=page_bytes(
+            config.num_layers, setting.page_size, heads, config.head_dim, itemsize
+        ),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_model_len=MAX_MODEL_LEN,
+        page_size=setting.page_size,
+    )
+    return replace(setting, num_pages=pages)
 
 
 def device_bytes(leaves: Any) -> int:
@@ -151,6 +181,7 @@ def step_cost(setting: Setting, config: ModelConfig, step: StepShape, weights: i
     layers = weights // itemsize - table - head
     products = rows * layers + (step.num_decode + step.num_lanes) * table
     row = config.num_layers * config.num_heads * config.head_dim // setting.devices
+    assert setting.num_pages
     pool_tokens = setting.num_pages * setting.page_size
     chunk = step.num_prefill // max(step.num_lanes, 1)
     seen = pool_tokens + step.num_prefill * (chunk + 1) // 2
@@ -177,6 +208,7 @@ def requirements(
         in_place=pool_bytes,
         max_temporaries=pool_bytes // 2,
         capacity=device_memory(setting.kind),
+        recomputed=0,
     )
 
 
@@ -187,6 +219,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         CompilerMissingError: what compiles for this kind is not installed.
     """
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
+    graphdef, leaves = abstract_leaves(config, mesh, DTYPE)
+    weights = device_bytes(leaves)
+    setting = with_pages(setting, weights)
+    assert setting.num_pages
     layout = BlobLayout(step, setting.page_size, config.vocab_size)
     spec = StepSpec(
         config=config,
@@ -197,11 +233,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         backends=backends,
         mesh=mesh,
     )
-    graphdef, leaves = abstract_leaves(config, mesh, DTYPE)
     state = abstract_state(setting, config, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     shardings: Any = DeviceState
-    weights, pool = device_bytes(leaves), device_bytes(state.kv_pages)
+    pool = device_bytes(state.kv_pages)
     parallel = f", {setting.devices} devices" if setting.devices > 1 else ""
     name = f"{setting.shape}, {config.num_layers} layers{parallel}, {step.name}"
 
@@ -216,6 +251,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             kind=setting.kind,
             wanted=requirements(setting, backends, step, pool),
             cost=step_cost(setting, config, step, weights),
+            compiler_options=compiler_options(platform_of(setting.kind)),
             donate_argnums=1,
             out_shardings=(
                 shardings(state.kv_pages.sharding, everywhere, everywhere),
@@ -246,7 +282,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
     parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
-    parser.add_argument("--num-pages", type=int, default=16384, help="KV pages a layer")
+    parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
     parser.add_argument("--page-size", type=int, default=16, help="tokens a page")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="absent devices")
     parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")

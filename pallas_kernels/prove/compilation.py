@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ def prove(
     kind: str,
     wanted: Requirements,
     cost: Cost | None = None,
+    compiler_options: dict[str, Any] | None = None,
     **jit_options: Any,
 ) -> Proof:
     """Compiles a function for absent devices and judges what the compiler made of it.
@@ -34,12 +36,14 @@ def prove(
         kind: the kind of these devices.
         wanted: what it must fulfil.
         cost: its work by the shapes of its problem, for the report.
+        compiler_options: options of XLA for this compilation.
         jit_options: such as donate_argnums.
 
     Raises:
         CompilerMissingError: what compiles for this kind is not installed.
     """
     begin = time.perf_counter()
+    jit_options["compiler_options"] = compiler_options or {}
     costs = [cost] if cost else []
     if kind in GPU_TARGETS:
         architecture = GPU_TARGETS[kind].architecture
@@ -49,6 +53,9 @@ def prove(
         estimate = xla_cost(compiled)
         costs += [estimate] if estimate else []
     seconds = time.perf_counter() - begin
+    recomputed = len(
+        re.findall(r"^\s*(?:ROOT )?%\S*\.remat\S* = ", compiled.as_text(), re.MULTILINE)
+    )
     analysis = compiled.memory_analysis()
     memory = Memory(
         arguments=analysis.argument_size_in_bytes,
@@ -63,7 +70,8 @@ def prove(
         memory=memory,
         costs=tuple(costs),
         kernels=kernels,
-        failures=judge(kernels, memory, wanted),
+        failures=judge(kernels, memory, wanted, recomputed),
+        recomputed=recomputed,
     )
 
 

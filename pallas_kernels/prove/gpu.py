@@ -28,6 +28,7 @@ def compile_on_gpu(
     architecture: str,
     function: Callable[..., Any],
     *operands: Any,
+    compiler_options: dict[str, Any],
     **jit_options: Any,
 ) -> tuple[Any, tuple[KernelUse, ...]]:
     """The executable for the GPUs of a mesh, and its GPU functions.
@@ -37,6 +38,7 @@ def compile_on_gpu(
         architecture: the `-arch` of ptxas.
         function: what jax.jit would take.
         operands: pytrees of ShapeDtypeStructs.
+        compiler_options: options of XLA for this compilation.
         jit_options: such as donate_argnums.
 
     Raises:
@@ -51,7 +53,11 @@ def compile_on_gpu(
                 function,
                 *operands,
                 # PTX alone: the logs of all emitters take five times as long as the compilation
-                compiler_options={"xla_dump_to": str(xla), "xla_dump_emitter_re": "ptx"},
+                compiler_options={
+                    **compiler_options,
+                    "xla_dump_to": str(xla),
+                    "xla_dump_emitter_re": "ptx",
+                },
                 **jit_options,
             )
         names = triton_kernels(compiled.as_text())

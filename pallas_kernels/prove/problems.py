@@ -188,5 +188,5 @@ def prove_case(case: Case, kind: str) -> Proof:
             max_temporaries=MAX_TEMPORARIES if own or problem.in_place else None,
         ),
         cost=COSTS[case.operation](case.problem),
-        **({"donate_argnums": 0} if problem.in_place else {}),
+        donate_argnums=(0,) if problem.in_place else (),
     )

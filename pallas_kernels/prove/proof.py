@@ -84,6 +84,7 @@ class Requirements:
         in_place: bytes of donated operands that the results must reuse.
         max_temporaries: bytes of device memory; None for no limit.
         capacity: bytes of memory of a device; None is not judged.
+        recomputed: instructions that the compiler may repeat to save memory; None for no limit.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Requirements:
     in_place: int = 0
     max_temporaries: int | None = None
     capacity: int | None = None
+    recomputed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Proof:
         costs: estimates of its work, each with its source; none where nobody knows.
         kernels: its device functions.
         failures: what is wrong with it, in words; empty when it passed.
+        recomputed: instructions that the compiler repeats to save memory.
     """
 
     name: str
@@ -114,6 +117,7 @@ class Proof:
     costs: tuple[Cost, ...]
     kernels: tuple[KernelUse, ...]
     failures: tuple[str, ...]
+    recomputed: int = 0
 
     def most(self, attribute: str) -> int | None:
         """The largest value of a field of this package's kernels; None where it is not known."""
@@ -129,7 +133,9 @@ class Proof:
         return total
 
 
-def judge(kernels: tuple[KernelUse, ...], memory: Memory, wanted: Requirements) -> tuple[str, ...]:
+def judge(
+    kernels: tuple[KernelUse, ...], memory: Memory, wanted: Requirements, recomputed: int = 0
+) -> tuple[str, ...]:
     """What is wrong with a compiled function, in words.
 
     Spills of functions that XLA wrote are not held against it: without a GPU XLA does not
@@ -154,4 +160,6 @@ def judge(kernels: tuple[KernelUse, ...], memory: Memory, wanted: Requirements) 
         failures.append(f"{memory.temporaries} bytes of temporaries > {wanted.max_temporaries}")
     if wanted.capacity is not None and memory.total > wanted.capacity:
         failures.append(f"needs {memory.total} of {wanted.capacity} bytes of device memory")
+    if wanted.recomputed is not None and recomputed > wanted.recomputed:
+        failures.append(f"{recomputed} instructions are computed again to save memory")
     return tuple(failures)

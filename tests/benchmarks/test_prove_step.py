@@ -148,11 +148,28 @@ def test_weights_and_pool_are_those_of_one_device() -> None:
     assert mixed.flops == 2 * products + row * seen
 
 
+def test_the_pool_is_what_the_engine_would_plan() -> None:
+    open_setting = replace(SETTING, num_pages=None, shape="llama-3-8b", layers=32)
+    weights = 15 * 2**30
+    pages = prove_step.with_pages(open_setting, weights).num_pages
+    page = 32 * 16 * 2 * 8 * 128 * 2
+    assert 0 <= 0.9 * 151_397_597_184 - weights - 2**30 - pages * page < page
+    small = replace(open_setting, layers=2)
+    assert prove_step.with_pages(small, 0).num_pages == 256 * 8192 // 16 + 1
+    shared = replace(open_setting, kind="a100", devices=8)
+    alone = prove_step.with_pages(replace(shared, devices=1), weights).num_pages
+    assert prove_step.with_pages(shared, weights).num_pages == min(
+        8 * alone + 7, 256 * 8192 // 16 + 1
+    )
+    assert prove_step.with_pages(SETTING, weights) is SETTING
+
+
 def test_matrix_instructions_are_asked_of_the_kernels_that_the_step_holds() -> None:
     backends = SETTING.backends()
     assert backends.decode == "mosaic_gpu"
     wanted = prove_step.requirements(SETTING, backends, DECODE, POOL)
     assert wanted.instructions == {"paged_decode": "wgmma"}
+    assert wanted.recomputed == 0
     assert wanted.in_place == POOL
     assert wanted.max_temporaries == POOL // 2
     assert wanted.own_kernel

@@ -63,6 +63,14 @@ def test_a_copied_pool_and_too_much_memory_fail() -> None:
     assert f"needs {1000 + 600 - 499 + 51} of 1150" in failures[2]
 
 
+def test_repeated_instructions_fail_where_they_are_forbidden() -> None:
+    wanted = replace(WANTED, recomputed=2)
+    assert judge((KERNEL,), MEMORY, wanted, recomputed=2) == ()
+    (failure,) = judge((KERNEL,), MEMORY, wanted, recomputed=3)
+    assert "3 instructions are computed again" in failure
+    assert judge((KERNEL,), MEMORY, WANTED, recomputed=3) == ()
+
+
 def test_the_report_shows_our_kernels_and_both_costs(tmp_path) -> None:
     kernels = (KERNEL, KernelUse("gemm", "xla", shared=9**9, instructions={"mma": 77}))
     costs = (Cost(2_000_000_000, 3_000_000, "shapes"), Cost(4_000_000_000, 5_000_000, "XLA"))
