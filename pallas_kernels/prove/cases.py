@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 HOPPER = ("h200", "h100")
 GPUS = ("h200", "h100", "a100", "l4", "b200")
 TPUS = ("v5e", "v6e")
 # the instruction for matrix products that a kernel of each backend must not lose
 MATRIX_INSTRUCTION = {"mosaic_gpu": "wgmma", "triton": "mma", "mosaic_tpu": "matmul"}
+
+
+def changed_options(problem: Any, shown: tuple[str, ...]) -> list[str]:
+    """The fields of a dataclass, those in `shown` left out, that are not at their defaults."""
+    values = {
+        field.name: (getattr(problem, field.name), field.default) for field in fields(problem)
+    }
+    return [
+        name if value is True else f"{name}={value}"
+        for name, (value, default) in values.items()
+        if name not in shown and value != default
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,13 @@ class Attention:
     context: int = 16384
     shards: int = 1
 
+    def words(self) -> str:
+        """The shapes, and the options that are not at their defaults."""
+        shapes = [f"rows={self.rows} heads={self.heads}/{self.kv_heads}"]
+        shapes += [f"head_dim={self.head_dim} page={self.page_size} {self.dtype}"]
+        shown = ("rows", "heads", "kv_heads", "head_dim", "page_size", "dtype")
+        return " ".join(shapes + changed_options(self, shown))
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -73,15 +93,7 @@ class Case:
     @property
     def name(self) -> str:
         """Operation, backend, shapes, and the options that are not at their defaults."""
-        p = self.problem
-        words = [self.operation, self.backend, f"rows={p.rows}", f"heads={p.heads}/{p.kv_heads}"]
-        words += [f"head_dim={p.head_dim}", f"page={p.page_size}", p.dtype]
-        shown = ("rows", "heads", "kv_heads", "head_dim", "page_size", "dtype")
-        for option in fields(p):
-            value = getattr(p, option.name)
-            if option.name not in shown and value != option.default:
-                words.append(option.name if value is True else f"{option.name}={value}")
-        return " ".join(words)
+        return f"{self.operation} {self.backend} {self.problem.words()}"
 
 
 CASES = (
