@@ -208,7 +208,8 @@ def requirements(
         in_place=pool_bytes,
         max_temporaries=pool_bytes // 2,
         capacity=device_memory(setting.kind),
-        recomputed=0,
+        # where the engine turns this off; a TPU's compiler may when the device is nearly full
+        recomputed=0 if platform_of(setting.kind) == "gpu" else None,
     )
 
 

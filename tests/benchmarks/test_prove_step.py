@@ -170,6 +170,8 @@ def test_matrix_instructions_are_asked_of_the_kernels_that_the_step_holds() -> N
     wanted = prove_step.requirements(SETTING, backends, DECODE, POOL)
     assert wanted.instructions == {"paged_decode": "wgmma"}
     assert wanted.recomputed == 0
+    tpu = replace(SETTING, kind="v5e")
+    assert prove_step.requirements(tpu, backends, DECODE, POOL).recomputed is None
     assert wanted.in_place == POOL
     assert wanted.max_temporaries == POOL // 2
     assert wanted.own_kernel
