@@ -70,8 +70,8 @@ STEPS = {
 # shape, devices that share its heads and weights, kinds: what docs/memory.md shows
 FULL = (
     ("llama-3-8b", 1, ("h200", "h100", "a100")),
+    ("llama-3-70b", 8, ("h200", "h100", "a100")),
     ("llama-3-8b", 8, ("v5e", "v6e")),
-    ("llama-3-70b", 8, ("h200", "h100", "a100", "v5p")),
 )
 
 
@@ -315,14 +315,17 @@ def main(arguments: list[str] | None = None) -> int:
     missing: list[str] = []
     for setting in settings(options):
         try:
-            steps += [prove_step(setting, STEPS[name]) for name in options.step]
+            for name in options.step:
+                steps.append(prove_step(setting, STEPS[name]))
+                proof = steps[-1].proof
+                print(f"{proof.device}: {proof.name}: {proof.seconds:.0f} s", file=sys.stderr)
+                if options.markdown:  # after every step: an interrupted run leaves what it has
+                    options.markdown.write_text(memory_document(steps))
         except CompilerMissingError as error:
             missing.append(f"cannot prove anything for {setting.kind} here: {error}")
     proofs = [step.proof for step in steps]
     if steps:
         print(f"jax {jax.__version__}\n\n{markdown(proofs)}\n{memory_document(steps)}")
-    if options.markdown:
-        options.markdown.write_text(memory_document(steps))
     if options.json:
         write_json(options.json, proofs)
     for line in missing:
