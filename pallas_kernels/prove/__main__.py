@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             for case in cases_for(kind, quick=options.quick, backend=options.backend):
                 proofs.append(attempt(case.name, kind, partial(prove_case, case, kind)))
+                print(f"{kind}: {case.name}: {proofs[-1].seconds:.1f} s", file=sys.stderr)
         except CompilerMissingError as error:
             missing.append(f"cannot prove anything for {kind} here: {error}")
     text = ", ".join(f"{name} {version}" for name, version in versions().items())
