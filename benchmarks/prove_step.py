@@ -3,8 +3,7 @@
 
     python -m benchmarks.prove_step --device h200 --shape llama-3-8b
     python -m benchmarks.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
-    python -m benchmarks.prove_step --full --step 'decode[256]' 'mixed[256,2048]' \\
-        --markdown docs/memory.md
+    python -m benchmarks.prove_step --full --markdown docs/memory.md
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether

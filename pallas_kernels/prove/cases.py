@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 HOPPER = ("h200", "h100")
+OLDER = ("a100", "l4", "b200")  # GPUs for which the Triton kernels are
 GPUS = ("h200", "h100", "a100", "l4", "b200")
 TPUS = ("v5e", "v6e")
 # the instruction for matrix products that a kernel of each backend must not lose
@@ -106,6 +107,32 @@ CASES = (
     Case("decode", "mosaic_gpu", HOPPER, Attention(16, 16, 2, 64, 64, window=1024), "wgmma"),
     Case("decode", "mosaic_gpu", HOPPER, Attention(16, 64, 1), "wgmma"),
     Case("decode", "mosaic_gpu", HOPPER, Attention(64, 64, shards=8), "wgmma", ("h200",)),
+    # decode where there is no wgmma
+    Case("decode", "triton", OLDER, Attention(rows=1), "mma"),
+    Case("decode", "triton", OLDER, Attention(), "mma", quick=("a100",)),
+    Case("decode", "triton", OLDER, Attention(256, window=4096), "mma"),
+    Case("decode", "triton", OLDER, Attention(head_dim=64, dtype="float16"), "mma"),
+    Case("decode", "triton", OLDER, Attention(16, 32, 32, 80, 32), "mma"),
+    Case("decode", "triton", OLDER, Attention(16, 24, 8, 96, 64), "mma"),
+    Case("decode", "triton", OLDER, Attention(16, 16, 8, 256, soft_cap=50.0), "mma"),
+    Case("decode", "triton", OLDER, Attention(16, 64, 1, splits=7), "mma"),
+    Case("decode", "triton", OLDER, Attention(64, 64, 8, 64, sinks=True), "mma"),
+    Case("decode", "triton", OLDER, Attention(page_size=128), "mma"),
+    Case("decode", "triton", OLDER, Attention(pages="int8", scales="page"), "mma", ("a100",)),
+    Case("decode", "triton", OLDER, Attention(pages="float8_e4m3fn"), "mma"),
+    Case("decode", "triton", (*HOPPER, *OLDER), Attention(dtype="float32")),
+    Case("decode", "triton", OLDER, Attention(64, 64, shards=8), "mma"),
+    # prefill where there is no wgmma
+    Case("prefill", "triton", OLDER, Attention(2048), "mma", quick=("a100",)),
+    Case("prefill", "triton", OLDER, Attention(256, lanes=1), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, head_dim=64, dtype="float16"), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, 32, 32, 80, 32), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, 24, 8, 96, 64), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, 16, 8, 256, soft_cap=50.0), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, window=1024, sinks=True), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, pages="int8", scales="page"), "mma"),
+    Case("prefill", "triton", OLDER, Attention(2048, pages="float8_e4m3fn"), "mma"),
+    Case("prefill", "triton", (*HOPPER, *OLDER), Attention(2048, dtype="float32")),
     # what every device can run
     Case("decode", "xla", GPUS + TPUS, Attention()),
     Case("decode", "xla", HOPPER + TPUS, Attention(pages="int8", scales="page", sinks=True)),
