@@ -32,6 +32,8 @@ WARPGROUP_ROWS = 64  # the first dimension of wgmma
 CONSUMERS = 2
 PRODUCER = CONSUMERS  # the warpgroup after the attending ones
 ROWS_TILE = 8  # rows of one shared memory tile
+BLOCK_TOKENS = (64, 128)
+DEFAULT = PrefillTuning(block_tokens=128, stages=4)
 LOG2E = math.log2(math.e)
 LOWEST = -1e30  # below every score and finite: exp2(-inf - LOWEST) is 0, not NaN
 SHARED_MEMORY = 232448  # bytes that a thread block of compute capability 9.0 may ask for
@@ -100,6 +102,32 @@ def _iota(shape: tuple[int, int], axis: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=plgpu.Layout.WGMMA)
 
 
+def _stored_columns(head_dim: int) -> int:
+    """Columns of a ragged tile that are stored at once, through a plain buffer."""
+    return 64 if head_dim % 64 == 0 else head_dim
+
+
+def _pitch(columns: int) -> int:
+    """Elements from one row of the plain buffer to the next: a copy begins at 128 bytes."""
+    return -(-columns // 64) * 64
+
+
+def shared_bytes(head_dim: int, block_tokens: int, stages: int) -> int:
+    """Shared memory of the compiled kernel, 16-bit elements throughout."""
+    elements = CONSUMERS * WARPGROUP_ROWS * (head_dim + _pitch(_stored_columns(head_dim)))
+    return 2 * (elements + 2 * stages * block_tokens * head_dim) + RESERVED
+
+
+def fitted(tuning: PrefillTuning, head_dim: int) -> tuple[int, int]:
+    """Keys a block and stages: those wanted, fewer where shared memory would not hold them."""
+    block_tokens, stages = tuning.block_tokens, tuning.stages
+    while shared_bytes(head_dim, block_tokens, 2) > SHARED_MEMORY:
+        block_tokens //= 2
+    while shared_bytes(head_dim, block_tokens, stages) > SHARED_MEMORY:
+        stages -= 1
+    return block_tokens, stages
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The static choices of one kernel."""
@@ -143,7 +171,8 @@ def _produce(
     """Brings the tile's blocks of keys and values into the ring, in order."""
     page_size, _, _, head_dim = kv_gmem.shape[1:]
     block_tokens, stages = options.block_tokens, options.stages
-    pages = block_tokens // page_size
+    piece = min(page_size, block_tokens)
+    pieces = block_tokens // piece
     k_smem, v_smem = scratch["k_smem"], scratch["v_smem"]
     first_page = base_gmem[0]
     lowest_page = lax.div(tile.first_key, jnp.int32(page_size))
@@ -153,16 +182,24 @@ def _produce(
 
     def page_ids(step: jax.Array) -> tuple[jax.Array, ...]:
         # pages outside the visible range may be anybody's: the nearest visible one is read twice
-        wanted = (tile.first_block + step) * pages
+        token = (tile.first_block + step) * block_tokens
+        pages = [lax.div(token + j * piece, jnp.int32(page_size)) for j in range(pieces)]
         return tuple(
-            table_gmem[tile.lane, jnp.clip(wanted + j, lowest_page, highest_page)] + first_page
-            for j in range(pages)
+            table_gmem[tile.lane, jnp.clip(page, lowest_page, highest_page)] + first_page
+            for page in pages
         )
 
-    def fetch(ids: tuple[jax.Array, ...], part: int, smem: Any, ready: Any) -> None:
+    def fetch(
+        low_key: jax.Array, ids: tuple[jax.Array, ...], part: int, smem: Any, ready: Any
+    ) -> None:
+        offset = 0
+        if piece < page_size:
+            offset = pl.multiple_of(lax.rem(low_key, jnp.int32(page_size)), piece)
         for j, page in enumerate(ids):
             plgpu.copy_gmem_to_smem(
-                kv_gmem.at[page, :, part, kv_head], smem.at[pl.ds(j * page_size, page_size)], ready
+                kv_gmem.at[page, pl.ds(offset, piece), part, kv_head],
+                smem.at[pl.ds(j * piece, piece)],
+                ready,
             )
 
     def clear_invisible(smem: Any, low_key: jax.Array) -> None:
@@ -188,7 +225,7 @@ def _produce(
         def _() -> None:
             plgpu.barrier_wait(scratch["k_free"].at[stage])
 
-        fetch(ids, 0, k_smem.at[stage], scratch["k_ready"].at[stage])
+        fetch(low_key, ids, 0, k_smem.at[stage], scratch["k_ready"].at[stage])
 
         @pl.when(step >= stages)
         def _() -> None:
@@ -196,15 +233,15 @@ def _produce(
 
         @pl.when(jnp.logical_not(edge))
         def _() -> None:
-            fetch(ids, 1, v_smem.at[stage], v_ready)
+            fetch(low_key, ids, 1, v_smem.at[stage], v_ready)
 
         @pl.when(edge)
         def _() -> None:
-            fetch(ids, 1, v_smem.at[stage], v_landed)
+            fetch(low_key, ids, 1, v_smem.at[stage], v_landed)
             plgpu.barrier_wait(v_landed)
             clear_invisible(v_smem.at[stage], low_key)
             plgpu.commit_smem()
-            for _ in range(pages):  # in place of the copies
+            for _ in range(pieces):  # in place of the copies
                 plgpu.barrier_arrive(v_ready)
 
         return next_ids
@@ -231,10 +268,11 @@ def _attend(
     q_smem = scratch["q_smem"].at[warpgroup]
     k_smem, v_smem, turn = scratch["k_smem"], scratch["v_smem"], scratch["turn"]
     q_ready = scratch["q_ready"].at[warpgroup]
+    first_row = pl.multiple_of(tile.row + row_offset, ROWS_TILE)
 
     for head in range(heads):
         plgpu.copy_gmem_to_smem(
-            q_gmem.at[pl.ds(tile.row + row_offset, rows), first_head + head],
+            q_gmem.at[pl.ds(first_row, rows), first_head + head],
             q_smem.at[pl.ds(head * rows, rows)],
             q_ready,
         )
@@ -250,7 +288,7 @@ def _attend(
         for head in range(heads):
             sink = jnp.maximum(sinks_gmem[first_head + head] * LOG2E, LOWEST)
             highest = jnp.where(head_of == head, sink, highest)
-        total = jnp.exp2(highest - jnp.maximum(highest, LOWEST))
+        total = _row_vector(1.0)
 
     # the scale goes into the exponent's multiply-add, where nothing comes between
     folded = options.soft_cap is None and options.scale > 0
@@ -355,7 +393,6 @@ def _attend(
     plgpu.commit_smem()
     low = jnp.clip(tile.low - row_offset, 0, rows)
     high = jnp.clip(tile.high - row_offset, 0, rows)
-    first_row = tile.row + row_offset
     full = high - low == rows
 
     @pl.when(full)
@@ -369,38 +406,215 @@ def _attend(
 
     @pl.when(jnp.logical_not(full))
     def _() -> None:
-        _store_rows(
-            q_smem, scratch["rows_smem"].at[warpgroup], out_gmem, first_row, first_head, low, high,
-            heads, rows,
-        )  # fmt: skip
+        rows_smem = scratch["rows_smem"].at[warpgroup]
+        _store_ragged(
+            q_smem, rows_smem, out_gmem, first_row, first_head, low, high, options.geometry
+        )
 
 
-def _store_rows(
-    out_smem: Any,  # [heads * rows, D], tiled
-    rows_smem: Any,  # [heads * rows, columns and padding], plain: any row of it can be copied
+def _store_ragged(
+    out_smem: Any,  # [64, D], tiled
+    rows_smem: Any,  # [64, columns and padding], plain: any row of it can be copied
     out_gmem: Any,  # [C, H, D]
     first_row: jax.Array,
     first_head: jax.Array,
     low: jax.Array,
     high: jax.Array,
-    heads: int,
-    rows: int,
+    packing: Geometry,
 ) -> None:
-    """Stores the rows [low, high) of each head, one by one: the others are another tile's."""
+    """Stores the rows [low, high) of each head: the others belong to another tile.
+
+    Whole groups of 8 rows are copied as they are, the rows of the others one by one.
+    """
     head_dim = out_smem.shape[1]
-    columns = _plain_columns(head_dim)
+    columns = _stored_columns(head_dim)
+    groups = [
+        (head, group, (low <= group) & (high >= group + ROWS_TILE))
+        for head in range(packing.heads)
+        for group in range(0, packing.rows, ROWS_TILE)
+    ]
+    for head, group, whole in groups:
+
+        @pl.when(whole)
+        def _(head: int = head, group: int = group) -> None:
+            plgpu.copy_smem_to_gmem(
+                out_smem.at[pl.ds(head * packing.rows + group, ROWS_TILE)],
+                out_gmem.at[
+                    pl.ds(pl.multiple_of(first_row + group, ROWS_TILE), ROWS_TILE),
+                    first_head + head,
+                ],
+            )
+
     for column in range(0, head_dim, columns):
-        part = pl.ds(column, columns)
-        held = plgpu.layout_cast(out_smem[:, part], plgpu.Layout.WGMMA)
+        held = plgpu.layout_cast(out_smem[:, pl.ds(column, columns)], plgpu.Layout.WGMMA)
         rows_smem[:, pl.ds(0, columns)] = held
         plgpu.commit_smem()
+        for head, group, whole in groups:
 
-        def store(row: jax.Array, _: None, part: Any = part) -> None:
-            for head in range(heads):
-                plgpu.copy_smem_to_gmem(
-                    rows_smem.at[head * rows + row, pl.ds(0, columns)],
-                    out_gmem.at[first_row + row, first_head + head, part],
+            @pl.when(jnp.logical_not(whole))
+            def _(head: int = head, group: int = group, column: int = column) -> None:
+                def store(row: jax.Array, _: None) -> None:
+                    plgpu.copy_smem_to_gmem(
+                        rows_smem.at[head * packing.rows + row, pl.ds(0, columns)],
+                        out_gmem.at[first_row + row, first_head + head, pl.ds(column, columns)],
+                    )
+
+                lax.fori_loop(
+                    jnp.maximum(low, group), jnp.minimum(high, group + ROWS_TILE), store, None
                 )
 
-        lax.fori_loop(low, high, store, None)
         plgpu.wait_smem_to_gmem(0)
+
+
+def _kernel(*refs: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
+    q_gmem, kv_gmem, table_gmem, work_gmem, base_gmem, *optional, out_gmem = refs
+    sinks_gmem = optional[0] if options.sinks else None
+    block, item, warpgroup = (lax.axis_index(name) for name in ("heads", "item", "warpgroup"))
+    packing = options.geometry
+    tile = _Tile(work_gmem, item, options)
+    owns_rows = tile.high > tile.low
+    first_head = block * packing.tile_heads
+    kv_head = lax.div(first_head, jnp.int32(q_gmem.shape[1] // kv_heads))
+
+    @pl.when(owns_rows & (warpgroup < CONSUMERS))
+    def _() -> None:
+        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        heads_before = warpgroup * packing.heads if packing.split_heads else 0
+        rows_before = jnp.int32(0) if packing.split_heads else warpgroup * packing.rows
+        _attend(
+            tile, first_head + heads_before, rows_before, warpgroup, options,
+            q_gmem, sinks_gmem, out_gmem, scratch,
+        )  # fmt: skip
+
+    @pl.when(owns_rows & (warpgroup == PRODUCER))
+    def _() -> None:
+        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        _produce(tile, kv_head, options, kv_gmem, table_gmem, base_gmem, scratch)
+
+
+def _scratch(head_dim: int, page_size: int, dtype: Any, options: Options) -> dict[str, Any]:
+    """Shared memory and barriers of a thread block."""
+    block_tokens, stages = options.block_tokens, options.stages
+    tiles = _tiled(head_dim, dtype)
+    ring = (stages, block_tokens, head_dim)
+    copies = block_tokens // min(page_size, block_tokens)
+    scratch = {
+        # the queries, later the output
+        "q_smem": plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, head_dim), dtype, transforms=tiles),
+        "k_smem": plgpu.SMEM(ring, dtype, transforms=tiles),
+        "v_smem": plgpu.SMEM(ring, dtype, transforms=tiles),
+        "rows_smem": plgpu.SMEM(
+            (CONSUMERS, WARPGROUP_ROWS, _pitch(_stored_columns(head_dim))), dtype
+        ),
+        "q_ready": plgpu.Barrier(num_arrivals=options.geometry.heads, num_barriers=CONSUMERS),
+        "k_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+        "v_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+        "v_landed": plgpu.Barrier(num_arrivals=copies),
+        "k_free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+        "v_free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+        "turn": plgpu.Barrier(num_arrivals=CONSUMERS),
+    }
+    if options.interpreted:
+        scratch["p_smem"] = plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, block_tokens), dtype)
+    return scratch
+
+
+@functools.partial(
+    jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret")
+)
+def prefill(
+    q: jax.Array,  # [C, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[N, P]
+    start: jax.Array,  # int32[N]
+    length: jax.Array,  # int32[N]
+    context: jax.Array,  # int32[N]
+    *,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,
+    v_scale: jax.Array | None,
+    first_page: jax.Array,  # int32[]
+    tuning: PrefillTuning | None,
+    interpret: Any,
+) -> jax.Array:  # [C, H, D]
+    """Causal attention of packed chunks on an NVIDIA Hopper GPU.
+
+    Softmax weights are rounded to the type of the pages before they are multiplied with the
+    values; scores, maxima, sums and outputs before the last rounding are float32.
+
+    Args:
+        tuning: block_tokens and stages are upper bounds, as far as shared memory goes; None takes
+            those that suit the head size.
+        interpret: parameters of JAX's Mosaic GPU interpreter; None compiles for the GPU.
+
+    Raises:
+        KernelError: the kernel does not cover the shapes, types or tuning; names them.
+    """
+    coverage.require(
+        coverage.mosaic_gpu_prefill(coverage.AttentionShape.of(q, kv_pages)),
+        "mosaic_gpu",
+        q,
+        kv_pages,
+    )
+    region, heads, head_dim = q.shape
+    kv_heads = kv_pages.shape[3]
+    packing = geometry(heads // kv_heads)
+    block_tokens, stages = fitted(_checked(tuning, kv_pages.shape[1]), head_dim)
+    options = Options(
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
+        sinks=sinks is not None,
+        geometry=packing,
+        block_tokens=block_tokens,
+        stages=stages,
+        interpreted=interpret is not None,
+    )
+    # a copy of a tile's queries lies inside the region and begins at a multiple of 8 rows
+    padded = max(-(-region // ROWS_TILE) * ROWS_TILE, packing.tile_rows)
+    q = jnp.pad(q, ((0, padded - region), (0, 0), (0, 0)))
+    work = prefill_work.divide(
+        start, length, context, region=padded, tile_rows=packing.tile_rows
+    )
+    operands = [q, kv_pages, page_table, work, first_page.reshape(1)]
+    if sinks is not None:
+        operands.append(sinks)
+    out = plgpu.kernel(
+        functools.partial(_kernel, options=options, kv_heads=kv_heads),
+        out_type=[result_like(q, q.shape, q.dtype)],
+        scratch_types=_scratch(head_dim, kv_pages.shape[1], q.dtype, options),
+        grid=(heads // packing.tile_heads, work.shape[0]),
+        grid_names=("heads", "item"),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="paged_prefill",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+        ),
+        interpret=interpret,
+    )(*operands)[0]
+    return out[:region]
+
+
+def _checked(tuning: PrefillTuning | None, page_size: int) -> PrefillTuning:
+    """The tuning of the kernel.
+
+    Raises:
+        KernelError: a field has a value that the kernel cannot take.
+    """
+    if tuning is None:
+        return DEFAULT
+    if tuning.block_tokens not in BLOCK_TOKENS:
+        raise KernelError("tuning.block_tokens", tuning.block_tokens, "64 or 128")
+    if tuning.stages < 2:
+        raise KernelError("tuning.stages", tuning.stages, "at least 2")
+    if tuning.consumers != CONSUMERS or tuning.tile_rows != CONSUMERS * WARPGROUP_ROWS:
+        raise KernelError(
+            "tuning",
+            tuning,
+            f"consumers={CONSUMERS} and tile_rows={CONSUMERS * WARPGROUP_ROWS}",
+        )
+    return tuning

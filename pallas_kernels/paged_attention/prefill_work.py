@@ -12,11 +12,15 @@ import jax
 import jax.numpy as jnp
 
 
+ALIGNMENT = 8  # rows: a tiled copy begins at a multiple of this
+
+
 class WorkItem(NamedTuple):
     """One tile of query rows: a row of the work table, in this order.
 
     A tile covers the rows [row, row + tile_rows) of the region, of which [row + low, row + high)
-    are its own. Rows of no lane are in tiles that see no key. Spare tiles own no rows.
+    are its own; `row` is a multiple of ALIGNMENT. Rows of no lane are in tiles that see no key.
+    Spare tiles own no rows.
     """
 
     lane: jax.Array  # int32, a row of the page table
@@ -29,7 +33,7 @@ class WorkItem(NamedTuple):
 def most_tiles(region: int, lanes: int, tile_rows: int) -> int:
     """How many tiles any lanes and the gaps between them can need."""
     segments = 2 * lanes + 1
-    return min(region, (region + segments * (tile_rows - 1)) // tile_rows)
+    return min(region, (region + segments * (tile_rows + ALIGNMENT - 2)) // tile_rows)
 
 
 def divide(
@@ -42,15 +46,12 @@ def divide(
 ) -> jax.Array:  # int32[T, 5]
     """The tiles of a region, those with the most keys first; every row of it is in a tile.
 
-    A lane's last tile is moved back to be full where the lane has `tile_rows` rows: its first rows
-    are attended twice, with equal results, and no tile but those of shorter lanes is ragged.
-
     Args:
         start: first row of each lane in the region; lanes do not overlap.
         length: rows of each lane.
         context: position of each lane's first row.
-        region: rows of the region, at least `tile_rows`.
-        tile_rows: rows of a tile.
+        region: rows of the region, at least `tile_rows`; a multiple of ALIGNMENT.
+        tile_rows: rows of a tile; a multiple of ALIGNMENT.
 
     Returns:
         One `WorkItem` a row.
@@ -66,7 +67,9 @@ def divide(
     segment_length = jnp.concatenate([length, gap_end - gap_start])
     segments = 2 * lanes + 1
 
-    tiles = -(-segment_length // tile_rows)
+    aligned = segment_start - segment_start % ALIGNMENT
+    tiles = -(-(segment_start + segment_length - aligned) // tile_rows)
+    tiles = jnp.where(segment_length > 0, tiles, 0)
     order = jnp.arange(segments)
     before = jnp.sum(jnp.where(order < order[:, None], tiles, 0), axis=1)
     number = jnp.arange(most_tiles(region, lanes, tile_rows))
@@ -75,8 +78,7 @@ def divide(
     segment = jnp.argmax(inside, axis=1)
 
     first, size = segment_start[segment], segment_length[segment]
-    wanted = first + tile_rows * (number - before[segment])
-    row = jnp.minimum(wanted, first + jnp.maximum(size - tile_rows, 0))
+    row = aligned[segment] + tile_rows * (number - before[segment])
     row = jnp.clip(row, 0, region - tile_rows)
     low = jnp.maximum(first - row, 0)
     high = jnp.where(used, jnp.minimum(first + size - row, tile_rows), 0)
