@@ -11,7 +11,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-
 ALIGNMENT = 8  # rows: a tiled copy begins at a multiple of this
 
 
