@@ -24,21 +24,21 @@ from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention import prefill_work
-from pallas_kernels.paged_attention.mosaic_gpu_prefill_roles import (
+from pallas_kernels.paged_attention.hopper_prefill.attend import attend
+from pallas_kernels.paged_attention.hopper_prefill.layout import (
     CONSUMERS,
     ROWS_TILE,
     WARPGROUP_ROWS,
     Options,
     Part,
     Refs,
-    attend,
     geometry,
-    produce,
     read_item,
-    store,
     tile_of,
     tiled,
 )
+from pallas_kernels.paged_attention.hopper_prefill.produce import produce
+from pallas_kernels.paged_attention.hopper_prefill.store import store
 from pallas_kernels.tuning import PrefillTuning
 
 PRODUCER = CONSUMERS  # the warpgroup after the attending ones
@@ -69,9 +69,8 @@ def fitted(tuning: PrefillTuning, head_dim: int) -> tuple[int, int]:
 
 
 def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
-    *operands, out = gmem
-    sinks = operands.pop() if options.sinks else None
-    refs = Refs(*operands, sinks, out, scratch)
+    q, kv, table, work, base, *sinks, out = gmem
+    refs = Refs(q, kv, table, work, base, sinks[0] if sinks else None, out, scratch)
     block, index, warpgroup = (lax.axis_index(name) for name in ("heads", "item", "warpgroup"))
     packing = options.geometry
     item = read_item(refs.work, index)
