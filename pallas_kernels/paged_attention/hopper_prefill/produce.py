@@ -99,3 +99,11 @@ def produce(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> Non
         return next_ids
 
     lax.fori_loop(0, tile.steps, bring, page_ids(jnp.int32(0)))
+
+    def await_use(step: jax.Array, _: None) -> None:
+        stage = lax.rem(step, jnp.int32(stages))
+        plgpu.barrier_wait(scratch["k_free"].at[stage])
+        plgpu.barrier_wait(scratch["v_free"].at[stage])
+
+    # every arrival is waited for, so that the barriers end as they began
+    lax.fori_loop(jnp.maximum(tile.steps - stages, 0), tile.steps, await_use, None)
