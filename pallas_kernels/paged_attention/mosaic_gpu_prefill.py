@@ -48,8 +48,6 @@ DEFAULT = PrefillTuning(block_tokens=128, stages=4)
 PLAIN_COLUMNS = 64
 SHARED_MEMORY = 232448  # bytes that a thread block of compute capability 9.0 may ask for
 RESERVED = 4096  # of these, for barriers and the reductions of Mosaic
-# of 65536 registers: 2 * 128 * 216 + 128 * 72
-CONSUMER_REGISTERS, PRODUCER_REGISTERS = 216, 72
 
 
 def shared_bytes(head_dim: int, block_tokens: int, stages: int) -> int:
@@ -68,6 +66,14 @@ def fitted(tuning: PrefillTuning, head_dim: int) -> tuple[int, int]:
     return block_tokens, stages
 
 
+def registers(head_dim: int) -> tuple[int, int]:
+    """Registers of a thread that attends and of one that brings: 2 * 128 and 128 of 65536.
+
+    The output of a warpgroup takes head_dim / 2 of a thread's.
+    """
+    return (216, 72) if head_dim > 128 else (200, 104)
+
+
 def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
     q, kv, table, work, base, *sinks, out = gmem
     refs = Refs(q, kv, table, work, base, sinks[0] if sinks else None, out, scratch)
@@ -76,11 +82,12 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
     item = read_item(refs.work, index)
     tile = tile_of(item, options)
     owns_rows = item.high > item.low
+    attending, bringing = registers(q.shape[2])
     first_head = block * packing.tile_heads
 
     @pl.when(owns_rows & (warpgroup < CONSUMERS))
     def _() -> None:
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(attending, action="increase")
         part = Part(
             warpgroup,
             first_head + (warpgroup * packing.heads if packing.split_heads else 0),
@@ -92,7 +99,7 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
 
     @pl.when(owns_rows & (warpgroup == PRODUCER))
     def _() -> None:
-        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        plgpu.set_max_registers(bringing, action="decrease")
         kv_head = lax.div(first_head, jnp.int32(refs.q.shape[1] // kv_heads))
         produce(tile, kv_head, options, refs)
 
