@@ -71,7 +71,7 @@ def registers(head_dim: int) -> tuple[int, int]:
 
     The output of a warpgroup takes head_dim / 2 of a thread's.
     """
-    return (216, 72) if head_dim > 128 else (200, 104)
+    return (216, 72) if head_dim > 128 else (208, 88)
 
 
 def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
@@ -80,7 +80,6 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
     block, index, warpgroup = (lax.axis_index(name) for name in ("heads", "item", "warpgroup"))
     packing = options.geometry
     item = read_item(refs.work, index)
-    tile = tile_of(item, options)
     owns_rows = item.high > item.low
     attending, bringing = registers(q.shape[2])
     first_head = block * packing.tile_heads
@@ -93,15 +92,15 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
             first_head + (warpgroup * packing.heads if packing.split_heads else 0),
             jnp.int32(0) if packing.split_heads else warpgroup * packing.rows,
         )
-        out, total = attend(tile, part, options, refs)
-        # read again, not kept: attending needs the registers
-        store(out, total, read_item(refs.work, index), part, options, refs)
+        # the work is read again wherever it is needed: attending needs the registers
+        attended = attend(tile_of(read_item(refs.work, index), options), part, options, refs)
+        store(attended, read_item(refs.work, index), part, options, refs)
 
     @pl.when(owns_rows & (warpgroup == PRODUCER))
     def _() -> None:
         plgpu.set_max_registers(bringing, action="decrease")
         kv_head = lax.div(first_head, jnp.int32(refs.q.shape[1] // kv_heads))
-        produce(tile, kv_head, options, refs)
+        produce(tile_of(read_item(refs.work, index), options), kv_head, options, refs)
 
 
 def _scratch(head_dim: int, page_size: int, dtype: Any, options: Options) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pallas_kernels.paged_attention.hopper_prefill.layout import (
     LOWEST,
     ROWS_TILE,
     WARPGROUP_ROWS,
+    Attended,
     Options,
     Part,
     Refs,
@@ -25,14 +26,8 @@ from pallas_kernels.paged_attention.hopper_prefill.layout import (
 )
 
 
-def attend(
-    tile: Tile, part: Part, options: Options, refs: Refs
-) -> tuple[jax.Array, jax.Array]:  # float32[64, D], float32[64]
-    """Attends 64 rows: the part's rows for its first head, then for the next, and so on.
-
-    Returns:
-        The weighted sum of values and the sum of weights of each row.
-    """
+def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
+    """Attends 64 rows: the part's rows for its first head, then for the next, and so on."""
     heads, rows = options.geometry.heads, options.geometry.rows
     head_dim = refs.q.shape[2]
     scratch, warpgroup, first_head = refs.scratch, part.warpgroup, part.first_head
@@ -49,19 +44,6 @@ def attend(
             q_smem.at[pl.ds(head * rows, rows)],
             q_ready,
         )
-
-    highest, total = row_vector(LOWEST), row_vector(0.0)
-    if options.sinks:
-        head_of = lax.div(
-            plgpu.broadcasted_iota(
-                jnp.int32, (WARPGROUP_ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1)
-            ),
-            jnp.int32(rows),
-        )
-        for head in range(heads):
-            sink = jnp.maximum(refs.sinks[first_head + head] * LOG2E, LOWEST)
-            highest = jnp.where(head_of == head, sink, highest)
-        total = row_vector(1.0)
 
     # the scale goes into the exponent's multiply-add, where nothing comes between
     folded = options.soft_cap is None and options.scale > 0
@@ -161,8 +143,11 @@ def attend(
         return out, rising, total
 
     empty = jnp.full((WARPGROUP_ROWS, head_dim), 0.0, jnp.float32)
-    carry = (plgpu.layout_cast(empty, plgpu.Layout.WGMMA), highest, total)
-    out, _, total = lax.fori_loop(0, tile.steps, block, carry)
+    carry = (
+        plgpu.layout_cast(empty, plgpu.Layout.WGMMA),
+        row_vector(LOWEST),
+        row_vector(0.0),
+    )
+    attended = lax.fori_loop(0, tile.steps, block, carry)
     pl.when(warpgroup == 0)(take_turn)
-
-    return out, total
+    return Attended(*attended)

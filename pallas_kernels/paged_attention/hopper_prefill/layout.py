@@ -126,6 +126,14 @@ class Part(NamedTuple):
     row_offset: jax.Array  # its first row in the tile
 
 
+class Attended(NamedTuple):
+    """What a warpgroup made of its 64 rows: weights are exp2(score - highest)."""
+
+    out: jax.Array  # float32[64, D], the weighted sum of values
+    highest: jax.Array  # float32[64], the largest score in base 2, at least LOWEST
+    total: jax.Array  # float32[64], the sum of weights
+
+
 def read_item(work: Any, index: jax.Array) -> WorkItem:
     """A row of the work table."""
     return WorkItem(*(work[index, column] for column in range(len(WorkItem._fields))))

@@ -57,13 +57,17 @@ def produce(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> Non
     def clear_invisible(smem: Any, low_key: jax.Array) -> None:
         """Zeros for the values that no row may see: a weight of 0 * NaN would be NaN."""
         columns = swizzle_elements(head_dim, smem.dtype)
-        for first in range(0, block_tokens, WARPGROUP_ROWS):
+
+        def clear(group: jax.Array, _: None) -> None:
+            first = pl.multiple_of(group * WARPGROUP_ROWS, WARPGROUP_ROWS)
             for column in range(0, head_dim, columns):
                 chunk = smem.at[pl.ds(first, WARPGROUP_ROWS), pl.ds(column, columns)]
                 held = plgpu.layout_cast(chunk[...], plgpu.Layout.WGMMA)
                 key = low_key + first + iota(held.shape, 0)
                 seen = (key >= tile.first_key) & (key < tile.length)
                 chunk[...] = jnp.where(seen, held, jnp.zeros_like(held))
+
+        lax.fori_loop(0, block_tokens // WARPGROUP_ROWS, clear, None)
 
     def bring(step: jax.Array, ids: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         stage = lax.rem(step, jnp.int32(stages))

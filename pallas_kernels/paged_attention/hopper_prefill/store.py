@@ -13,30 +13,46 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.hopper_prefill.layout import (
+    LOG2E,
+    LOWEST,
     ROWS_TILE,
+    WARPGROUP_ROWS,
+    Attended,
     Geometry,
     Options,
     Part,
     Refs,
+    row_vector,
     swizzle_elements,
 )
 from pallas_kernels.paged_attention.prefill_work import WorkItem
 
 
-def store(
-    out: jax.Array,  # float32[64, D]
-    total: jax.Array,  # float32[64]
-    item: WorkItem,
-    part: Part,
-    options: Options,
-    refs: Refs,
-) -> None:
+def _shares(attended: Attended, part: Part, packing: Geometry, sinks: Any) -> jax.Array:
+    """What the weighted sums are multiplied with: one over the sum of weights, sinks included."""
+    _, highest, total = attended
+    if sinks is None:
+        return 1.0 / jnp.where(total == 0.0, 1.0, total)
+    rows = plgpu.Layout.WGMMA.reduce(1)
+    row = plgpu.broadcasted_iota(jnp.int32, (WARPGROUP_ROWS,), 0, layout=rows)
+    head_of = lax.div(row, jnp.int32(packing.rows))
+    sink = row_vector(LOWEST)
+    for head in range(packing.heads):
+        of_head = jnp.maximum(sinks[part.first_head + head] * LOG2E, LOWEST)
+        sink = jnp.where(head_of == head, of_head, sink)
+    top = jnp.maximum(highest, sink)
+    decay = jnp.exp2(highest - top)
+    return decay / (total * decay + jnp.exp2(sink - top))
+
+
+def store(attended: Attended, item: WorkItem, part: Part, options: Options, refs: Refs) -> None:
     """Divides by the sums of weights and writes the rows that the tile owns."""
     packing = options.geometry
     rows, heads = packing.rows, packing.heads
     out_smem = refs.scratch["q_smem"].at[part.warpgroup]
-    share = 1.0 / jnp.where(total == 0.0, 1.0, total)
-    out_smem[...] = (out * lax.broadcast_in_dim(share, out.shape, [0])).astype(out_smem.dtype)
+    share = _shares(attended, part, packing, refs.sinks)
+    share = lax.broadcast_in_dim(share, attended.out.shape, [0])
+    out_smem[...] = (attended.out * share).astype(out_smem.dtype)
     plgpu.commit_smem()
     low = jnp.clip(item.low - part.row_offset, 0, rows)
     high = jnp.clip(item.high - part.row_offset, 0, rows)
