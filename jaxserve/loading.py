@@ -11,9 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from tqdm import tqdm
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
+from jaxserve.errors import ValidationError
+from jaxserve.execution import compilation_cache
+from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -28,7 +32,14 @@ from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import AttentionShape, Backends, choose_backends, storage_dtype
+from pallas_kernels import (
+    AttentionShape,
+    Backends,
+    KernelError,
+    choose_backends,
+    require_backend,
+    storage_dtype,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +72,7 @@ def load_engine(
     *,
     progress: Callable[[str], Any] = logger.info,
     devices: list[jax.Device] | None = None,
+    backends: Backends | None = None,
 ) -> Loaded:
     """Load weights, plan memory, compile and warm up.
 
@@ -68,17 +80,19 @@ def load_engine(
         config: what the user asked for.
         progress: told one line a phase.
         devices: devices to use; all of the default platform when None.
+        backends: kernels to use; chosen from the device and `config` when None.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
+    cache = compilation_cache.use(config.compilation_cache)
     model_config = ModelConfig.from_folder(config.model)
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
-    backends = _choose_backends(resolved, model_config, device)
+    backends = backends or _choose_backends(resolved, model_config, device)
     progress(f"kernels: decode {backends.decode}, prefill {backends.prefill} ({backends.reason})")
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
@@ -90,7 +104,8 @@ def load_engine(
         load_format=resolved.load_format,
         seed=resolved.seed,
     )
-    progress(f"loaded {resolved.model} in {time.monotonic() - start:.1f} s")
+    loaded = time.monotonic()
+    progress(f"loaded {resolved.model} in {loaded - start:.1f} s")
 
     def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
         return Runner(settings, model_config, model, mesh, backends, num_pages)
@@ -100,7 +115,8 @@ def load_engine(
     assert resolved.max_num_seqs and resolved.max_num_batched_tokens
     progress(
         f"KV cache: {resolved.num_pages} pages of {resolved.block_size} tokens, "
-        f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs}"
+        f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs} "
+        f"(planned in {time.monotonic() - loaded:.1f} s)"
     )
     runner = make_runner(resolved, resolved.num_pages)
     limits = SchedulerLimits(
@@ -112,9 +128,19 @@ def load_engine(
     )
     scheduler = Scheduler(limits, PageManager(resolved.num_pages, resolved.block_size))
     compiling = time.monotonic()
-    runner.warm_up(lambda shape: logger.debug("compiling %s", shape.name))
+    # a bar for people: none where standard error is a file
+    assert resolved.compile_ahead
+    wanted = min(resolved.compile_ahead, len(runner.programs.wanted))
+    with tqdm(total=wanted, desc="compiling", disable=None, leave=False) as bar:
+
+        def compiled(shape: StepShape) -> None:
+            logger.debug("compiled %s", shape.name)
+            bar.update()
+
+        runner.warm_up(compiled)
     programs = len(runner.programs.programs)
-    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s")
+    kept = f"kept in {cache}" if cache else "kept nowhere"
+    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s ({kept})")
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
     seconds = time.monotonic() - start
@@ -131,10 +157,15 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
         query_dtype=dtype,
     )
     chosen = choose_backends(device.device_kind, device.platform, shape)
-    if config.decode_backend is not None:
-        chosen = replace(chosen, decode=config.decode_backend)
-    if config.prefill_backend is not None:
-        chosen = replace(chosen, prefill=config.prefill_backend)
+    for operation in ("decode", "prefill"):
+        asked = getattr(config, f"{operation}_backend")
+        if asked is not None:
+            try:
+                require_backend(operation, asked, device.device_kind, device.platform, shape)
+            except KernelError as error:
+                raise ValidationError(f"{operation}_backend", asked, error.allowed) from error
+            changed: dict[str, Any] = {operation: asked}
+            chosen = replace(chosen, **changed)
     return chosen
 
 
