@@ -68,6 +68,19 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     return None
 
 
+def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
+    if shape.pool_dtype is not None and shape.pool_dtype not in (jnp.bfloat16, jnp.float16):
+        return KernelError("kv_pages.dtype", shape.pool_dtype, "bfloat16 or float16")
+    if None not in (shape.query_dtype, shape.pool_dtype) and shape.query_dtype != shape.pool_dtype:
+        return KernelError("q.dtype", shape.query_dtype, f"that of the pages, {shape.pool_dtype}")
+    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
+        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    return None
+
+
 def triton_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Triton decode kernel does not cover a shape; None when it does."""
     if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
@@ -104,4 +117,7 @@ DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_decode,
     "triton": triton_decode,
 }
-PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {"triton": triton_prefill}
+PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_gpu": mosaic_gpu_prefill,
+    "triton": triton_prefill,
+}
