@@ -24,6 +24,7 @@ DECODE_MODULES = {
     "reference": "reference",
     "xla": "xla",
     "mosaic_gpu": "mosaic_gpu_decode",
+    "mosaic_tpu": "mosaic_tpu_decode",
 }
 PREFILL_MODULES = {
     "reference": "reference",
