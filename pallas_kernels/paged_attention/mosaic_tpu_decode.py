@@ -273,14 +273,14 @@ def _attend(
         jnp.asarray(column_tokens(view, pages, heads, rows)),
         sinks,
         jnp.ones(2, jnp.float32) if by_page or k_scale is None else jnp.stack([k_scale, v_scale]),
-        view.seen(kv_pages),
+        pltpu.with_memory_space_constraint(view.seen(kv_pages), pltpu.HBM),
     ]
     in_specs = [
         pl.BlockSpec((1, rows, head_dim), lambda core, step, *_: (step * cores + core, 0, 0)),
         pl.BlockSpec((rows, block_rows), lambda *_: (0, 0)),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
-        pl.BlockSpec(memory_space=pl.ANY),
+        pl.BlockSpec(memory_space=pltpu.HBM),
     ]
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if by_page:
@@ -289,7 +289,7 @@ def _attend(
         live = (page * size < kv_lens[:, None]) & ((page + 1) * size > low[:, None])
         factors = block_scales(k_scale, v_scale, page_table, first_page, live, view, pages)
         operands.append(factors)
-        in_specs.append(pl.BlockSpec(memory_space=pl.ANY))
+        in_specs.append(pl.BlockSpec(memory_space=pltpu.HBM))
         scratch.append(pltpu.VMEM((stages, *factors.shape[2:]), jnp.float32))
     scratch += [pltpu.SemaphoreType.DMA((stages,)), pltpu.SMEM((STATE_SIZE,), jnp.int32)]
 

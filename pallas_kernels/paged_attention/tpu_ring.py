@@ -92,6 +92,11 @@ class Ring:
         """Keys of a block."""
         return self.pages * self.view.page_size
 
+    @property
+    def may_be_nan(self) -> bool:
+        """Whether an element that nobody may see can be NaN; its weight is 0, and 0 * NaN is NaN."""
+        return bool(jnp.issubdtype(self.held.dtype, jnp.floating))
+
     def keys(self, step: Any) -> tuple[Any, Any]:
         """First and end of the visible keys of this core's job at a step."""
         _, low, high, *_ = self.scalars
@@ -130,9 +135,8 @@ class Ring:
         self.state[FETCH_BLOCK] = self.blocks(step)[0]
         self.state[FETCHED] = 0
         self.state[ATTENDED] = 0
-        if jnp.issubdtype(self.held.dtype, jnp.floating):
-            # what no DMA has written is multiplied by weights of 0, and 0 * NaN is NaN
-            self.held[...] = jnp.zeros_like(self.held)
+        if self.may_be_nan:
+            lax.fori_loop(0, self.stages, self._clear_stage, None)
         for _ in range(self.stages - 1):
             self.fetch()
 
@@ -171,9 +175,23 @@ class Ring:
         lax.fori_loop(first, end, wait, None)
         if self.scales is not None:
             self._scales_copy(0, 0, stage).wait()
-        if jnp.issubdtype(self.held.dtype, jnp.floating):
+        if self.may_be_nan:
             self._clear_hidden(step, block, stage, first, end)
         return stage
+
+    def _clear_stage(self, stage: Any, _: None) -> None:
+        """Zeroes what no DMA has written yet: the values, and keys that share their matrix."""
+        view = self.view
+
+        def clear(page: Any, _: None) -> None:
+            content = self.held.at[stage, page]
+            if view.order is Order.WHOLE_TILES:
+                shape = (view.page_size, view.kv_heads, view.head_dim)
+                content[:, 1] = jnp.zeros(shape, self.held.dtype)
+            else:
+                content[...] = jnp.zeros(view.page_shape, self.held.dtype)
+
+        lax.fori_loop(0, self.pages, clear, None)
 
     def _clear_hidden(self, step: Any, block: Any, stage: Any, first: Any, end: Any) -> None:
         """Zeroes what the block's outermost pages hold beside visible keys: it may be NaN."""
