@@ -29,6 +29,7 @@ DECODE_MODULES = {
 PREFILL_MODULES = {
     "reference": "reference",
     "xla": "xla_prefill",
+    "mosaic_tpu": "mosaic_tpu_prefill",
 }
 
 

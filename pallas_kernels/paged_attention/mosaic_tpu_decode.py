@@ -26,14 +26,19 @@ from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.tpu_pages import LANES, TILE_ROWS, PageView
-from pallas_kernels.paged_attention.tpu_ring import SCALARS, STATE_SIZE, Ring, job_scalars
+from pallas_kernels.paged_attention.tpu_ring import (
+    SCALARS,
+    STATE_SIZE,
+    Ring,
+    block_shape,
+    job_scalars,
+)
 from pallas_kernels.pages import compute_dtype
 from pallas_kernels.tuning import DecodeTuning
 
 TUNING = DecodeTuning(block_tokens=256, stages=4, multiprocessors=1)
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
 NEVER = np.iinfo(np.int32).max  # the token of a column that no row may see
-RING_BYTES = 8 << 20  # of the 16 MiB of VMEM that a kernel may use
 
 
 def _kernel(
@@ -123,16 +128,6 @@ def _times_columns(matrix: jax.Array, factors: jax.Array) -> jax.Array:
         for chunk in range(chunks)
     ]
     return jnp.concatenate(parts, axis=1)
-
-
-def block_shape(view: PageView, itemsize: int, tuning: DecodeTuning) -> tuple[int, int]:
-    """Pages a block and stages of the ring, within the VMEM that the ring may take."""
-    token_bytes = 2 * view.kv_heads * view.head_dim * itemsize
-    tokens = tuning.block_tokens
-    while tokens > LANES and tokens * token_bytes * tuning.stages > RING_BYTES:
-        tokens //= 2
-    stages = max(2, min(tuning.stages, RING_BYTES // (tokens * token_bytes)))
-    return max(1, tokens // view.page_size), stages
 
 
 def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarray:
@@ -252,7 +247,7 @@ def _attend(
     slots, heads, head_dim = q.shape
     view = PageView.of(kv_pages)
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
-    pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning)
+    pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
     cores = tuning.multiprocessors
     steps = -(-slots // cores)
     rows = -(-heads // TILE_ROWS) * TILE_ROWS

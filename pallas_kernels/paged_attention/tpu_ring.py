@@ -17,11 +17,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_pages import Order, PageView
+from pallas_kernels.paged_attention.tpu_pages import LANES, Order, PageView
 
 # places of the ring's state in scalar memory
 FETCH_STEP, FETCH_BLOCK, FETCHED, ATTENDED = range(4)
 STATE_SIZE = 4
+RING_BYTES = 8 << 20  # of the 16 MiB of VMEM that a kernel may use
 SCALARS = 6  # scalar operands of a ring, in the order of `job_scalars`
 
 
@@ -44,6 +45,15 @@ def job_scalars(
     live = high.reshape(steps + 1, cores) > 0
     following = lax.cummin(jnp.where(live, step, steps), axis=0, reverse=True)
     return row, low, high, following.reshape(-1), page_table.reshape(-1), first_page.reshape(1)
+
+
+def block_shape(view: PageView, itemsize: int, tokens: int, stages: int) -> tuple[int, int]:
+    """Pages a block and stages, for the wanted ones and the VMEM that a ring may take."""
+    token_bytes = 2 * view.kv_heads * view.head_dim * itemsize
+    while tokens > LANES and tokens * token_bytes * stages > RING_BYTES:
+        tokens //= 2
+    stages = max(2, min(stages, RING_BYTES // (tokens * token_bytes)))
+    return max(1, tokens // view.page_size), stages
 
 
 @dataclass(frozen=True)
