@@ -38,6 +38,7 @@ from pallas_kernels.tuning import PrefillTuning
 
 TUNING = PrefillTuning(tile_rows=256, block_tokens=128, stages=4)
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
+TILE_ELEMENTS = 2048 * 128  # query elements a tile: it has 28 bytes of VMEM for each
 PACKED_ROWS = 16  # rows of a full register of 16-bit elements
 
 
@@ -63,10 +64,13 @@ def _kernel(
     window: int | None,
     dtype: Any,
     by_page: bool,
+    with_sinks: bool,
 ) -> None:
     scalars, positions, refs = refs[:SCALARS], refs[SCALARS], refs[SCALARS + 1 :]
-    q, token_of, sinks, whole_scale, pool, *refs = refs
-    scales, held_scales = None, None
+    q, token_of, whole_scale, pool, *refs = refs
+    sinks, scales, held_scales = None, None, None
+    if with_sinks:
+        sinks, *refs = refs
     if by_page:
         scales, out, held, held_scales, words, highest, total, acc, arrived, state = refs
     else:
@@ -83,8 +87,9 @@ def _kernel(
 
     position = positions[step * pl.num_programs(0) + pl.program_id(0)]
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
-    highest[...] = sinks[...]
-    total[...] = jnp.where(sinks[...] > MASKED, 1.0, 0.0)
+    # a sink is the first logit of the softmax, and has no value
+    highest[...] = jnp.full_like(highest, MASKED) if sinks is None else sinks[...]
+    total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0)
     acc[...] = jnp.zeros_like(acc)
 
     def attend(block: Any, _: None, *, masked: bool) -> None:
@@ -178,6 +183,13 @@ def divide(
     )
 
 
+def tile_tokens(view: PageView, group: int, tile_rows: int) -> int:
+    """Query tokens a tile: about `tile_rows` rows a KV head, fewer where heads fill the VMEM."""
+    rows = min(tile_rows, TILE_ELEMENTS // (view.kv_heads * view.head_dim))
+    # whole registers of rows whatever the group is
+    return max(PACKED_ROWS, rows // group // PACKED_ROWS * PACKED_ROWS)
+
+
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -258,8 +270,7 @@ def _attend(
     group = heads // view.kv_heads
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
-    # whole registers of rows whatever the group is
-    tile = max(1, tuning.tile_rows // group) // PACKED_ROWS * PACKED_ROWS or PACKED_ROWS
+    tile = tile_tokens(view, group, tuning.tile_rows)
     rows = tile * group
     cores = 1
     jobs = divide(start, length, context, region, tile)
@@ -277,17 +288,11 @@ def _attend(
     tiled = q.at[wanted].get(mode="clip").reshape(count, tile, view.kv_heads, group, head_dim)
     tiled = tiled.transpose(0, 2, 1, 3, 4).reshape(count, view.kv_heads, rows, head_dim)
     tiled = jnp.pad(tiled, ((0, 1), (0, 0), (0, 0), (0, 0)))
-    if sinks is None:
-        sinks = jnp.full((heads,), MASKED, jnp.float32)
-    sinks = jnp.maximum(sinks * math.log2(math.e), MASKED).reshape(view.kv_heads, 1, group)
-    sinks = jnp.broadcast_to(sinks, (view.kv_heads, tile, group)).reshape(view.kv_heads, rows, 1)
-    sinks = jnp.broadcast_to(sinks, (view.kv_heads, rows, LANES))
     token_of = np.broadcast_to((np.arange(rows) // group)[:, None], (rows, LANES))
     by_page = k_scale is not None and k_scale.ndim == 2
     operands = [
         tiled,
         jnp.asarray(token_of, jnp.int32),
-        sinks,
         jnp.ones(2, jnp.float32) if by_page or k_scale is None else jnp.stack([k_scale, v_scale]),
         pltpu.with_memory_space_constraint(view.seen(kv_pages), pltpu.HBM),
     ]
@@ -299,10 +304,15 @@ def _attend(
     in_specs = [
         pl.BlockSpec((1, view.kv_heads, rows, head_dim), tile_of_job),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
-        pl.BlockSpec((view.kv_heads, rows, LANES), lambda *_: (0, 0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
         pl.BlockSpec(memory_space=pltpu.HBM),
     ]
+    if sinks is not None:
+        by_row = sinks.reshape(view.kv_heads, 1, group) * math.log2(math.e)
+        by_row = jnp.broadcast_to(by_row, (view.kv_heads, tile, group))
+        by_row = by_row.reshape(view.kv_heads, rows, 1)
+        operands.append(jnp.broadcast_to(by_row, (view.kv_heads, rows, LANES)))
+        in_specs.append(pl.BlockSpec((view.kv_heads, rows, LANES), lambda *_: (0, 0, 0)))
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if by_page:
         factors = _block_scales(
@@ -333,6 +343,7 @@ def _attend(
             window=window,
             dtype=dtype,
             by_page=by_page,
+            with_sinks=sinks is not None,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=SCALARS + 1,

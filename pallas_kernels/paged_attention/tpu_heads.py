@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_pages import Order, PageView
+from pallas_kernels.paged_attention.tpu_pages import LANES, TILE_ROWS, Order, PageView
 
 
 def packed_rows(dtype: Any) -> int:
@@ -24,18 +24,24 @@ def packed_rows(dtype: Any) -> int:
     return 4 // jnp.dtype(dtype).itemsize
 
 
-def words_shape(view: PageView, pages: int, dtype: Any) -> tuple[int, int]:
-    """The shape of the int32 scratch for a block of pages; the smallest where none is needed."""
+def words_shape(view: PageView, pages: int, dtype: Any) -> tuple[int, int, int]:
+    """The shape of the int32 scratch for a block of pages; the smallest where none is needed.
+
+    Loads with a stride take 128 lanes: wider rows are cut into pieces, the first axis.
+    """
     if view.order is Order.HEADS:
-        return (8, view.head_dim)
+        return (1, TILE_ROWS, LANES)
     rows = pages * view.page_size * 2 * view.kv_heads
-    return (rows // packed_rows(dtype), view.head_dim)
+    return (view.head_dim // LANES, rows // packed_rows(dtype), LANES)
 
 
 def store_words(view: PageView, held: Any, words: Any) -> None:
     """Copies a block [pages, *page_shape] into the scratch, where one is needed."""
-    if view.order is not Order.HEADS:
-        words[...] = pltpu.bitcast(held[...].reshape(-1, view.head_dim), jnp.int32)
+    if view.order is Order.HEADS:
+        return
+    content = pltpu.bitcast(held[...].reshape(-1, view.head_dim), jnp.int32)
+    for piece in range(words.shape[0]):
+        words[piece] = content[:, LANES * piece : LANES * (piece + 1)]
 
 
 def head_rows(
@@ -48,9 +54,13 @@ def head_rows(
     packed = packed_rows(held.dtype)
     row = 2 * head + part if view.order is Order.PAIRS else part * view.kv_heads + head
     stride = 2 * view.kv_heads // packed
-    tokens = words.shape[0] // stride
-    word = words[pl.ds(row // packed, tokens, stride), :]
-    return _unpacked(word, row % packed, held.dtype).astype(dtype)
+    pieces, rows_of_words, _ = words.shape
+    chosen = pl.ds(row // packed, rows_of_words // stride, stride)
+    unpacked = [
+        _unpacked(words[piece, chosen, :], row % packed, held.dtype).astype(dtype)
+        for piece in range(pieces)
+    ]
+    return jnp.concatenate(unpacked, axis=1)
 
 
 def _unpacked(word: jax.Array, place: int, dtype: Any) -> jax.Array:
