@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 NAMED_TRANSPOSE = jax.__version_info__ < (0, 11)
@@ -25,3 +26,17 @@ def mosaic_gpu_interpreter() -> type | None:
 def result_like(operand: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """The type of a kernel's result that varies over the mesh axes over which `operand` does."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(operand).manual_axis_type)
+
+
+def hbm_operand(operand: jax.Array, interpret: Any) -> tuple[jax.Array, pl.BlockSpec]:
+    """An operand that a TPU kernel reads in HBM, and its block specification.
+
+    Without the constraint XLA may first copy an operand that fits there into VMEM as a whole. The
+    plain interpreter (interpret=True) of JAX 0.10 knows no memory spaces.
+    """
+    if interpret is True:
+        return operand, pl.BlockSpec(memory_space=pl.ANY)
+    from jax.experimental.pallas import tpu as pltpu
+
+    constrained = pltpu.with_memory_space_constraint(operand, pltpu.HBM)
+    return constrained, pl.BlockSpec(memory_space=pltpu.HBM)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import value_dtype
+from pallas_kernels.tpu_pages import Order, memory_order
 
 TPU_TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest of the scalars
 
@@ -86,6 +87,17 @@ def mosaic_tpu(shape: AttentionShape) -> KernelError | None:
         return KernelError("kv_heads", shape.kv_heads, "a multiple of 8 where head_dim is 256")
     if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
         return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    return None
+
+
+def mosaic_tpu_write(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not write pages in place; None when it does."""
+    refusal = mosaic_tpu(shape)
+    if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
+        return refusal
+    # four tokens share a 32-bit row there, and a DMA writes whole ones
+    if memory_order(shape.kv_heads, shape.pool_dtype) is Order.HEADS:
+        return KernelError("kv_heads", shape.kv_heads, "4 or a multiple of 8 for 8-bit pages")
     return None
 
 

@@ -23,9 +23,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import coverage
-from pallas_kernels.compat import result_like
+from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.paged_attention.tpu_pages import LANES, TILE_ROWS, PageView
+from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -263,19 +263,20 @@ def _attend(
     sinks = jnp.maximum(sinks * math.log2(math.e), MASKED)
     sinks = jnp.broadcast_to(jnp.pad(sinks, (0, rows - heads))[:, None], (rows, LANES))
     by_page = k_scale is not None and k_scale.ndim == 2
+    pool, in_hbm = hbm_operand(view.seen(kv_pages), interpret)
     operands = [
         padded,
         jnp.asarray(column_tokens(view, pages, heads, rows)),
         sinks,
         jnp.ones(2, jnp.float32) if by_page or k_scale is None else jnp.stack([k_scale, v_scale]),
-        pltpu.with_memory_space_constraint(view.seen(kv_pages), pltpu.HBM),
+        pool,
     ]
     in_specs = [
         pl.BlockSpec((1, rows, head_dim), lambda core, step, *_: (step * cores + core, 0, 0)),
         pl.BlockSpec((rows, block_rows), lambda *_: (0, 0)),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
-        pl.BlockSpec(memory_space=pltpu.HBM),
+        in_hbm,
     ]
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if by_page:
@@ -283,8 +284,9 @@ def _attend(
         size = view.page_size
         live = (page * size < kv_lens[:, None]) & ((page + 1) * size > low[:, None])
         factors = block_scales(k_scale, v_scale, page_table, first_page, live, view, pages)
+        factors, factors_in_hbm = hbm_operand(factors, interpret)
         operands.append(factors)
-        in_specs.append(pl.BlockSpec(memory_space=pltpu.HBM))
+        in_specs.append(factors_in_hbm)
         scratch.append(pltpu.VMEM((stages, *factors.shape[2:]), jnp.float32))
     scratch += [pltpu.SemaphoreType.DMA((stages,)), pltpu.SMEM((STATE_SIZE,), jnp.int32)]
 

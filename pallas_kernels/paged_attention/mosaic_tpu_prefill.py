@@ -22,10 +22,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import coverage
-from pallas_kernels.compat import result_like
+from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.tpu_heads import head_rows, store_words, words_shape
-from pallas_kernels.paged_attention.tpu_pages import LANES, PageView
+from pallas_kernels.tpu_pages import LANES, PageView
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -290,11 +290,12 @@ def _attend(
     tiled = jnp.pad(tiled, ((0, 1), (0, 0), (0, 0), (0, 0)))
     token_of = np.broadcast_to((np.arange(rows) // group)[:, None], (rows, LANES))
     by_page = k_scale is not None and k_scale.ndim == 2
+    pool, in_hbm = hbm_operand(view.seen(kv_pages), interpret)
     operands = [
         tiled,
         jnp.asarray(token_of, jnp.int32),
         jnp.ones(2, jnp.float32) if by_page or k_scale is None else jnp.stack([k_scale, v_scale]),
-        pltpu.with_memory_space_constraint(view.seen(kv_pages), pltpu.HBM),
+        pool,
     ]
 
     def tile_of_job(core: Any, step: Any, *prefetched: Any) -> tuple[Any, ...]:
@@ -305,7 +306,7 @@ def _attend(
         pl.BlockSpec((1, view.kv_heads, rows, head_dim), tile_of_job),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
-        pl.BlockSpec(memory_space=pltpu.HBM),
+        in_hbm,
     ]
     if sinks is not None:
         by_row = sinks.reshape(view.kv_heads, 1, group) * math.log2(math.e)
@@ -318,8 +319,9 @@ def _attend(
         factors = _block_scales(
             k_scale, v_scale, page_table, first_page, length, context, window, view, pages
         )
+        factors, factors_in_hbm = hbm_operand(factors, interpret)
         operands.append(factors)
-        in_specs.append(pl.BlockSpec(memory_space=pltpu.HBM))
+        in_specs.append(factors_in_hbm)
         scratch.append(pltpu.VMEM((stages, *factors.shape[2:]), jnp.float32))
     scratch += [
         pltpu.VMEM(words_shape(view, pages, kv_pages.dtype), jnp.int32),

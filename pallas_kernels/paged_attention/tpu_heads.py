@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_pages import LANES, TILE_ROWS, Order, PageView
+from pallas_kernels.tpu_pages import LANES, TILE_ROWS, Order, PageView
 
 
 def packed_rows(dtype: Any) -> int:
@@ -57,7 +57,7 @@ def head_rows(
     pieces, rows_of_words, _ = words.shape
     chosen = pl.ds(row // packed, rows_of_words // stride, stride)
     unpacked = [
-        _unpacked(words[piece, chosen, :], row % packed, held.dtype).astype(dtype)
+        _unpacked(words[pl.ds(piece, 1), chosen, :][0], row % packed, held.dtype).astype(dtype)
         for piece in range(pieces)
     ]
     return jnp.concatenate(unpacked, axis=1)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_pages import LANES, Order, PageView
+from pallas_kernels.tpu_pages import LANES, Order, PageView
 
 # places of the ring's state in scalar memory
 FETCH_STEP, FETCH_BLOCK, FETCHED, ATTENDED = range(4)
