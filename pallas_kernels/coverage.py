@@ -26,18 +26,18 @@ class AttentionShape:
     Attributes:
         head_dim: size of a head.
         page_size: tokens a page.
-        kv_heads: KV heads, of one device.
         group: query heads a KV head.
         pool_dtype: element type of the pages; uint16 and uint8 stand for what their bits hold.
         query_dtype: type of the queries.
+        kv_heads: KV heads of one device.
     """
 
     head_dim: int | None = None
     page_size: int | None = None
-    kv_heads: int | None = None
     group: int | None = None
     pool_dtype: np.dtype | None = None
     query_dtype: np.dtype | None = None
+    kv_heads: int | None = None
 
     @staticmethod
     def of(q: jax.Array, kv_pages: jax.Array) -> AttentionShape:
@@ -46,10 +46,10 @@ class AttentionShape:
         return AttentionShape(
             head_dim=head_dim,
             page_size=page_size,
-            kv_heads=kv_heads,
             group=q.shape[1] // kv_heads,
             pool_dtype=jnp.dtype(kv_pages.dtype),
             query_dtype=jnp.dtype(q.dtype),
+            kv_heads=kv_heads,
         )
 
 
@@ -130,4 +130,7 @@ DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 }
 PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu,
+}
+WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_tpu": mosaic_tpu_write,
 }

@@ -80,7 +80,15 @@ class ChipTuning:
     matmul: MatmulTuning = MatmulTuning()
 
 
-# by a word of jax.Device.device_kind
+def tpu_tuning(cores: int) -> ChipTuning:
+    """The choices for a TPU with so many TensorCores, of which a program sees one device."""
+    return ChipTuning(
+        decode=DecodeTuning(block_tokens=256, stages=4, multiprocessors=cores),
+        prefill=PrefillTuning(tile_rows=256, block_tokens=256, stages=4),
+    )
+
+
+# by jax.Device.device_kind or a word of it; `multiprocessors` of a TPU are its TensorCores
 CHIPS = {
     "H200": ChipTuning(),
     "H100": ChipTuning(),
@@ -88,10 +96,14 @@ CHIPS = {
     "L4": ChipTuning(decode=DecodeTuning(multiprocessors=58)),
     "4090": ChipTuning(decode=DecodeTuning(multiprocessors=128)),
     "B200": ChipTuning(decode=DecodeTuning(multiprocessors=148)),
+    "TPU v5 lite": tpu_tuning(cores=1),
+    "TPU v5": tpu_tuning(cores=2),
+    "TPU v5p": tpu_tuning(cores=2),
+    "TPU v6 lite": tpu_tuning(cores=1),
 }
 
 
 def chip_tuning(device_kind: str) -> ChipTuning:
     """The choices for a device kind such as "NVIDIA H200"; the defaults for an unknown one."""
-    words = device_kind.replace("-", " ").split()
+    words = [device_kind, *device_kind.replace("-", " ").split()]
     return next((CHIPS[word] for word in words if word in CHIPS), ChipTuning())

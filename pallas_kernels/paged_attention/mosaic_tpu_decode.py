@@ -25,7 +25,6 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import coverage
 from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -34,15 +33,15 @@ from pallas_kernels.paged_attention.tpu_ring import (
     job_scalars,
 )
 from pallas_kernels.pages import compute_dtype
-from pallas_kernels.tuning import DecodeTuning
+from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
+from pallas_kernels.tuning import DecodeTuning, tpu_tuning
 
-TUNING = DecodeTuning(block_tokens=256, stages=4, multiprocessors=1)
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
 NEVER = np.iinfo(np.int32).max  # the token of a column that no row may see
 
 
 def _kernel(
-    *refs: Any,
+    *operands: Any,
     view: PageView,
     columns: int,
     steps: int,
@@ -51,17 +50,17 @@ def _kernel(
     dtype: Any,
     by_page: bool,
 ) -> None:
-    scalars, refs = refs[:SCALARS], refs[SCALARS:]
-    q, token_of, sinks, whole_scale, pool, *refs = refs
-    scales, held_scales = None, None
-    if by_page:
-        scales, out, held, held_scales, arrived, state = refs
-    else:
-        out, held, arrived, state = refs
+    scalars = operands[:SCALARS]
+    q, token_of, sinks, whole_scale, pool, *refs = operands[SCALARS:]
+    scales = refs.pop(0) if by_page else None
+    out, held = refs[:2]
+    held_scales: Any = refs[2] if by_page else None
+    arrived, state = refs[-2:]
+    cores: Any = pl.num_programs(0)
     step = pl.program_id(1)
     ring = Ring(
         scalars, pool, scales, held, held_scales, arrived, state, view, columns,
-        core=pl.program_id(0), cores=pl.num_programs(0), steps=steps,
+        core=pl.program_id(0), cores=cores, steps=steps,
     )  # fmt: skip
     low, high = ring.keys(step)
 
@@ -205,7 +204,7 @@ def decode(
     coverage.require(coverage.mosaic_tpu_table(page_table.shape), "mosaic_tpu", q, kv_pages)
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
-    tuning = TUNING if tuning is None else tuning
+    tuning = tpu_tuning(cores=1).decode if tuning is None else tuning
     if tuning.block_tokens % LANES:
         raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
     return _attend(
@@ -225,9 +224,7 @@ def decode(
     )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret")
-)
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
 def _attend(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -262,13 +259,14 @@ def _attend(
         sinks = jnp.full((heads,), MASKED, jnp.float32)
     sinks = jnp.maximum(sinks * math.log2(math.e), MASKED)
     sinks = jnp.broadcast_to(jnp.pad(sinks, (0, rows - heads))[:, None], (rows, LANES))
-    by_page = k_scale is not None and k_scale.ndim == 2
+    scaled = None if k_scale is None or v_scale is None else (k_scale, v_scale)
+    by_page = scaled is not None and scaled[0].ndim == 2
     pool, in_hbm = hbm_operand(view.seen(kv_pages), interpret)
     operands = [
         padded,
         jnp.asarray(column_tokens(view, pages, heads, rows)),
         sinks,
-        jnp.ones(2, jnp.float32) if by_page or k_scale is None else jnp.stack([k_scale, v_scale]),
+        jnp.ones(2, jnp.float32) if by_page or scaled is None else jnp.stack(scaled),
         pool,
     ]
     in_specs = [
@@ -279,11 +277,11 @@ def _attend(
         in_hbm,
     ]
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
-    if by_page:
+    if scaled is not None and by_page:
         page = jnp.arange(page_table.shape[1])
         size = view.page_size
         live = (page * size < kv_lens[:, None]) & ((page + 1) * size > low[:, None])
-        factors = block_scales(k_scale, v_scale, page_table, first_page, live, view, pages)
+        factors = block_scales(*scaled, page_table, first_page, live, view, pages)
         factors, factors_in_hbm = hbm_operand(factors, interpret)
         operands.append(factors)
         in_specs.append(factors_in_hbm)

@@ -25,7 +25,6 @@ from pallas_kernels import coverage
 from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.tpu_heads import head_rows, store_words, words_shape
-from pallas_kernels.tpu_pages import LANES, PageView
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -33,10 +32,10 @@ from pallas_kernels.paged_attention.tpu_ring import (
     block_shape,
     job_scalars,
 )
-from pallas_kernels.pages import compute_dtype, token_scales
-from pallas_kernels.tuning import PrefillTuning
+from pallas_kernels.pages import compute_dtype
+from pallas_kernels.tpu_pages import LANES, PageView
+from pallas_kernels.tuning import PrefillTuning, tpu_tuning
 
-TUNING = PrefillTuning(tile_rows=256, block_tokens=128, stages=4)
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
 TILE_ELEMENTS = 2048 * 128  # query elements a tile: it has 28 bytes of VMEM for each
 PACKED_ROWS = 16  # rows of a full register of 16-bit elements
@@ -55,7 +54,7 @@ class Jobs(NamedTuple):
 
 
 def _kernel(
-    *refs: Any,
+    *operands: Any,
     view: PageView,
     columns: int,
     steps: int,
@@ -66,26 +65,25 @@ def _kernel(
     by_page: bool,
     with_sinks: bool,
 ) -> None:
-    scalars, positions, refs = refs[:SCALARS], refs[SCALARS], refs[SCALARS + 1 :]
-    q, token_of, whole_scale, pool, *refs = refs
-    sinks, scales, held_scales = None, None, None
-    if with_sinks:
-        sinks, *refs = refs
-    if by_page:
-        scales, out, held, held_scales, words, highest, total, acc, arrived, state = refs
-    else:
-        out, held, words, highest, total, acc, arrived, state = refs
+    scalars, positions = operands[:SCALARS], operands[SCALARS]
+    q, token_of, whole_scale, pool, *refs = operands[SCALARS + 1 :]
+    sinks = refs.pop(0) if with_sinks else None
+    scales = refs.pop(0) if by_page else None
+    out, held = refs[:2]
+    held_scales: Any = refs[2] if by_page else None
+    words, highest, total, acc, arrived, state = refs[-6:]
+    cores: Any = pl.num_programs(0)
     step = pl.program_id(1)
     ring = Ring(
         scalars, pool, scales, held, held_scales, arrived, state, view, columns,
-        core=pl.program_id(0), cores=pl.num_programs(0), steps=steps,
+        core=pl.program_id(0), cores=cores, steps=steps,
     )  # fmt: skip
 
     @pl.when(step == 0)
     def _() -> None:
         ring.begin()
 
-    position = positions[step * pl.num_programs(0) + pl.program_id(0)]
+    position = positions[step * cores + pl.program_id(0)]
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
     # a sink is the first logit of the softmax, and has no value
     highest[...] = jnp.full_like(highest, MASKED) if sinks is None else sinks[...]
@@ -159,7 +157,7 @@ def divide(
     region: int,
     tile: int,
 ) -> Jobs:
-    """Divides each lane into tiles of `tile` tokens."""
+    """Divides each lane into tiles of `tile` tokens; a region has at most C // tile + N."""
     lanes = start.shape[0]
     tiles = (length + tile - 1) // tile  # [N]
     last = jnp.cumsum(tiles)
@@ -222,7 +220,7 @@ def prefill(
     shape = coverage.AttentionShape.of(q, kv_pages)
     coverage.require(coverage.mosaic_tpu(shape), "mosaic_tpu", q, kv_pages)
     coverage.require(coverage.mosaic_tpu_table(page_table.shape), "mosaic_tpu", q, kv_pages)
-    tuning = TUNING if tuning is None else tuning
+    tuning = tpu_tuning(cores=1).prefill if tuning is None else tuning
     if tuning.block_tokens % LANES:
         raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
     return _attend(
@@ -244,9 +242,7 @@ def prefill(
     )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret")
-)
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
 def _attend(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -289,12 +285,13 @@ def _attend(
     tiled = tiled.transpose(0, 2, 1, 3, 4).reshape(count, view.kv_heads, rows, head_dim)
     tiled = jnp.pad(tiled, ((0, 1), (0, 0), (0, 0), (0, 0)))
     token_of = np.broadcast_to((np.arange(rows) // group)[:, None], (rows, LANES))
-    by_page = k_scale is not None and k_scale.ndim == 2
+    scaled = None if k_scale is None or v_scale is None else (k_scale, v_scale)
+    by_page = scaled is not None and scaled[0].ndim == 2
     pool, in_hbm = hbm_operand(view.seen(kv_pages), interpret)
     operands = [
         tiled,
         jnp.asarray(token_of, jnp.int32),
-        jnp.ones(2, jnp.float32) if by_page or k_scale is None else jnp.stack([k_scale, v_scale]),
+        jnp.ones(2, jnp.float32) if by_page or scaled is None else jnp.stack(scaled),
         pool,
     ]
 
@@ -315,9 +312,9 @@ def _attend(
         operands.append(jnp.broadcast_to(by_row, (view.kv_heads, rows, LANES)))
         in_specs.append(pl.BlockSpec((view.kv_heads, rows, LANES), lambda *_: (0, 0, 0)))
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
-    if by_page:
+    if scaled is not None and by_page:
         factors = _block_scales(
-            k_scale, v_scale, page_table, first_page, length, context, window, view, pages
+            *scaled, page_table, first_page, length, context, window, view, pages
         )
         factors, factors_in_hbm = hbm_operand(factors, interpret)
         operands.append(factors)
@@ -375,7 +372,7 @@ def _attend(
 
 def _block_scales(
     k_scale: jax.Array,  # float32[NP, KVH]
-    v_scale: jax.Array | None,
+    v_scale: jax.Array,
     page_table: jax.Array,  # int32[N, P]
     first_page: jax.Array,  # int32[]
     length: jax.Array,  # int32[N]
@@ -394,7 +391,8 @@ def _block_scales(
     parts = []
     for scale in (k_scale, v_scale):
         # a scale that belongs to nobody's page may be NaN, and 0 * NaN is NaN
-        of_token = jnp.where(live[..., None], token_scales(scale, ids, view.page_size), 0.0)
+        of_token = jnp.repeat(scale.at[ids].get(mode="clip"), view.page_size, axis=1)
+        of_token = jnp.where(live[..., None], of_token, 0.0)
         of_token = of_token.reshape(ids.shape[0], -1, pages * view.page_size, view.kv_heads)
         parts.append(of_token.swapaxes(2, 3))
     return jnp.stack(parts, axis=2)

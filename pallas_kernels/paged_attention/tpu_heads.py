@@ -1,8 +1,8 @@
 """The keys or values of one KV head out of a block of pages in VMEM.
 
-In most pools the heads of a token are neighbouring rows, and 16- and 8-bit rows are packed in 32-bit
-rows of the hardware. A block is copied once into a scratch of such 32-bit words; a head is then a
-load with a stride and, where words hold several rows, a shift of whole registers.
+In most pools the heads of a token are neighbouring rows, and 16- and 8-bit rows are packed in
+32-bit rows of the hardware. A block is copied once into a scratch of such 32-bit words; a head is
+then a load with a stride and, where words hold several rows, a shift of whole registers.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Ring:
 
     @property
     def may_be_nan(self) -> bool:
-        """Whether an element that nobody may see can be NaN; its weight is 0, and 0 * NaN is NaN."""
+        """Whether what nobody may see can be NaN: its weight is 0, and 0 * NaN is NaN."""
         return bool(jnp.issubdtype(self.held.dtype, jnp.floating))
 
     def keys(self, step: Any) -> tuple[Any, Any]:
@@ -156,7 +156,7 @@ class Ring:
         step, block = self.state[FETCH_STEP], self.state[FETCH_BLOCK]
 
         @pl.when(step < self.steps)
-        def _() -> None:
+        def fetch_block() -> None:
             stage = lax.rem(self.state[FETCHED], self.stages)
             row = row_of[step * self.cores + self.core]
 
@@ -209,12 +209,12 @@ class Ring:
         size = self.view.page_size
 
         @pl.when(first * size < low)
-        def _() -> None:
+        def before() -> None:
             place = first - block * self.pages
             self._clear(stage, place, jnp.int32(0), low - first * size)
 
         @pl.when(end * size > high)
-        def _() -> None:
+        def after() -> None:
             place = end - 1 - block * self.pages
             self._clear(stage, place, high - (end - 1) * size, jnp.int32(size))
 
@@ -232,7 +232,7 @@ class Ring:
             return
         # tokens share tiles here: the page is rewritten, in float32 for lack of narrower selects
         if view.order is Order.HEADS:
-            shape = (2 * view.kv_heads, view.page_size, view.head_dim)
+            shape: tuple[int, ...] = (2 * view.kv_heads, view.page_size, view.head_dim)
             axis, first, last = 1, begin, end
         else:
             shape, axis = view.page_shape, 0
@@ -241,5 +241,3 @@ class Ring:
         place_of = lax.broadcasted_iota(jnp.int32, shape, axis)
         kept = jnp.where((place_of >= first) & (place_of < last), 0.0, content)
         page[...] = kept.reshape(view.page_shape).astype(self.held.dtype)
-
-
