@@ -47,8 +47,13 @@ TPU_TARGETS = {
     "v5p": TpuTarget("v5p:2x2x1", 4, 2, 2_765_000_000_000, 459_000_000_000_000, 95 << 30),
     "v6e": TpuTarget("v6e:2x2", 4, 1, 1_640_000_000_000, 918_000_000_000_000, 32 << 30),
 }
-# libtpu asks a metadata server about the machine that it is on, unless it is told
-QUIET = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+# libtpu would ask a metadata server about the machine that it is on, and lock a TPU
+QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    # several processes may compile at once: none of them has a TPU to itself
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 def require_compiler() -> None:

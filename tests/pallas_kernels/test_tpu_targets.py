@@ -13,7 +13,6 @@ from pallas_kernels import (
     PrefillLanes,
     paged_decode_attention,
     paged_prefill_attention,
-    tpu_targets,
     write_kv,
 )
 from pallas_kernels.tpu_targets import CompilerMissingError, compile_for, tpu_mesh
@@ -90,8 +89,8 @@ def check(kind, shape):
     text = compiled.as_text()
     for name in ("paged_decode", "paged_prefill", "write_kv"):
         assert f"%{name}" in text
-    pool = f"{shape[-1]}[{PAGES},".replace("bfloat16", "bf16").replace("float32", "f32")
-    assert not [line for line in text.splitlines() if " copy(" in line and f"= {pool}" in line]
+    pool = ",".join(map(str, given[0].shape))
+    assert not [line for line in text.splitlines() if " copy(" in line and f"[{pool}]" in line]
     return compiled
 
 
@@ -103,9 +102,12 @@ def test_a_step_compiles_for_an_absent_tpu():
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", tpu_targets.TPU_TARGETS)
-def test_every_kind_of_pool_compiles_for_every_tpu(kind, shape):
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("v5p", SHAPES[0]), ("v6e", SHAPES[0]), *(("v5e", shape) for shape in SHAPES[1:])],
+    ids=str,
+)
+def test_every_kind_of_tpu_and_of_pool(kind, shape):
     check(kind, shape)
 
 
