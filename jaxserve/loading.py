@@ -129,7 +129,9 @@ def load_engine(
     scheduler = Scheduler(limits, PageManager(resolved.num_pages, resolved.block_size))
     compiling = time.monotonic()
     # a bar for people: none where standard error is a file
-    with tqdm(total=resolved.compile_ahead, desc="compiling", disable=None, leave=False) as bar:
+    assert resolved.compile_ahead
+    wanted = min(resolved.compile_ahead, len(runner.programs.wanted))
+    with tqdm(total=wanted, desc="compiling", disable=None, leave=False) as bar:
 
         def compiled(shape: StepShape) -> None:
             logger.debug("compiled %s", shape.name)
