@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 NAMED_TRANSPOSE = jax.__version_info__ < (0, 11)
@@ -31,3 +32,17 @@ def load_as(ref: Any, layout: Any, optimized: bool = False) -> jax.Array:
     """What a reference to shared or device memory holds, in registers of that layout."""
     index = ((),) if NAMED_TRANSPOSE else ()
     return plgpu.load(ref, *index, layout=layout, optimized=optimized)
+
+
+def hbm_operand(operand: jax.Array, interpret: Any) -> tuple[jax.Array, pl.BlockSpec]:
+    """An operand that a TPU kernel reads in HBM, and its block specification.
+
+    Without the constraint XLA may first copy an operand that fits there into VMEM as a whole. The
+    plain interpreter (interpret=True) of JAX 0.10 knows no memory spaces.
+    """
+    if interpret is True:
+        return operand, pl.BlockSpec(memory_space=pl.ANY)
+    from jax.experimental.pallas import tpu as pltpu
+
+    constrained = pltpu.with_memory_space_constraint(operand, pltpu.HBM)
+    return constrained, pl.BlockSpec(memory_space=pltpu.HBM)

@@ -23,12 +23,14 @@ class Candidates:
 
     decode: Sequence[str] = ("xla",)
     prefill: Sequence[str] = ("xla",)
-    write_kv: str = "xla"
+    write_kv: Sequence[str] = ("xla",)
 
 
 FAMILIES = {
     "a CPU": Candidates(),
-    "a TPU": Candidates(),
+    "a TPU": Candidates(
+        decode=("mosaic_tpu", "xla"), prefill=("mosaic_tpu", "xla"), write_kv=("mosaic_tpu", "xla")
+    ),
     "a Hopper GPU": Candidates(
         decode=("mosaic_gpu", "triton", "xla"), prefill=("mosaic_gpu", "triton", "xla")
     ),
@@ -140,7 +142,7 @@ def choose_backends(
     return Backends(
         decode=first("decode"),
         prefill=first("prefill"),
-        write_kv=FAMILIES[family].write_kv,
+        write_kv=first("write_kv"),
         reason="; ".join([f"{device_kind} is {family}", *refusals]),
         tuning=chip_tuning(device_kind),
     )
@@ -175,5 +177,9 @@ def require_backend(
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:
-    covers = coverage.DECODE if operation == "decode" else coverage.PREFILL
+    covers = {
+        "decode": coverage.DECODE,
+        "prefill": coverage.PREFILL,
+        "write_kv": coverage.WRITE,
+    }[operation]
     return covers[backend](shape) if backend in covers else None

@@ -38,12 +38,27 @@ def test_ampere_ada_and_blackwell_run_triton(kind):
 
 @pytest.mark.parametrize(
     ("kind", "platform"),
-    [("cpu", "cpu"), ("TPU v5 lite", "tpu"), *((kind, "gpu") for kind in OTHER)],
+    [("cpu", "cpu"), *((kind, "gpu") for kind in OTHER)],
 )
 def test_everything_else_runs_xla_and_says_why(kind, platform):
     backends = choose_backends(kind, platform)
     assert (backends.decode, backends.prefill, backends.write_kv) == ("xla", "xla", "xla")
     assert backends.reason
+
+
+def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
+    covered = AttentionShape(128, 16, 4, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"), kv_heads=8)
+    for kind, cores in (("TPU v5 lite", 1), ("TPU v5", 2), ("TPU v6 lite", 1)):
+        backends = choose_backends(kind, "tpu", covered)
+        assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
+        assert backends.tuning.decode.multiprocessors == cores
+    backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=64))
+    assert (backends.decode, backends.prefill, backends.write_kv) == ("xla",) * 3
+    assert "head_dim=64" in backends.reason
+    backends = choose_backends(
+        "TPU v6 lite", "tpu", replace(covered, kv_heads=1, pool_dtype=jnp.dtype("int8"))
+    )
+    assert (backends.decode, backends.write_kv) == ("mosaic_tpu", "xla")
 
 
 @pytest.mark.parametrize(
