@@ -71,7 +71,7 @@ def registers(head_dim: int) -> tuple[int, int]:
 
     The output of a warpgroup takes head_dim / 2 of a thread's.
     """
-    return (216, 72) if head_dim > 128 else (208, 88)
+    return (216, 72) if head_dim > 128 else (192, 120)
 
 
 def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
