@@ -14,6 +14,8 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
+from jaxserve.errors import ValidationError
+from jaxserve.execution import compilation_cache
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -28,7 +30,14 @@ from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import Backends, choose_backends
+from pallas_kernels import (
+    AttentionShape,
+    Backends,
+    KernelError,
+    choose_backends,
+    require_backend,
+    storage_dtype,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +70,7 @@ def load_engine(
     *,
     progress: Callable[[str], Any] = logger.info,
     devices: list[jax.Device] | None = None,
+    backends: Backends | None = None,
 ) -> Loaded:
     """Load weights, plan memory, compile and warm up.
 
@@ -68,17 +78,19 @@ def load_engine(
         config: what the user asked for.
         progress: told one line a phase.
         devices: devices to use; all of the default platform when None.
+        backends: kernels to use; chosen from the device and `config` when None.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
+    cache = compilation_cache.use(config.compilation_cache)
     model_config = ModelConfig.from_folder(config.model)
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
-    backends = _choose_backends(resolved, model_config, device)
+    backends = backends or _choose_backends(resolved, model_config, device)
     progress(f"kernels: decode {backends.decode}, prefill {backends.prefill} ({backends.reason})")
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
@@ -114,7 +126,8 @@ def load_engine(
     compiling = time.monotonic()
     runner.warm_up(lambda shape: logger.debug("compiling %s", shape.name))
     programs = len(runner.programs.programs)
-    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s")
+    kept = f"kept in {cache}" if cache else "kept nowhere"
+    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s ({kept})")
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
     seconds = time.monotonic() - start
@@ -122,18 +135,24 @@ def load_engine(
 
 
 def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Backends:
-    chosen = choose_backends(
-        device.device_kind,
-        device.platform,
-        dtype=jnp.dtype(config.dtype),
+    dtype = jnp.dtype(config.dtype)
+    shape = AttentionShape(
         head_dim=model.head_dim,
         page_size=config.block_size,
         group=model.num_heads // model.num_kv_heads,
+        pool_dtype=storage_dtype(dtype, device.platform),
+        query_dtype=dtype,
     )
-    if config.decode_backend is not None:
-        chosen = replace(chosen, decode=config.decode_backend)
-    if config.prefill_backend is not None:
-        chosen = replace(chosen, prefill=config.prefill_backend)
+    chosen = choose_backends(device.device_kind, device.platform, shape)
+    for operation in ("decode", "prefill"):
+        asked = getattr(config, f"{operation}_backend")
+        if asked is not None:
+            try:
+                require_backend(operation, asked, device.device_kind, device.platform, shape)
+            except KernelError as error:
+                raise ValidationError(f"{operation}_backend", asked, error.allowed) from error
+            changed: dict[str, Any] = {operation: asked}
+            chosen = replace(chosen, **changed)
     return chosen
 
 
