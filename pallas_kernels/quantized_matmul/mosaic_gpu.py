@@ -26,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from pallas_kernels.compat import result_like, transposed
+from pallas_kernels.compat import load_row, result_like, transposed
 from pallas_kernels.quantized_matmul.activations import quantize_rows_fp8, quantize_rows_int8
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -49,7 +49,7 @@ STORED_BYTES = 128  # of a row and stage: the width of the widest swizzle
 ROW_MULTIPLE = 8  # wgmma's second dimension
 MAX_TILE_ROWS = 128
 MULTIPROCESSORS = 132  # of H100 and H200 SXM
-SHARED_BYTES = 220 * 1024  # of the 227 KiB of a block; the rest is for the result and barriers
+SHARED_BYTES = 220 * 1024  # of the 227 KiB of a block; the rest is for scales and barriers
 ROW = plgpu.Layout.WGMMA.reduce(1)  # one number an output channel
 COLUMN = plgpu.Layout.WGMMA.reduce(0)  # one number a row of x
 
@@ -167,20 +167,13 @@ def _kernel(
 
     def consume() -> None:
         own = pl.ds(warpgroup * CHANNELS, CHANNELS)
+        channels = pl.ds(channel + warpgroup * CHANNELS, CHANNELS)
 
         def zero_of(stage: jax.Array, group: int) -> jax.Array | None:
             if not has_zeros:
                 return None
-            held = (
-                plgpu.load(zeros_smem.at[stage, group, own], layout=ROW, optimized=False)
-                if plan.groups
-                else plgpu.load(
-                    zeros_gmem.at[0, pl.ds(channel + warpgroup * CHANNELS, CHANNELS)],
-                    layout=ROW,
-                    optimized=False,
-                )
-            )
-            return held.astype(jnp.float32)
+            held = zeros_smem.at[stage, group, own] if plan.groups else zeros_gmem.at[0, channels]
+            return load_row(held, ROW).astype(jnp.float32)
 
         def pieces(stage: jax.Array) -> Iterator[tuple[jax.Array, int]]:
             """Converted weights [64, inputs] and the first of their inputs in the stage."""
@@ -209,6 +202,10 @@ def _kernel(
             plgpu.wgmma(acc, staging, rows)
             plgpu.wgmma_wait(0)
 
+        def release(step: jax.Array, stage: jax.Array) -> None:
+            # only what the producer waits for
+            pl.when(step + plan.stages < steps)(lambda: plgpu.barrier_arrive(empty.at[stage]))
+
         tile = (CHANNELS, plan.tile_rows)
         accumulator = plgpu.ACC(tile, plan.accumulator)
 
@@ -224,7 +221,7 @@ def _kernel(
                 else:
                     plgpu.wgmma(acc, weight_smem.at[stage, own], transposed(x_smem.at[stage]))
                 plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(empty.at[stage])
+                release(step, stage)
                 return carry
 
             lax.fori_loop(0, steps, step_of, None)
@@ -255,11 +252,9 @@ def _kernel(
                             multiply(acc, weights, stage, first)
                         return acc[...]
 
-                    scale = plgpu.load(
-                        scales_smem.at[stage, group, own], layout=ROW, optimized=False
-                    )
+                    scale = load_row(scales_smem.at[stage, group, own], ROW)
                     total = total + pl.run_scoped(summed, accumulator) * _spread(scale, tile, 0)
-                plgpu.barrier_arrive(empty.at[stage])
+                release(step, stage)
                 return total
 
             zero = plgpu.layout_cast(jnp.full(tile, 0.0, jnp.float32), plgpu.Layout.WGMMA)
@@ -271,12 +266,11 @@ def _kernel(
             if plan.stored == jnp.uint16:
                 out = out * NIBBLE_UNIT[jnp.dtype(plan.operand)]
             if not plan.groups:
-                channels = pl.ds(channel + warpgroup * CHANNELS, CHANNELS)
-                scale = plgpu.load(scales_gmem.at[0, channels], layout=ROW, optimized=False)
+                scale = load_row(scales_gmem.at[0, channels], ROW)
                 out = out * _spread(scale, tile, 0)
             if not plan.converts:
                 rows = pl.ds(row, plan.tile_rows)
-                scale = plgpu.load(row_scale_gmem.at[rows], layout=COLUMN, optimized=False)
+                scale = load_row(row_scale_gmem.at[rows], COLUMN)
                 out = out * _spread(scale, tile, 1)
         transposed(out_smem.at[warpgroup])[...] = plgpu.layout_cast(
             out.astype(out_gmem.dtype), plgpu.Layout.WGMMA_TRANSPOSED
@@ -284,11 +278,7 @@ def _kernel(
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(
             out_smem.at[warpgroup],
-            out_gmem.at[
-                split,
-                pl.ds(row, plan.tile_rows),
-                pl.ds(channel + warpgroup * CHANNELS, CHANNELS),
-            ],
+            out_gmem.at[split, pl.ds(row, plan.tile_rows), channels],
         )
         plgpu.wait_smem_to_gmem(0)
 
@@ -313,7 +303,8 @@ def _plan(
     tile_rows = min(-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, wanted)
     stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
     # half of the memory for few rows: a second block on the same multiprocessor hides latency
-    budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1)
+    result_bytes = tile_rows * TILE_CHANNELS * 4
+    budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
     stages = tuning.stages if tuning else max(2, min(6, budget // stage_bytes))
     steps = inputs // width
     tiles = -(-rows // tile_rows) * -(-outputs_of(weight) // TILE_CHANNELS)
