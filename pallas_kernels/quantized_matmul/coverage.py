@@ -67,8 +67,8 @@ def mosaic_gpu(shape: MatmulShape) -> KernelError | None:
         return KernelError("x.dtype", shape.dtype, "bfloat16 or float16")
     if shape.inputs % shape.block:
         return KernelError("inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}")
-    if shape.outputs % 8 or shape.outputs < 128:
-        return KernelError("outputs", shape.outputs, "a multiple of 8, at least 128")
+    if shape.outputs % 16 or shape.outputs < 128:
+        return KernelError("outputs", shape.outputs, "a multiple of 16, at least 128")
     return None
 
 

@@ -14,6 +14,7 @@ lie within one nibble, groups of 128 are two of them. A row whose K is no multip
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -167,6 +168,7 @@ def _nonzero(scale: jax.Array) -> jax.Array:
     return jnp.where(scale > 0.0, scale, 1.0)
 
 
+@jax.jit
 def quantize_int8(weight: jax.Array) -> Int8Weight:
     """Rounds a matrix [N, K] to the nearest 8-bit integers, symmetrically, by output channel.
 
@@ -179,6 +181,7 @@ def quantize_int8(weight: jax.Array) -> Int8Weight:
     return Int8Weight(values, scale)
 
 
+@functools.partial(jax.jit, static_argnames=("group", "asymmetric"))
 def quantize_int4(
     weight: jax.Array, group: int | None = 128, *, asymmetric: bool = False
 ) -> Int4Weight:
@@ -213,6 +216,7 @@ def quantize_int4(
     )
 
 
+@functools.partial(jax.jit, static_argnames="per_tensor")
 def quantize_fp8(weight: jax.Array, *, per_tensor: bool = False) -> Fp8Weight:
     """Rounds a matrix [N, K] to float8_e4m3fn, scaled so that its largest value is 448.
 
@@ -230,6 +234,7 @@ def quantize_fp8(weight: jax.Array, *, per_tensor: bool = False) -> Fp8Weight:
     return Fp8Weight(scaled.astype(FP8), scale)
 
 
+@functools.partial(jax.jit, static_argnames="inputs")
 def dequantize(weight: QuantizedWeight, inputs: int) -> jax.Array:
     """The matrix float32[N, inputs] that a quantised weight stands for."""
     if not isinstance(weight, Int4Weight):

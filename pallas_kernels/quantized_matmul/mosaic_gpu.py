@@ -15,7 +15,6 @@ scaled and added to the total, so weights enter the product as exact small integ
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
     PIECE,
-    SYMMETRIC_ZERO,
     Int4Weight,
     QuantizedWeight,
     group_of,
@@ -50,6 +48,9 @@ ROW_MULTIPLE = 8  # wgmma's second dimension
 MAX_TILE_ROWS = 128
 MULTIPROCESSORS = 132  # of H100 and H200 SXM
 SHARED_BYTES = 220 * 1024  # of the 227 KiB of a block; the rest is for scales and barriers
+# 128 * (40 + 2 * 232) of the 65536 registers of a multiprocessor, in the steps that may be set
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
 ROW = plgpu.Layout.WGMMA.reduce(1)  # one number an output channel
 COLUMN = plgpu.Layout.WGMMA.reduce(0)  # one number a row of x
 
@@ -86,6 +87,16 @@ class _Plan:
     def groups(self) -> int:
         """Groups of a stage; 0 when one scale serves a row."""
         return 0 if self.group is None else self.width // self.group
+
+    @property
+    def pieces(self) -> int:
+        """Parts in which a stage's weights are converted."""
+        return NIBBLES if self.stored == jnp.uint16 else 1
+
+    @property
+    def many_registers(self) -> bool:
+        """Whether sums of a group and the total fill a consumer's registers."""
+        return self.groups > 0 and self.tile_rows > 64
 
     @property
     def converts(self) -> bool:
@@ -135,6 +146,9 @@ def _kernel(
     has_zeros = len(zeros_gmem.shape) == 2
 
     def produce() -> None:
+        if plan.many_registers:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+
         def fetch(step: jax.Array, carry: None) -> None:
             stage = lax.rem(step, jnp.int32(plan.stages))
 
@@ -166,6 +180,8 @@ def _kernel(
         lax.fori_loop(0, steps, fetch, None)
 
     def consume() -> None:
+        if plan.many_registers:
+            plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
         own = pl.ds(warpgroup * CHANNELS, CHANNELS)
         channels = pl.ds(channel + warpgroup * CHANNELS, CHANNELS)
 
@@ -175,20 +191,17 @@ def _kernel(
             held = zeros_smem.at[stage, group, own] if plan.groups else zeros_gmem.at[0, channels]
             return load_row(held, ROW).astype(jnp.float32)
 
-        def pieces(stage: jax.Array) -> Iterator[tuple[jax.Array, int]]:
-            """Converted weights [64, inputs] and the first of their inputs in the stage."""
-            held = weight_smem[stage, own]
-            if plan.stored != jnp.uint16:
-                wide = held if plan.stored == jnp.int8 else held.astype(jnp.float16)
-                if plan.stored != jnp.int8 and plan.operand != jnp.float16:
-                    # the hardware converts float8 to float16 only
-                    wide = wide.astype(jnp.float32)
-                yield wide.astype(plan.operand), 0
-                return
-            for nibble in range(NIBBLES):
-                first = nibble * PIECE
-                zero = zero_of(stage, first // plan.group if plan.group else 0)
-                yield centred_nibbles(held, nibble, zero, plan.operand, plan.staged), first
+        def converted(stage: jax.Array, held: jax.Array, nibble: int) -> jax.Array:
+            """A piece of the stored weights [64, columns] in the type of x."""
+            if plan.stored == jnp.uint16:
+                zero = zero_of(stage, nibble * PIECE // plan.group if plan.group else 0)
+                return centred_nibbles(held, nibble, zero, plan.operand, plan.staged)
+            if plan.stored != jnp.int8:
+                # the hardware converts float8 to float16 only
+                held = held.astype(jnp.float16)
+                if plan.operand != jnp.float16:
+                    held = held.astype(jnp.float32)
+            return held.astype(plan.operand)
 
         def multiply(acc: Any, weights: jax.Array, stage: jax.Array, first: int) -> None:
             inputs = weights.shape[1]
@@ -216,8 +229,9 @@ def _kernel(
                 stage = lax.rem(step, jnp.int32(plan.stages))
                 plgpu.barrier_wait(full.at[stage])
                 if plan.converts:
-                    for weights, first in pieces(stage):
-                        multiply(acc, weights, stage, first)
+                    held = weight_smem[stage, own]
+                    for nibble in range(plan.pieces):
+                        multiply(acc, converted(stage, held, nibble), stage, nibble * PIECE)
                 else:
                     plgpu.wgmma(acc, weight_smem.at[stage, own], transposed(x_smem.at[stage]))
                 plgpu.wgmma_wait(0)
@@ -235,20 +249,17 @@ def _kernel(
             def step_of(step: jax.Array, total: jax.Array) -> jax.Array:
                 stage = lax.rem(step, jnp.int32(plan.stages))
                 plgpu.barrier_wait(full.at[stage])
-                ready = list(pieces(stage))
+                held = weight_smem[stage, own]
                 for group in range(plan.groups):
-                    members = [
-                        (weights, first)
-                        for weights, first in ready
-                        if first // size == group or (first <= group * size < first + PIECE)
-                    ]
+                    nibbles = range(group * size // PIECE, -(-(group + 1) * size // PIECE))
 
-                    def summed(acc: Any, members: Any = members, group: int = group) -> jax.Array:
-                        for weights, first in members:
+                    def summed(acc: Any, nibbles: range = nibbles, group: int = group) -> jax.Array:
+                        for nibble in nibbles:
+                            weights, first = converted(stage, held, nibble), nibble * PIECE
                             if size < PIECE:
                                 inside = group * size - first
                                 weights = weights[:, inside : inside + size]
-                                first = group * size
+                                first += inside
                             multiply(acc, weights, stage, first)
                         return acc[...]
 
@@ -299,7 +310,9 @@ def _plan(
     quantised = activations != "float"
     operand = stored if quantised else jnp.dtype(x.dtype)
     width = BLOCK if is_int4 else STORED_BYTES
-    wanted = tuning.tile_m if tuning else MAX_TILE_ROWS
+    # sums of small groups are many, and 128 columns of them would not fit the registers
+    default = MAX_TILE_ROWS if group >= 2 * PIECE else MAX_TILE_ROWS // 2
+    wanted = tuning.tile_m if tuning else default
     tile_rows = min(-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, wanted)
     stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
     # half of the memory for few rows: a second block on the same multiprocessor hides latency
