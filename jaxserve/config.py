@@ -8,6 +8,7 @@ from typing import Any
 from jaxserve.errors import ValidationError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
+PRESETS = ("chat", "bulk", "ab")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -25,6 +26,7 @@ class EngineConfig:
         max_model_len: longest prompt plus output, in tokens; the model's own limit when None.
         max_num_seqs: number of slots, the most requests that run at once.
         max_num_batched_tokens: token budget of one step.
+        prefill_chunk: most prompt tokens of one step; the whole budget when None.
         block_size: tokens a KV page.
         num_pages: KV pages, trash page included; computed from memory when None.
         gpu_memory_utilization: share of device memory for weights, temporaries and KV pages.
@@ -39,6 +41,8 @@ class EngineConfig:
         kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
         compilation_cache: where compiled programs are kept for the next start: "auto" (the user's
             cache folder), "off" or a folder.
+        preset: what sizes that are left open are chosen for: "chat" puts latency first, "bulk"
+            throughput, "ab" neither.
     """
 
     model: str
@@ -50,6 +54,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    prefill_chunk: int | None = None
     block_size: int | None = None
     num_pages: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -63,12 +68,15 @@ class EngineConfig:
     compile_in_background: bool = True
     kv_cache_memory_bytes: int | None = None
     compilation_cache: str = "auto"
+    preset: str = "ab"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("preset", self.preset, PRESETS)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("prefill_chunk", self.prefill_chunk, 1)
         _at_least("num_pages", self.num_pages, 2)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("max_logprobs", self.max_logprobs, -1)

@@ -34,6 +34,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "max_model_len": 512,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
+        "prefill_chunk": 48,
         "block_size": 32,
         "num_pages": 99,
         "gpu_memory_utilization": 0.5,
@@ -42,6 +43,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "decode_backend": "xla",
         "prefill_backend": "xla",
         "compile_ahead": 4,
+        "compilation_cache": "/c",
+        "preset": "bulk",
         "kv_cache_memory_bytes": 1000,
     }
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
