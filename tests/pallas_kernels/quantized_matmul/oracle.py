@@ -78,8 +78,9 @@ def random_weight(
     if name == "fp8":
         return quantize_fp8(jnp.asarray(matrix), per_tensor=bool(options))
     group = None if options[0] == "row" else int(options[0])
-    # a mean away from zero: a forgotten zero point is a large error
-    shifted = matrix + 0.5 * np.abs(matrix).max(axis=1, keepdims=True)
+    # a mean away from zero, on either side: zero points of every size
+    away = np.where(np.arange(outputs) % 2, 0.5, -0.5)[:, None]
+    shifted = matrix + away * np.abs(matrix).max(axis=1, keepdims=True)
     asymmetric = "zeros" in options
     return quantize_int4(
         jnp.asarray(shifted if asymmetric else matrix), group, asymmetric=asymmetric
