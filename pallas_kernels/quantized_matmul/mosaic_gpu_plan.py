@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
-    PIECE,
     Int4Weight,
     QuantizedWeight,
     group_of,
@@ -26,6 +25,9 @@ TILE_CHANNELS = CONSUMERS * CHANNELS
 STORED_BYTES = 128  # of a row and stage: the width of the widest swizzle
 ROW_MULTIPLE = 8  # wgmma's second dimension
 MAX_TILE_ROWS = 128
+INT4_TILE_ROWS = 112  # two stages of 256 inputs and a float32 result fit the shared memory
+# by group: sums of small groups are many, and more columns of them would not fit the registers
+SMALL_GROUP_TILE_ROWS = {64: 64, 32: 48}
 MULTIPROCESSORS = 132  # of H100 and H200 SXM
 SHARED_BYTES = 220 * 1024  # of the 227 KiB of a block; the rest is for scales and barriers
 
@@ -71,7 +73,7 @@ class Plan:
     @property
     def many_registers(self) -> bool:
         """Whether sums of a group and the total fill a consumer's registers."""
-        return self.groups > 0 and self.tile_rows > 64
+        return self.groups > 0 and self.tile_rows >= 64
 
     @property
     def converts(self) -> bool:
@@ -94,10 +96,11 @@ def plan_of(
     quantised = activations != "float"
     operand = stored if quantised else jnp.dtype(x.dtype)
     width = BLOCK if is_int4 else STORED_BYTES
-    # sums of small groups are many, and 128 columns of them would not fit the registers
-    default = MAX_TILE_ROWS if group >= 2 * PIECE else MAX_TILE_ROWS // 2
-    wanted = tuning.tile_m if tuning else default
-    tile_rows = min(-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, wanted)
+    default = INT4_TILE_ROWS if is_int4 else MAX_TILE_ROWS
+    default = SMALL_GROUP_TILE_ROWS.get(group, default)
+    # tiles of one size, as small as their number allows
+    row_tiles = -(-rows // (tuning.tile_m if tuning else default))
+    tile_rows = -(-rows // (row_tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
     stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
     # half of the memory for few rows: a second block on the same multiprocessor hides latency
     result_bytes = tile_rows * TILE_CHANNELS * 4
