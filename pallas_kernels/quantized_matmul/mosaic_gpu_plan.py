@@ -73,7 +73,7 @@ class Plan:
     @property
     def many_registers(self) -> bool:
         """Whether sums of a group and the total fill a consumer's registers."""
-        return self.groups > 0 and self.tile_rows >= 64
+        return self.groups > 0 and self.tile_rows > 16
 
     @property
     def converts(self) -> bool:
@@ -102,6 +102,8 @@ def plan_of(
     row_tiles = -(-rows // (tuning.tile_m if tuning else default))
     tile_rows = -(-rows // (row_tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
     stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
+    # a float32 scale and a zero of one byte; one group where one scale serves a row
+    stage_bytes += -(-width // group) * TILE_CHANNELS * 5
     # half of the memory for few rows: a second block on the same multiprocessor hides latency
     result_bytes = tile_rows * TILE_CHANNELS * 4
     budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
