@@ -33,3 +33,9 @@ def mosaic_gpu_interpreter() -> type | None:
 def result_like(operand: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """The type of a kernel's result that varies over the mesh axes over which `operand` does."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(operand).manual_axis_type)
+
+
+def load_as(ref: Any, layout: Any, optimized: bool = False) -> jax.Array:
+    """What a reference to shared or device memory holds, in registers of that layout."""
+    index = ((),) if NAMED_TRANSPOSE else ()
+    return plgpu.load(ref, *index, layout=layout, optimized=optimized)

@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.pages import value_dtype
+from pallas_kernels.pages import is_quantized
+
+MOSAIC_GPU_POOLS = tuple(
+    jnp.dtype(name) for name in ("bfloat16", "float16", "int8", "float8_e4m3fn")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,32 @@ class AttentionShape:
 
 def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
-    if shape.pool_dtype is not None and value_dtype(shape.pool_dtype) not in (
-        jnp.bfloat16,
-        jnp.float16,
-    ):
+    pool, query = shape.pool_dtype, shape.query_dtype
+    if pool is not None and pool not in MOSAIC_GPU_POOLS:
+        return KernelError("kv_pages.dtype", pool, "bfloat16, float16, int8 or float8_e4m3fn")
+    if query is not None and query not in (jnp.bfloat16, jnp.float16):
+        return KernelError("q.dtype", query, "bfloat16 or float16")
+    if query is not None and pool is not None and not is_quantized(pool) and query != pool:
+        return KernelError("q.dtype", query, f"that of the pages, {pool}")
+    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
+        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    if shape.group is not None and shape.group > 64:
+        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    return None
+
+
+def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
+    if shape.pool_dtype is not None and shape.pool_dtype not in (jnp.bfloat16, jnp.float16):
         return KernelError("kv_pages.dtype", shape.pool_dtype, "bfloat16 or float16")
     if None not in (shape.query_dtype, shape.pool_dtype) and shape.query_dtype != shape.pool_dtype:
         return KernelError("q.dtype", shape.query_dtype, f"that of the pages, {shape.pool_dtype}")
-    if shape.head_dim is not None and shape.head_dim not in (64, 128):
-        return KernelError("head_dim", shape.head_dim, "64 or 128")
-    if shape.page_size is not None and shape.page_size not in (16, 32, 64):
-        return KernelError("page_size", shape.page_size, "16, 32 or 64 tokens")
-    if shape.group is not None and shape.group > 64:
-        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
+        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
     return None
 
 
@@ -100,4 +117,7 @@ DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_decode,
     "triton": triton_decode,
 }
-PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {"triton": triton_prefill}
+PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_gpu": mosaic_gpu_prefill,
+    "triton": triton_prefill,
+}

@@ -29,7 +29,9 @@ class Candidates:
 FAMILIES = {
     "a CPU": Candidates(),
     "a TPU": Candidates(),
-    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "triton", "xla"), prefill=("triton", "xla")),
+    "a Hopper GPU": Candidates(
+        decode=("mosaic_gpu", "triton", "xla"), prefill=("mosaic_gpu", "triton", "xla")
+    ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
         decode=("triton", "xla"), prefill=("triton", "xla")
     ),

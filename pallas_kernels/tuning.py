@@ -73,9 +73,9 @@ class MatmulTuning:
 
 @dataclass(frozen=True, slots=True)
 class ChipTuning:
-    """The choices for one chip, by operation."""
+    """The choices for one chip, by operation; None leaves one to the kernel, by the shape."""
 
-    decode: DecodeTuning = DecodeTuning()
+    decode: DecodeTuning | None = None
     prefill: PrefillTuning = PrefillTuning()
     matmul: MatmulTuning = MatmulTuning()
 

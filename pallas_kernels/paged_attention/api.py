@@ -29,6 +29,7 @@ DECODE_MODULES = {
 PREFILL_MODULES = {
     "reference": "reference",
     "xla": "xla_prefill",
+    "mosaic_gpu": "mosaic_gpu_prefill",
     "triton": "triton_prefill",
 }
 
@@ -149,7 +150,8 @@ def paged_prefill_attention(
         k_scale: scale of 8-bit keys, as for `paged_decode_attention`.
         v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
-        backend: "xla" (any device), "triton" (NVIDIA Ampere and later) or "reference".
+        backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
+            later) or "reference".
         tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
