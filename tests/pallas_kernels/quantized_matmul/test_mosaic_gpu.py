@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels import gpu_targets, prove
+from pallas_kernels import gpu_targets
 from pallas_kernels.compat import mosaic_gpu_interpreter
+from pallas_kernels.prove import Requirements, prove
 from pallas_kernels.quantized_matmul import Int8Weight, nibbles, quantized_matmul
 from pallas_kernels.quantized_matmul.splits import number_of_splits
 from pallas_kernels.tuning import MatmulTuning
@@ -179,13 +180,15 @@ def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
     ],
 )
 def test_compiles_for_h200_without_spills(rows, kind, activations):
-    proof = prove.prove(
+    proof = prove(
         kind,
         functools.partial(quantized_matmul, activations=activations, backend="mosaic_gpu"),
         jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16),
         abstract_weight(4096, 4096, kind),
         mesh=gpu_targets.gpu_mesh("h200"),
-        wgmma=True,
-        max_temporaries=2**24,
+        kind="h200",
+        wanted=Requirements(
+            instructions={"quantized_matmul": "wgmma"}, own_kernel=True, max_temporaries=2**24
+        ),
     )
     assert proof.failures == ()
