@@ -120,7 +120,7 @@ def test_without_libtpu_the_error_says_what_is_missing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field"), [({"kind": "v9"}, "kind"), ({"kind": "v5e", "devices": 5}, "devices")]
+    ("arguments", "field"), [({"kind": "v9"}, "kind"), ({"kind": "v5e", "devices": 9}, "devices")]
 )
 def test_unknown_targets_are_refused(arguments, field):
     with pytest.raises(KernelError) as caught:
