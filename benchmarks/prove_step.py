@@ -30,7 +30,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.sampling.variant import Variant
-from pallas_kernels import choose_backends, storage_dtype
+from pallas_kernels import AttentionShape, choose_backends, storage_dtype
 from pallas_kernels.gpu_targets import GPU_TARGETS, CompilerMissingError, gpu_mesh
 from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof, markdown, prove
 
@@ -78,10 +78,13 @@ def prove_step(
         backends=choose_backends(
             GPU_TARGETS[kind].name,
             "gpu",
-            dtype=jnp.dtype("bfloat16"),
-            head_dim=config.head_dim,
-            page_size=PAGE_SIZE,
-            group=config.num_heads // config.num_kv_heads,
+            AttentionShape(
+                head_dim=config.head_dim,
+                page_size=PAGE_SIZE,
+                group=config.num_heads // config.num_kv_heads,
+                pool_dtype=jnp.dtype("bfloat16"),
+                query_dtype=jnp.dtype("bfloat16"),
+            ),
         ),
         mesh=mesh,
     )

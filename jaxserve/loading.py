@@ -28,7 +28,7 @@ from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import Backends, choose_backends
+from pallas_kernels import AttentionShape, Backends, choose_backends, storage_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -122,14 +122,15 @@ def load_engine(
 
 
 def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Backends:
-    chosen = choose_backends(
-        device.device_kind,
-        device.platform,
-        dtype=jnp.dtype(config.dtype),
+    dtype = jnp.dtype(config.dtype)
+    shape = AttentionShape(
         head_dim=model.head_dim,
         page_size=config.block_size,
         group=model.num_heads // model.num_kv_heads,
+        pool_dtype=storage_dtype(dtype, device.platform),
+        query_dtype=dtype,
     )
+    chosen = choose_backends(device.device_kind, device.platform, shape)
     if config.decode_backend is not None:
         chosen = replace(chosen, decode=config.decode_backend)
     if config.prefill_backend is not None:

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-import jax.numpy as jnp
-from jax.typing import DTypeLike
-
+from pallas_kernels import coverage
+from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
+from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning, chip_tuning
 
+# backends with nothing to tune and nothing to interpret
+PLAIN = ("reference", "xla")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Backends of each operation on a family of devices, the best first."""
+
+    decode: Sequence[str] = ("xla",)
+    prefill: Sequence[str] = ("xla",)
+    write_kv: str = "xla"
+
+
+FAMILIES = {
+    "a CPU": Candidates(),
+    "a TPU": Candidates(),
+    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "xla")),
+    "an NVIDIA GPU": Candidates(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,37 +42,58 @@ class Backends:
         prefill: for paged_prefill_attention.
         write_kv: for write_kv.
         reason: why these, in a sentence that a log line can show.
+        tuning: tile sizes for the device.
     """
 
     decode: str
     prefill: str
     write_kv: str
     reason: str
+    tuning: ChipTuning = field(default_factory=ChipTuning)
+
+    @property
+    def decode_tuning(self) -> DecodeTuning | None:
+        """What paged_decode_attention takes as `tuning`; None for a backend in plain JAX."""
+        return None if self.decode in PLAIN else self.tuning.decode
+
+    @property
+    def prefill_tuning(self) -> PrefillTuning | None:
+        """What paged_prefill_attention takes as `tuning`; None for a backend in plain JAX."""
+        return None if self.prefill in PLAIN else self.tuning.prefill
 
 
-def _xla(reason: str) -> Backends:
-    return Backends(decode="xla", prefill="xla", write_kv="xla", reason=reason)
+def device_family(device_kind: str, platform: str) -> str:
+    """The key of FAMILIES that a device belongs to.
+
+    Args:
+        device_kind: `jax.Device.device_kind`, such as "NVIDIA H200" or "cpu".
+        platform: `jax.Device.platform`: "cpu", "gpu" (or "cuda") or "tpu".
+
+    Raises:
+        KernelError: no implementation has been chosen for this platform or device.
+    """
+    if platform == "cpu":
+        return "a CPU"
+    if platform == "tpu":
+        return "a TPU"
+    if platform not in ("gpu", "cuda") or not device_kind.startswith(("NVIDIA", "Tesla", "Quadro")):
+        raise KernelError(
+            "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
+        )
+    words = device_kind.replace("-", " ").split()
+    return "a Hopper GPU" if any(word in HOPPER_NAMES for word in words) else "an NVIDIA GPU"
 
 
 def choose_backends(
-    device_kind: str,
-    platform: str,
-    *,
-    dtype: DTypeLike | None = None,
-    head_dim: int | None = None,
-    page_size: int | None = None,
-    group: int | None = None,
+    device_kind: str, platform: str, shape: AttentionShape | None = None
 ) -> Backends:
     """The backends for a device, and for a model's shapes where these are given.
 
     Args:
         device_kind: `jax.Device.device_kind`, such as "NVIDIA H200" or "cpu".
         platform: `jax.Device.platform`: "cpu", "gpu" (or "cuda") or "tpu".
-        dtype: type of queries, keys and values. Without it and the next three the decode kernel
-            is chosen by the device alone, and refuses a shape that it does not cover when called.
-        head_dim: size of a head.
-        page_size: tokens a page.
-        group: query heads a KV head.
+        shape: the model's attention. What it leaves open is not judged: a kernel refuses a shape
+            that it does not cover when it is called.
 
     Returns:
         The choice, with its reason.
@@ -60,48 +101,29 @@ def choose_backends(
     Raises:
         KernelError: no implementation has been chosen for this platform or device.
     """
-    if platform == "cpu":
-        return _xla("the CPU runs the XLA implementations")
-    if platform == "tpu":
-        return _xla(f"{device_kind} runs the XLA implementations")
-    if platform not in ("gpu", "cuda") or not device_kind.startswith(("NVIDIA", "Tesla", "Quadro")):
-        raise KernelError(
-            "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
-        )
-    words = device_kind.replace("-", " ").split()
-    if not any(word in HOPPER_NAMES for word in words):
-        return _xla(f"{device_kind} has no wgmma, which the Mosaic GPU decode kernel needs")
-    refusal = mosaic_decode_refusal(
-        dtype=dtype, head_dim=head_dim, page_size=page_size, group=group
-    )
-    if refusal is not None:
-        return _xla(f"the Mosaic GPU decode kernel does not cover {refusal}")
+    family = device_family(device_kind, platform)
+    candidates = FAMILIES[family]
+    judged = shape or AttentionShape()
+    refusals: list[str] = []
+
+    def first(
+        operation: str,
+        names: Sequence[str],
+        covers: dict[str, Callable[[AttentionShape], KernelError | None]],
+    ) -> str:
+        for name in names:
+            refusal = covers[name](judged) if name in covers else None
+            if refusal is None:
+                return name
+            refusals.append(f"the {name} {operation} kernel does not cover {refusal}")
+        raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
+
+    decode = first("decode", candidates.decode, coverage.DECODE)
+    prefill = first("prefill", candidates.prefill, coverage.PREFILL)
     return Backends(
-        decode="mosaic_gpu",
-        prefill="xla",
-        write_kv="xla",
-        reason=f"{device_kind} runs the Mosaic GPU decode kernel",
+        decode=decode,
+        prefill=prefill,
+        write_kv=candidates.write_kv,
+        reason="; ".join([f"{device_kind} is {family}", *refusals]),
+        tuning=chip_tuning(device_kind),
     )
-
-
-def mosaic_decode_refusal(
-    *,
-    dtype: DTypeLike | None = None,
-    head_dim: int | None = None,
-    page_size: int | None = None,
-    group: int | None = None,
-) -> KernelError | None:
-    """Why the Mosaic GPU decode kernel does not cover a shape; None when it does.
-
-    Only what is given is judged. Lives here, not with the kernel, because the choice is made where
-    Mosaic GPU may not be importable.
-    """
-    if dtype is not None and jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
-        return KernelError("dtype", jnp.dtype(dtype), "bfloat16 or float16")
-    if head_dim is not None and head_dim not in (64, 128):
-        return KernelError("head_dim", head_dim, "64 or 128")
-    if page_size is not None and page_size not in (16, 32, 64):
-        return KernelError("page_size", page_size, "16, 32 or 64 tokens")
-    if group is not None and group > 64:
-        return KernelError("heads / kv_heads", group, "at most 64")
-    return None

@@ -1,4 +1,4 @@
-"""What the page pool holds: element types, and bfloat16 kept as its bits."""
+"""What the page pool holds: element types, numbers as their bits, and scales of 8-bit pages."""
 
 from __future__ import annotations
 
@@ -11,43 +11,105 @@ from jax.typing import DTypeLike
 from pallas_kernels.errors import KernelError
 
 FLOAT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "float16", "bfloat16"))
+QUANTIZED_DTYPES = tuple(jnp.dtype(name) for name in ("int8", "float8_e4m3fn"))
 BFLOAT16_BITS = jnp.dtype("uint16")
-POOL_DTYPES = (*FLOAT_DTYPES, BFLOAT16_BITS)
+FLOAT8_BITS = jnp.dtype("uint8")
+POOL_DTYPES = (*FLOAT_DTYPES, BFLOAT16_BITS, *QUANTIZED_DTYPES, FLOAT8_BITS)
+POOL_DTYPES_TEXT = (
+    "float32, float16, bfloat16, int8, float8_e4m3fn, uint16 (bfloat16 bits) "
+    "or uint8 (float8_e4m3fn bits)"
+)
+# the largest magnitude of a stored element: a scale maps the largest value to it
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def storage_dtype(dtype: DTypeLike, platform: str) -> np.dtype:
     """The element type of a page pool that holds keys and values of `dtype`.
 
-    On CPU bfloat16 is stored as its bits in uint16: XLA:CPU may scatter into a bfloat16 array by
-    converting the whole pool to float32 and back.
+    On CPU bfloat16 and float8_e4m3fn are stored as their bits: XLA:CPU may scatter into such
+    arrays by converting the whole pool to float32 and back.
 
     Args:
-        dtype: float32, float16 or bfloat16.
+        dtype: float32, float16, bfloat16, int8 or float8_e4m3fn.
         platform: JAX platform name: "cpu", "gpu", "cuda" or "tpu".
 
     Raises:
-        KernelError: dtype is none of the three.
+        KernelError: dtype is none of these.
     """
     wanted = jnp.dtype(dtype)
-    if wanted not in FLOAT_DTYPES:
-        raise KernelError("dtype", wanted, "keys and values are float32, float16 or bfloat16")
+    if wanted not in FLOAT_DTYPES + QUANTIZED_DTYPES:
+        raise KernelError(
+            "dtype", wanted, "pages hold float32, float16, bfloat16, int8 or float8_e4m3fn"
+        )
     if platform == "cpu" and wanted == jnp.bfloat16:
         return BFLOAT16_BITS
+    if platform == "cpu" and wanted == jnp.float8_e4m3fn:
+        return FLOAT8_BITS
     return wanted
 
 
-def value_dtype(kv_pages: jax.Array) -> np.dtype:
-    """The floating-point type of the keys and values in a pool (bfloat16 for a uint16 pool)."""
-    return jnp.dtype("bfloat16") if kv_pages.dtype == BFLOAT16_BITS else jnp.dtype(kv_pages.dtype)
+def value_dtype(pool_dtype: DTypeLike) -> np.dtype:
+    """The type of the numbers in a pool of that element type: what its bits stand for."""
+    pool_dtype = jnp.dtype(pool_dtype)
+    if pool_dtype == BFLOAT16_BITS:
+        return jnp.dtype("bfloat16")
+    if pool_dtype == FLOAT8_BITS:
+        return jnp.dtype("float8_e4m3fn")
+    return pool_dtype
+
+
+def is_quantized(pool_dtype: DTypeLike) -> bool:
+    """Whether elements of a pool of that type need a scale."""
+    return value_dtype(pool_dtype) in QUANTIZED_DTYPES
+
+
+def compute_dtype(pool_dtype: DTypeLike, query_dtype: DTypeLike) -> np.dtype:
+    """The type in which attention multiplies: that of the pages, or the query's for 8-bit pages.
+
+    Every int8 and e4m3 number is a bfloat16 and a float16 number too, so nothing is lost; scales
+    are applied to the float32 scores and weights.
+    """
+    return jnp.dtype(query_dtype) if is_quantized(pool_dtype) else value_dtype(pool_dtype)
 
 
 def as_values(stored: jax.Array) -> jax.Array:
-    """Stored elements as floating-point numbers; free of cost, any shape."""
-    if stored.dtype == BFLOAT16_BITS:
-        return lax.bitcast_convert_type(stored, jnp.bfloat16)
-    return stored
+    """Stored elements as numbers, not scaled; free of cost, any shape."""
+    wanted = value_dtype(stored.dtype)
+    return stored if stored.dtype == wanted else lax.bitcast_convert_type(stored, wanted)
+
+
+def as_stored(values: jax.Array, pool_dtype: DTypeLike) -> jax.Array:
+    """Numbers of `value_dtype(pool_dtype)` as elements of a pool of that type."""
+    pool_dtype = jnp.dtype(pool_dtype)
+    return values if values.dtype == pool_dtype else lax.bitcast_convert_type(values, pool_dtype)
+
+
+def quantized(values: jax.Array, scale: jax.Array, pool_dtype: DTypeLike) -> jax.Array:
+    """float32 values over a scale that broadcasts against them, rounded to int8 or e4m3.
+
+    Values beyond the type's range become its largest number; a scale of 0 stands for values that
+    are all 0. The result is in the pool's own element type.
+    """
+    wanted = value_dtype(pool_dtype)
+    largest = LARGEST[wanted.name]
+    scaled = values.astype(jnp.float32) / jnp.where(scale > 0.0, scale, 1.0)
+    scaled = jnp.clip(scaled, -largest, largest)
+    rounded = jnp.round(scaled) if wanted == jnp.int8 else scaled
+    return as_stored(rounded.astype(wanted), pool_dtype)
 
 
 def gather_pages(kv_pages: jax.Array, page_ids: jax.Array) -> jax.Array:
-    """The named pages as floating-point numbers: `page_ids.shape + kv_pages.shape[1:]`."""
+    """The named pages as numbers, not scaled: `page_ids.shape + kv_pages.shape[1:]`."""
     return as_values(kv_pages.at[page_ids].get(mode="clip"))
+
+
+def token_scales(
+    scale: jax.Array | None,  # float32[] or float32[NP, KVH] or None
+    page_ids: jax.Array,  # int32[..., pages]
+    page_size: int,
+) -> jax.Array | None:  # float32[] or float32[..., pages * page_size, KVH] or None
+    """The scale of each token and KV head of the named pages, or the one of the whole pool."""
+    if scale is None or scale.ndim == 0:
+        return scale
+    of_pages = scale.at[page_ids].get(mode="clip")  # [..., pages, KVH]
+    return jnp.repeat(of_pages, page_size, axis=-2)

@@ -79,6 +79,7 @@ def make_attend(
                 window=window,
                 first_page=first_page,
                 backend=backends.decode,
+                tuning=backends.decode_tuning,
             )
             if batch.lanes is not None and batch.lane_table is not None:
                 region = paged_prefill_attention(
@@ -90,6 +91,7 @@ def make_attend(
                     window=window,
                     first_page=first_page,
                     backend=backends.prefill,
+                    tuning=backends.prefill_tuning,
                 )
                 out = jnp.concatenate([out, region])
             return out, kv_pages

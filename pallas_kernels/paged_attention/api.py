@@ -6,17 +6,29 @@ and one compiled kernel instead of having one each.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.devices import PLAIN
 from pallas_kernels.errors import KernelError
-from pallas_kernels.paged_attention import reference, xla, xla_prefill
-from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES
+from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES, POOL_DTYPES_TEXT, is_quantized
+from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 
-DECODE_BACKENDS = ("reference", "xla", "mosaic_gpu")
-PREFILL_BACKENDS = ("reference", "xla")
+# a module a backend, imported where it is first used: the compilers of GPU and TPU kernels cost a
+# third of a second each and exist for their devices only
+DECODE_MODULES = {
+    "reference": "reference",
+    "xla": "xla",
+    "mosaic_gpu": "mosaic_gpu_decode",
+}
+PREFILL_MODULES = {
+    "reference": "reference",
+    "xla": "xla_prefill",
+}
 
 
 class PrefillLanes(NamedTuple):
@@ -31,44 +43,6 @@ class PrefillLanes(NamedTuple):
     context: jax.Array  # int32[N]
 
 
-def _check_common(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    page_table: jax.Array,
-    window: int | None,
-    first_page: int,
-) -> None:
-    if q.ndim != 3:
-        raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
-    if q.dtype not in FLOAT_DTYPES:
-        raise KernelError("q.dtype", q.dtype, "float32, float16 or bfloat16")
-    if kv_pages.ndim != 5 or kv_pages.shape[2] != 2 or kv_pages.shape[4] != q.shape[2]:
-        raise KernelError(
-            "kv_pages.shape", kv_pages.shape, f"[pages, page_size, 2, kv_heads, {q.shape[2]}]"
-        )
-    if kv_pages.dtype not in POOL_DTYPES:
-        raise KernelError(
-            "kv_pages.dtype", kv_pages.dtype, "float32, float16, bfloat16 or uint16 (its bits)"
-        )
-    if q.shape[1] % kv_pages.shape[3]:
-        raise KernelError(
-            "q.shape", q.shape, f"the heads are a multiple of the {kv_pages.shape[3]} KV heads"
-        )
-    if page_table.ndim != 2 or page_table.dtype != jnp.int32:
-        raise KernelError(
-            "page_table", f"{page_table.dtype}{page_table.shape}", "int32[rows or lanes, pages]"
-        )
-    if window is not None and window < 1:
-        raise KernelError("window", window, "None, or at least 1 token")
-    if not 0 <= first_page < kv_pages.shape[0]:
-        raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
-
-
-def _check_vector(name: str, vector: jax.Array, size: int) -> None:
-    if vector.shape != (size,) or vector.dtype != jnp.int32:
-        raise KernelError(name, f"{vector.dtype}{vector.shape}", f"int32[{size}]")
-
-
 def paged_decode_attention(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -76,9 +50,15 @@ def paged_decode_attention(
     kv_lens: jax.Array,  # int32[B]
     *,
     scale: float,
+    soft_cap: float | None = None,
     window: int | None = None,
+    sinks: jax.Array | None = None,  # float32[H]
+    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None = None,
+    splits: int | None = None,
     first_page: int = 0,
     backend: str,
+    tuning: DecodeTuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query token a slot over the tokens that its page table row names.
@@ -89,15 +69,27 @@ def paged_decode_attention(
 
     Args:
         q: queries, rotary embedding applied; float32, float16 or bfloat16.
-        kv_pages: the pool: float32, float16, bfloat16, or uint16 that holds bfloat16 bits.
+        kv_pages: the pool: float32, float16, bfloat16, int8, float8_e4m3fn, uint16 (bfloat16 bits)
+            or uint8 (float8_e4m3fn bits).
         page_table: page ids, each below NP - first_page; entries past a slot's length are ignored
             but must be valid page ids.
         kv_lens: tokens that each slot sees, the current one included; 0 = idle, gives zeros.
         scale: factor of the scores, usually head_dim ** -0.5.
+        soft_cap: bound of the scores: `soft_cap * tanh(score / soft_cap)` (Gemma Team, "Gemma 2",
+            2024).
         window: sliding window in tokens: key j is visible when position - j < window.
+        sinks: a logit a head that takes part in the softmax and has no value (Xiao et al.,
+            "Efficient Streaming Language Models with Attention Sinks", 2024; learned, as in
+            gpt-oss).
+        k_scale: what a stored element of the keys is multiplied with, for the whole pool or by
+            page and KV head; given exactly when the pages are int8 or float8_e4m3fn.
+        v_scale: likewise for the values.
+        splits: parts into which each slot's tokens are divided; None chooses from the shapes. An
+            option of the GPU and TPU kernels.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
         backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper) or "reference".
-        interpret: for "mosaic_gpu" only: the parameters of JAX's Mosaic GPU interpreter.
+        tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
+        interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
     Returns:
         Attention output in the type of q.
@@ -105,34 +97,19 @@ def paged_decode_attention(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    _check_common(q, kv_pages, page_table, window, first_page)
-    base = jnp.int32(first_page)
+    run = _resolve(backend, DECODE_MODULES, "decode")
+    options = _checked_options(
+        q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
+    )
     _check_vector("kv_lens", kv_lens, q.shape[0])
     if page_table.shape[0] != q.shape[0]:
         raise KernelError("page_table.shape", page_table.shape, f"[{q.shape[0]}, pages]")
-    if interpret is not None and backend != "mosaic_gpu":
-        raise KernelError("interpret", interpret, 'an option of backend="mosaic_gpu" only')
-    if backend == "reference":
-        run = reference.decode
-    elif backend == "xla":
-        run = xla.decode
-    elif backend == "mosaic_gpu":
-        # imported where it is used: Mosaic GPU costs a third of a second and exists for GPUs only
-        from pallas_kernels.paged_attention import mosaic_gpu
-
-        return mosaic_gpu.decode(
-            q,
-            kv_pages,
-            page_table,
-            kv_lens,
-            scale=scale,
-            window=window,
-            first_page=base,
-            interpret=interpret,
-        )
-    else:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(DECODE_BACKENDS)}")
-    return run(q, kv_pages, page_table, kv_lens, scale=scale, window=window, first_page=base)
+    if splits is not None and splits < 1:
+        raise KernelError("splits", splits, "None, or at least 1")
+    options |= _kernel_options(
+        backend, {"splits": splits, "tuning": tuning, "interpret": interpret}
+    )
+    return run(q, kv_pages, page_table, kv_lens, **options)
 
 
 def paged_prefill_attention(
@@ -142,9 +119,15 @@ def paged_prefill_attention(
     lanes: PrefillLanes,
     *,
     scale: float,
+    soft_cap: float | None = None,
     window: int | None = None,
+    sinks: jax.Array | None = None,  # float32[H]
+    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None = None,
     first_page: int = 0,
     backend: str,
+    tuning: PrefillTuning | None = None,
+    interpret: Any = None,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of chunks of several requests, packed in one region of C query rows.
 
@@ -153,13 +136,19 @@ def paged_prefill_attention(
 
     Args:
         q: queries, rotary embedding applied; float32, float16 or bfloat16.
-        kv_pages: the pool: float32, float16, bfloat16, or uint16 that holds bfloat16 bits.
+        kv_pages: the pool, as for `paged_decode_attention`.
         page_table: page ids, one row a lane, each below NP - first_page.
         lanes: the rows and positions of each lane; see PrefillLanes.
         scale: factor of the scores, usually head_dim ** -0.5.
+        soft_cap: bound of the scores, as for `paged_decode_attention`.
         window: sliding window in tokens: key j is visible when position - j < window.
+        sinks: a logit a head without a value, as for `paged_decode_attention`.
+        k_scale: scale of 8-bit keys, as for `paged_decode_attention`.
+        v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
         backend: "xla" (any device) or "reference".
+        tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
+        interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
     Returns:
         Attention output in the type of q; rows that no lane owns are zero.
@@ -167,14 +156,107 @@ def paged_prefill_attention(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    _check_common(q, kv_pages, page_table, window, first_page)
-    base = jnp.int32(first_page)
+    run = _resolve(backend, PREFILL_MODULES, "prefill")
+    options = _checked_options(
+        q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
+    )
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
-    if backend == "reference":
-        run = reference.prefill
-    elif backend == "xla":
-        run = xla_prefill.prefill
-    else:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(PREFILL_BACKENDS)}")
-    return run(q, kv_pages, page_table, *lanes, scale=scale, window=window, first_page=base)
+    options |= _kernel_options(backend, {"tuning": tuning, "interpret": interpret})
+    return run(q, kv_pages, page_table, *lanes, **options)
+
+
+def _resolve(backend: str, modules: dict[str, str], entry: str) -> Callable[..., jax.Array]:
+    if backend not in modules:
+        raise KernelError("backend", repr(backend), f"one of {', '.join(modules)}")
+    module = importlib.import_module(f"pallas_kernels.paged_attention.{modules[backend]}")
+    return getattr(module, entry)
+
+
+def _kernel_options(backend: str, options: dict[str, Any]) -> dict[str, Any]:
+    if backend not in PLAIN:
+        return options
+    for name, value in options.items():
+        if value is not None:
+            raise KernelError(name, value, f"not an option of backend={backend!r}")
+    return {}
+
+
+def _checked_options(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    page_table: jax.Array,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    sinks: jax.Array | None,
+    k_scale: jax.Array | None,
+    v_scale: jax.Array | None,
+    first_page: int,
+) -> dict[str, Any]:
+    """The keyword arguments that every backend takes."""
+    if q.ndim != 3:
+        raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
+    if q.dtype not in FLOAT_DTYPES:
+        raise KernelError("q.dtype", q.dtype, "float32, float16 or bfloat16")
+    if kv_pages.ndim != 5 or kv_pages.shape[2] != 2 or kv_pages.shape[4] != q.shape[2]:
+        raise KernelError(
+            "kv_pages.shape", kv_pages.shape, f"[pages, page_size, 2, kv_heads, {q.shape[2]}]"
+        )
+    if kv_pages.dtype not in POOL_DTYPES:
+        raise KernelError("kv_pages.dtype", kv_pages.dtype, POOL_DTYPES_TEXT)
+    if q.shape[1] % kv_pages.shape[3]:
+        raise KernelError(
+            "q.shape", q.shape, f"the heads are a multiple of the {kv_pages.shape[3]} KV heads"
+        )
+    if page_table.ndim != 2 or page_table.dtype != jnp.int32:
+        raise KernelError(
+            "page_table", f"{page_table.dtype}{page_table.shape}", "int32[rows or lanes, pages]"
+        )
+    if soft_cap is not None and not soft_cap > 0:
+        raise KernelError("soft_cap", soft_cap, "None, or above 0")
+    if window is not None and window < 1:
+        raise KernelError("window", window, "None, or at least 1 token")
+    if sinks is not None and (sinks.shape != q.shape[1:2] or sinks.dtype != jnp.float32):
+        raise KernelError("sinks", f"{sinks.dtype}{sinks.shape}", f"float32[{q.shape[1]}]")
+    check_scales(kv_pages, k_scale, v_scale)
+    if not 0 <= first_page < kv_pages.shape[0]:
+        raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
+    return {
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "window": window,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+        "first_page": jnp.int32(first_page),
+    }
+
+
+def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Array | None) -> None:
+    """Refuses scales that do not fit the pool.
+
+    Raises:
+        KernelError: 8-bit pages without scales, scales of other pages, or scales of wrong shapes.
+    """
+    whole = (kv_pages.shape[0], kv_pages.shape[3])
+    for name, value in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (value is not None) != is_quantized(kv_pages.dtype):
+            raise KernelError(
+                name,
+                None if value is None else f"{value.dtype}{value.shape}",
+                f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
+            )
+        if value is not None and (value.dtype != jnp.float32 or value.shape not in ((), whole)):
+            raise KernelError(
+                name,
+                f"{value.dtype}{value.shape}",
+                f"float32[], or float32{list(whole)}: by page and KV head",
+            )
+    if k_scale is not None and v_scale is not None and k_scale.ndim != v_scale.ndim:
+        raise KernelError("v_scale.shape", v_scale.shape, f"that of k_scale, {k_scale.shape}")
+
+
+def _check_vector(name: str, vector: jax.Array, size: int) -> None:
+    if vector.shape != (size,) or vector.dtype != jnp.int32:
+        raise KernelError(name, f"{vector.dtype}{vector.shape}", f"int32[{size}]")

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.pages import as_values
+from pallas_kernels.pages import as_values, token_scales
+
+STATIC = ("scale", "soft_cap", "window")
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window"))
+@functools.partial(jax.jit, static_argnames=STATIC)
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -19,7 +21,11 @@ def decode(
     kv_lens: jax.Array,  # int32[B]
     *,
     scale: float,
+    soft_cap: float | None,
     window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [B, H, D]
     """Softmax attention of every row over its own tokens, gathered one by one, in float32."""
@@ -32,6 +38,10 @@ def decode(
         page = first_page + pages[tokens // page_size]
         held = as_values(kv_pages.at[page, tokens % page_size].get(mode="clip"))
         held = held.astype(jnp.float32)  # [tokens, 2, KVH, D]
+        for part, factor in enumerate((k_scale, v_scale)):
+            of_tokens = token_scales(factor, first_page + pages, page_size)
+            if of_tokens is not None:
+                held = held.at[:, part].multiply(jnp.expand_dims(of_tokens, -1))
         visible = tokens < length
         if window is not None:
             visible &= length - 1 - tokens < window
@@ -41,10 +51,17 @@ def decode(
         scores = scale * jnp.einsum(
             "kgd,tkd->kgt", query, held[:, 0], precision=lax.Precision.HIGHEST
         )
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
         scores = jnp.where(visible, scores, -jnp.inf)
         highest = jnp.max(scores, axis=-1, keepdims=True)
-        weights = jnp.where(visible, jnp.exp(scores - jnp.where(length > 0, highest, 0.0)), 0.0)
+        if sinks is not None:
+            highest = jnp.maximum(highest, sinks.reshape(kv_heads, -1, 1))
+        highest = jnp.where(length > 0, highest, 0.0)
+        weights = jnp.where(visible, jnp.exp(scores - highest), 0.0)
         total = jnp.sum(weights, axis=-1, keepdims=True)
+        if sinks is not None:
+            total += jnp.exp(sinks.reshape(kv_heads, -1, 1) - highest)
         weights = weights / jnp.where(total > 0.0, total, 1.0)
         out = jnp.einsum("kgt,tkd->kgd", weights, held[:, 1], precision=lax.Precision.HIGHEST)
         return out.reshape(heads, head_dim)
@@ -52,7 +69,7 @@ def decode(
     return lax.map(one_row, (q, page_table, kv_lens)).astype(q.dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window"))
+@functools.partial(jax.jit, static_argnames=STATIC)
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -62,7 +79,11 @@ def prefill(
     context: jax.Array,  # int32[N]
     *,
     scale: float,
+    soft_cap: float | None,
     window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [C, H, D]
     """Every row of the region is a decode row of its lane that sees the tokens up to itself."""
@@ -76,6 +97,10 @@ def prefill(
         page_table[lane],
         seen,
         scale=scale,
+        soft_cap=soft_cap,
         window=window,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
         first_page=first_page,
     )

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.pages import gather_pages, value_dtype
+from pallas_kernels.paged_attention.reference import STATIC
+from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
 
 MASKED = -1e30  # finite, so that a row without any visible token yet gives exp(0), not NaN
 
@@ -42,7 +43,27 @@ def like(mask: jax.Array, ndim: int, *, after: bool = False) -> jax.Array:
     return mask.reshape((batch, tokens, *ones) if after else (batch, *ones, tokens))
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window"))
+def capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:
+    """Scores kept below a bound in magnitude by tanh, where there is one."""
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def normalised(
+    out: jax.Array,  # float32[..., D], sum of exp(score - highest) * value
+    highest: jax.Array,  # float32[...]
+    total: jax.Array,  # float32[...], sum of exp(score - highest)
+    sinks: jax.Array | None,  # float32, broadcasts against highest
+) -> jax.Array:  # float32[..., D]
+    """The weighted mean that an online softmax ends with; a sink adds to the sum alone."""
+    if sinks is not None:
+        risen = jnp.maximum(highest, sinks)
+        decay = jnp.exp(highest - risen)
+        out = out * decay[..., None]
+        total = total * decay + jnp.exp(sinks - risen)
+    return out / jnp.where(total > 0.0, total, 1.0)[..., None]
+
+
+@functools.partial(jax.jit, static_argnames=STATIC)
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -50,18 +71,22 @@ def decode(
     kv_lens: jax.Array,  # int32[B]
     *,
     scale: float,
+    soft_cap: float | None,
     window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot; the cost follows the longest live context.
 
-    Queries and softmax weights are rounded to the type of the pages before they are multiplied;
-    scores, maxima, sums and the accumulated output are float32.
+    Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
+    query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
     """
     batch, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
-    dtype = value_dtype(kv_pages)
+    dtype = compute_dtype(kv_pages.dtype, q.dtype)
     diagonal = dtype == jnp.bfloat16
     # float32 blocks are twice as large and leave the cache sooner
     pages = block_pages(page_size, 64 if dtype == jnp.float32 else 128)
@@ -87,12 +112,22 @@ def decode(
     begin = lowest // tokens
     end = (jnp.max(kv_lens) + tokens - 1) // tokens
 
+    def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
+        """What turns stored numbers into values; broadcasts against the scores."""
+        of_tokens = token_scales(scales, ids, page_size)
+        if of_tokens is None:
+            return 1.0
+        if of_tokens.ndim == 0:
+            return of_tokens
+        of_heads = of_tokens.swapaxes(1, 2)  # [B, KVH, tokens]
+        return jnp.repeat(of_heads, group, axis=1) if diagonal else of_heads[:, :, None]
+
     def step(
         block: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         highest, total, out = carry
         ids = lax.dynamic_slice_in_dim(table, block * pages, pages, axis=1)
-        held = gather_pages(kv_pages, ids).reshape(held_shape)
+        held = gather_pages(kv_pages, ids).astype(dtype).reshape(held_shape)
         key = block * tokens + jnp.arange(tokens)
         visible = (key < kv_lens[:, None]) & (key >= first_key[:, None])  # [B, tokens]
         # a masked token may hold anything, NaN too, and 0 * NaN is NaN
@@ -104,15 +139,20 @@ def decode(
             preferred_element_type=jnp.float32,
             precision=dot_precision(dtype),
         )
-        scores = jnp.where(like(visible, scores.ndim), scores * scale, MASKED)
+        scores = capped(scores * factor(k_scale, ids) * scale, soft_cap)
+        scores = jnp.where(like(visible, scores.ndim), scores, MASKED)
         # before its first visible token a row has the maximum MASKED and weights of 1, which
         # only meet zero values here and are multiplied by exp(MASKED - maximum) = 0 later
         rising = jnp.maximum(highest, scores.max(axis=-1))
         decay = jnp.exp(highest - rising)
         weights = jnp.exp(scores - rising[..., None])
+        scaled = weights
+        if v_scale is not None:
+            # the scale of a page that is not visible may be anything, NaN too
+            scaled = jnp.where(like(visible, scores.ndim), weights * factor(v_scale, ids), 0.0)
         added = jnp.einsum(
             weigh,
-            weights.astype(dtype),
+            scaled.astype(dtype),
             values,
             preferred_element_type=jnp.float32,
             precision=dot_precision(dtype),
@@ -125,8 +165,8 @@ def decode(
 
     shape = query.shape[:-1]
     carry = (filled(shape, MASKED), filled(shape, 0.0), filled(query.shape, 0.0))
-    _, total, out = lax.fori_loop(begin, end, step, carry)
-    out = out / jnp.where(total > 0.0, total, 1.0)[..., None]
+    highest, total, out = lax.fori_loop(begin, end, step, carry)
+    out = normalised(out, highest, total, None if sinks is None else sinks.reshape(shape[1:]))
     if diagonal:
         # what a head computed with the other heads' values is dropped, not multiplied by zero
         out = out.reshape(batch, kv_heads, group, kv_heads, head_dim)

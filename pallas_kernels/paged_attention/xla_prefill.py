@@ -12,14 +12,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.paged_attention.xla import MASKED, block_pages, dot_precision, pad_pages
-from pallas_kernels.pages import gather_pages, value_dtype
+from pallas_kernels.paged_attention.reference import STATIC
+from pallas_kernels.paged_attention.xla import (
+    MASKED,
+    block_pages,
+    capped,
+    dot_precision,
+    normalised,
+    pad_pages,
+)
+from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
 
 TILE_ROWS = 64  # query rows an item; larger is faster for long prompts, slower for many short ones
 BLOCK_TOKENS = 64  # keys a step of the inner loop
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window"))
+@functools.partial(jax.jit, static_argnames=STATIC)
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -29,18 +37,22 @@ def prefill(
     context: jax.Array,  # int32[N]
     *,
     scale: float,
+    soft_cap: float | None,
     window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
 
-    Queries and softmax weights are rounded to the type of the pages before they are multiplied;
-    scores, maxima, sums and the accumulated output are float32.
+    Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
+    query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
     """
     region, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
-    dtype = value_dtype(kv_pages)
+    dtype = compute_dtype(kv_pages.dtype, q.dtype)
     pages = block_pages(page_size, BLOCK_TOKENS)
     tokens = pages * page_size
     table = pad_pages(page_table, pages) + first_page
@@ -48,6 +60,9 @@ def prefill(
     # rows past the end let the last tile of the region start anywhere
     packed = jnp.pad(q.astype(dtype), ((0, tile), (0, 0), (0, 0)))
     items = (length + tile - 1) // tile  # [N]
+    row_sinks = None
+    if sinks is not None:
+        row_sinks = jnp.tile(sinks.reshape(kv_heads, group), (1, tile))  # [KVH, tile * group]
     last_item = jnp.cumsum(items)
 
     def filled(shape: tuple[int, ...], value: float) -> jax.Array:
@@ -71,18 +86,27 @@ def prefill(
         query = query.reshape(kv_heads, tile * group, head_dim)
         position = jnp.repeat(row_position, group)[:, None]
 
+        def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
+            """What turns stored numbers into values; broadcasts against [KVH, rows, tokens]."""
+            of_tokens = token_scales(scales, ids, page_size)
+            if of_tokens is None:
+                return 1.0
+            return of_tokens if of_tokens.ndim == 0 else of_tokens.T[:, None]
+
         def step(
             block: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             highest, total, acc = carry
             ids = lax.dynamic_slice_in_dim(row_pages, block * pages, pages)
-            held = gather_pages(kv_pages, ids).reshape(tokens, 2, kv_heads, head_dim)
+            held = gather_pages(kv_pages, ids).astype(dtype)
+            held = held.reshape(tokens, 2, kv_heads, head_dim)
             key = block * tokens + jnp.arange(tokens)
             visible = key <= position  # [tile * group, tokens]
             if window is not None:
                 visible &= position - key < window
             # keys past the tile's last row may hold anything, NaN too, and 0 * NaN is NaN
-            values = jnp.where(((key >= first_key) & (key < keys))[:, None, None], held[:, 1], 0)
+            reached = (key >= first_key) & (key < keys)
+            values = jnp.where(reached[:, None, None], held[:, 1], 0)
             scores = jnp.einsum(
                 "krd,tkd->krt",
                 query,
@@ -90,15 +114,20 @@ def prefill(
                 preferred_element_type=jnp.float32,
                 precision=dot_precision(dtype),
             )
-            scores = jnp.where(visible, scores * scale, MASKED)
+            scores = capped(scores * factor(k_scale, ids) * scale, soft_cap)
+            scores = jnp.where(visible, scores, MASKED)
             # before its first visible key a row has the maximum MASKED and weights of 1: what they
             # add is multiplied by exp(MASKED - maximum) = 0 later
             rising = jnp.maximum(highest, scores.max(axis=-1))
             decay = jnp.exp(highest - rising)
             weights = jnp.exp(scores - rising[..., None])
+            scaled = weights
+            if v_scale is not None:
+                # the scale of a page that is not reached may be anything, NaN too
+                scaled = jnp.where(reached, weights * factor(v_scale, ids), 0.0)
             added = jnp.einsum(
                 "krt,tkd->krd",
-                weights.astype(dtype),
+                scaled.astype(dtype),
                 values,
                 preferred_element_type=jnp.float32,
                 precision=dot_precision(dtype),
@@ -108,8 +137,8 @@ def prefill(
         shape = (kv_heads, tile * group)
         carry = (filled(shape, MASKED), filled(shape, 0.0), filled((*shape, head_dim), 0.0))
         end = (keys + tokens - 1) // tokens
-        _, total, acc = lax.fori_loop(first_key // tokens, end, step, carry)
-        acc = acc / jnp.where(total > 0.0, total, 1.0)[..., None]
+        highest, total, acc = lax.fori_loop(first_key // tokens, end, step, carry)
+        acc = normalised(acc, highest, total, row_sinks)
         acc = acc.reshape(kv_heads, tile, group, head_dim).transpose(1, 0, 2, 3)
         acc = acc.reshape(tile, heads, head_dim).astype(out.dtype)
         # a tile may reach into the rows of the lane behind it: those keep what they have

@@ -1,5 +1,5 @@
 """Scatter of new keys and values into the page pool."""
 
-from pallas_kernels.write_kv.api import write_kv
+from pallas_kernels.write_kv.api import ScaledPages, write_kv, write_kv_scaled
 
-__all__ = ["write_kv"]
+__all__ = ["ScaledPages", "write_kv", "write_kv_scaled"]

@@ -1,16 +1,35 @@
-"""Writing new keys and values into the page pool: the public function and its dispatch."""
+"""Writing new keys and values into the page pool: the public functions and their dispatch."""
 
 from __future__ import annotations
 
+import importlib
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from pallas_kernels.devices import PLAIN
 from pallas_kernels.errors import KernelError
-from pallas_kernels.pages import BFLOAT16_BITS, FLOAT_DTYPES, POOL_DTYPES, value_dtype
-from pallas_kernels.write_kv import reference, xla
+from pallas_kernels.pages import (
+    FLOAT_DTYPES,
+    LARGEST,
+    POOL_DTYPES,
+    POOL_DTYPES_TEXT,
+    as_stored,
+    is_quantized,
+    quantized,
+    value_dtype,
+)
 
-BACKENDS = {"reference": reference.write, "xla": xla.write}
+MODULES = {"reference": "reference", "xla": "xla"}
+
+
+class ScaledPages(NamedTuple):
+    """A pool of 8-bit pages with a scale for each page and KV head."""
+
+    kv_pages: jax.Array  # [NP, page_size, 2, KVH, D]
+    k_scale: jax.Array  # float32[NP, KVH]
+    v_scale: jax.Array  # float32[NP, KVH]
 
 
 def write_kv(
@@ -20,7 +39,10 @@ def write_kv(
     page_ids: jax.Array,  # int32[T]
     offsets: jax.Array,  # int32[T]
     *,
+    k_scale: jax.Array | None = None,  # float32[]
+    v_scale: jax.Array | None = None,  # float32[]
     backend: str,
+    interpret: Any = None,
 ) -> jax.Array:  # [NP, page_size, 2, KVH, D]
     """Writes the keys and values of T tokens into their pages.
 
@@ -29,12 +51,17 @@ def write_kv(
     content is then any of theirs.
 
     Args:
-        kv_pages: the pool: float32, float16, bfloat16, or uint16 that holds bfloat16 bits.
+        kv_pages: the pool: float32, float16, bfloat16, int8, float8_e4m3fn, uint16 (bfloat16 bits)
+            or uint8 (float8_e4m3fn bits).
         k: keys, float32, float16 or bfloat16; rounded to the type of the pool.
         v: values, of the type of `k`.
         page_ids: index of each token's page in the pool, in [0, NP): a layer's offset included.
         offsets: place of each token within its page, in [0, page_size).
+        k_scale: given exactly for 8-bit pages: a key is stored as `key / k_scale`, rounded, and
+            cut off at the largest number of the type. For a scale a page see `write_kv_scaled`.
+        v_scale: likewise for the values.
         backend: "xla" or "reference".
+        interpret: parameters of the interpreter of a TPU kernel; None compiles it.
 
     Returns:
         The pool with the T rows replaced.
@@ -42,12 +69,93 @@ def write_kv(
     Raises:
         KernelError: a shape, dtype or the backend is not supported; names it.
     """
+    _check(kv_pages, k, v, page_ids, offsets)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (scale is not None) != is_quantized(kv_pages.dtype):
+            raise KernelError(
+                name,
+                None if scale is None else f"{scale.dtype}{scale.shape}",
+                f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
+            )
+        if scale is not None and (scale.shape != () or scale.dtype != jnp.float32):
+            raise KernelError(name, f"{scale.dtype}{scale.shape}", "float32[]")
+    if k_scale is None or v_scale is None:
+        rows = jnp.stack([k, v], axis=1).astype(value_dtype(kv_pages.dtype))
+        rows = as_stored(rows, kv_pages.dtype)
+    else:
+        scales = jnp.stack([k_scale, v_scale])[None, :, None, None]
+        rows = quantized(jnp.stack([k, v], axis=1), scales, kv_pages.dtype)
+    return _module(backend, interpret).write(kv_pages, rows, page_ids, offsets, **_given(interpret))
+
+
+def write_kv_scaled(
+    pages: ScaledPages,
+    k: jax.Array,  # [T, KVH, D]
+    v: jax.Array,  # [T, KVH, D]
+    page_ids: jax.Array,  # int32[T]
+    offsets: jax.Array,  # int32[T]
+    *,
+    backend: str,
+) -> ScaledPages:
+    """Writes tokens into 8-bit pages whose scale, by page and KV head, follows their content.
+
+    A page's scale is the smallest that holds all that was written to it since its first place
+    (offset 0), at which a page begins anew. Where a token needs a larger scale, what the page
+    holds is rounded again to that scale. Pages that several requests share are full and never
+    written.
+
+    Args:
+        pages: the pool and its scales; updated in place when the caller's jit donates them.
+        k: keys, float32, float16 or bfloat16.
+        v: values, of the type of `k`.
+        page_ids: as for `write_kv`.
+        offsets: as for `write_kv`.
+        backend: "xla" or "reference".
+
+    Raises:
+        KernelError: a shape, dtype or the backend is not supported; names it.
+    """
+    kv_pages, k_scale, v_scale = pages
+    _check(kv_pages, k, v, page_ids, offsets)
+    if not is_quantized(kv_pages.dtype):
+        raise KernelError("kv_pages.dtype", kv_pages.dtype, "int8, float8_e4m3fn or uint8")
+    whole = (kv_pages.shape[0], kv_pages.shape[3])
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale.shape != whole or scale.dtype != jnp.float32:
+            raise KernelError(name, f"{scale.dtype}{scale.shape}", f"float32{list(whole)}")
+    module = _module(backend, None)
+    values = jnp.stack([k, v], axis=1).astype(jnp.float32)  # [T, 2, KVH, D]
+    needed = jnp.abs(values).max(axis=-1) / LARGEST[value_dtype(kv_pages.dtype).name]
+
+    old = jnp.stack([k_scale, v_scale], axis=1)  # [NP, 2, KVH]
+    beginning = jnp.where(offsets == 0, page_ids, whole[0])  # the others are dropped
+    old = old.at[beginning].set(0.0, mode="drop")
+    new = old.at[page_ids].max(needed)
+    kv_pages = module.rescale(kv_pages, old, new, page_ids)
+    rows = quantized(values, new[page_ids][..., None], kv_pages.dtype)
+    kv_pages = module.write(kv_pages, rows, page_ids, offsets)
+    return ScaledPages(kv_pages, new[:, 0], new[:, 1])
+
+
+def _module(backend: str, interpret: Any) -> Any:
+    if backend not in MODULES:
+        raise KernelError("backend", repr(backend), f"one of {', '.join(MODULES)}")
+    if interpret is not None and backend in PLAIN:
+        raise KernelError("interpret", interpret, f"not an option of backend={backend!r}")
+    return importlib.import_module(f"pallas_kernels.write_kv.{MODULES[backend]}")
+
+
+def _given(interpret: Any) -> dict[str, Any]:
+    return {} if interpret is None else {"interpret": interpret}
+
+
+def _check(
+    kv_pages: jax.Array, k: jax.Array, v: jax.Array, page_ids: jax.Array, offsets: jax.Array
+) -> None:
     if kv_pages.ndim != 5 or kv_pages.shape[2] != 2:
         raise KernelError("kv_pages.shape", kv_pages.shape, "[pages, page_size, 2, kv_heads, D]")
     if kv_pages.dtype not in POOL_DTYPES:
-        raise KernelError(
-            "kv_pages.dtype", kv_pages.dtype, "float32, float16, bfloat16 or uint16 (its bits)"
-        )
+        raise KernelError("kv_pages.dtype", kv_pages.dtype, POOL_DTYPES_TEXT)
     if k.ndim != 3 or k.shape[1:] != kv_pages.shape[3:]:
         raise KernelError("k.shape", k.shape, f"[tokens, {kv_pages.shape[3]}, {kv_pages.shape[4]}]")
     if v.shape != k.shape:
@@ -59,9 +167,3 @@ def write_kv(
     for name, index in (("page_ids", page_ids), ("offsets", offsets)):
         if index.shape != k.shape[:1] or index.dtype != jnp.int32:
             raise KernelError(name, f"{index.dtype}{index.shape}", f"int32[{k.shape[0]}]")
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    rows = jnp.stack([k, v], axis=1).astype(value_dtype(kv_pages))
-    if kv_pages.dtype == BFLOAT16_BITS:
-        rows = lax.bitcast_convert_type(rows, jnp.uint16)
-    return BACKENDS[backend](kv_pages, rows, page_ids, offsets)

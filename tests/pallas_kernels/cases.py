@@ -10,6 +10,8 @@ import numpy as np
 
 from pallas_kernels import PrefillLanes
 
+EIGHT_BITS = ("int8", "float8_e4m3fn", "uint8")
+
 
 class Case(NamedTuple):
     """Operands of one call."""
@@ -19,13 +21,38 @@ class Case(NamedTuple):
     page_table: jnp.ndarray
     lengths: jnp.ndarray  # tokens of each row of the page table
     first_page: int
+    scales: dict[str, jnp.ndarray]  # k_scale and v_scale of 8-bit pages, else empty
+
+    @property
+    def options(self) -> dict:
+        """The keyword arguments that belong to the pool."""
+        return {"first_page": self.first_page, **self.scales}
 
 
 def stored(values: np.ndarray, pool: str) -> np.ndarray:
-    """Float32 values in the type of a pool; uint16 means bfloat16 bits."""
+    """Float32 values in the type of a pool; uint16 and uint8 mean bfloat16 and e4m3 bits."""
     if pool == "uint16":
         return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    if pool == "uint8":
+        return values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    if pool == "int8":
+        # a token that nobody may see (NaN) is the largest number, which would be noticed
+        return np.where(np.isnan(values), 127, np.round(values * 32)).astype(np.int8)
     return values.astype(jnp.dtype(pool))
+
+
+def page_scales(
+    rng: np.random.Generator, content: np.ndarray, per_page: bool
+) -> dict[str, jnp.ndarray]:
+    """Random scales of the pool, or of each page and KV head: NaN for pages that nobody sees."""
+    pages, _, _, kv_heads, _ = content.shape
+    seen = ~np.isnan(content).all(axis=(1, 2, 3, 4))
+    scales = {}
+    for name in ("k_scale", "v_scale"):
+        by_page = rng.uniform(0.01, 0.04, (pages, kv_heads)).astype(np.float32)
+        by_page[~seen] = np.nan
+        scales[name] = jnp.asarray(by_page if per_page else by_page[seen][0, 0])
+    return scales
 
 
 def paged_case(
@@ -42,8 +69,13 @@ def paged_case(
     first_page: int = 0,
     share: bool = True,
     total: int | None = None,
+    per_page: bool = True,
+    query: str | None = None,
 ) -> Case:
     """Pages in random order; rows 0 and 1 share their full pages; the rest of the pool is NaN.
+
+    Pools of int8, float8_e4m3fn and uint8 have scales by page and head, or one with per_page=False;
+    the query is of the pool's type, bfloat16 for 8-bit pools, or as given.
 
     A given `total` number of pages lets cases of many lengths share one compilation.
     """
@@ -67,13 +99,17 @@ def paged_case(
             )
     rows = len(lengths) if rows is None else rows
     q = rng.standard_normal((rows, heads, head_dim), np.float32)
-    q_type = "bfloat16" if pool == "uint16" else pool
+    scales = {}
+    if pool in EIGHT_BITS:
+        scales = page_scales(rng, content, per_page)
+    q_type = query or ("bfloat16" if pool in ("uint16", *EIGHT_BITS) else pool)
     return Case(
         jnp.asarray(q.astype(jnp.dtype(q_type))),
         jnp.asarray(stored(content, pool)),
         jnp.asarray(table),
         jnp.asarray(lengths, jnp.int32),
         first_page,
+        scales,
     )
 
 

@@ -8,10 +8,20 @@ import numpy as np
 
 
 def to_float64(stored: np.ndarray) -> np.ndarray:
-    """Pool elements as float64; uint16 means bfloat16 bits."""
+    """Pool elements as float64; uint16 and uint8 mean bfloat16 and float8_e4m3fn bits."""
     if stored.dtype == np.uint16:
         stored = stored.view(ml_dtypes.bfloat16)
+    if stored.dtype == np.uint8:
+        stored = stored.view(ml_dtypes.float8_e4m3fn)
     return stored.astype(np.float64)
+
+
+def scale_of(scale, pages: np.ndarray) -> np.ndarray:
+    """float64 [tokens, KVH or 1, 1]: what the elements of those pages are multiplied with."""
+    if scale is None:
+        return np.ones((1, 1, 1))
+    scale = np.asarray(scale, np.float64)
+    return scale.reshape(1, 1, 1) if scale.ndim == 0 else scale[pages][:, :, None]
 
 
 def attend_one(
@@ -19,18 +29,37 @@ def attend_one(
     k: np.ndarray,  # [tokens, KVH, D]
     v: np.ndarray,  # [tokens, KVH, D]
     scale: float,
+    soft_cap: float | None,
+    sinks: np.ndarray | None,  # [H]
 ) -> np.ndarray:  # [H, D]
     group = q.shape[0] // k.shape[1]
     out = np.zeros(q.shape, np.float64)
     for head in range(q.shape[0]):
         scores = scale * (k[:, head // group] @ q[head])
-        weights = np.exp(scores - scores.max())
-        out[head] = weights @ v[:, head // group] / weights.sum()
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        weights = np.exp(scores)
+        total = weights.sum() + (0.0 if sinks is None else np.exp(sinks[head]))
+        out[head] = weights @ v[:, head // group] / total
     return out
 
 
-def decode(q, kv_pages, page_table, kv_lens, *, scale, window=None, first_page=0) -> np.ndarray:
+def decode(
+    q,
+    kv_pages,
+    page_table,
+    kv_lens,
+    *,
+    scale,
+    soft_cap=None,
+    window=None,
+    sinks=None,
+    k_scale=None,
+    v_scale=None,
+    first_page=0,
+) -> np.ndarray:
     """Float64 attention of each row over the tokens that it may see."""
+    sinks = None if sinks is None else np.asarray(sinks, np.float64)
     q = to_float64(np.asarray(q))
     pool = np.asarray(kv_pages)
     table, lengths = np.asarray(page_table), np.asarray(kv_lens)
@@ -41,13 +70,15 @@ def decode(q, kv_pages, page_table, kv_lens, *, scale, window=None, first_page=0
             continue
         low = 0 if window is None else max(0, int(length) - window)
         tokens = np.arange(low, length)
-        held = to_float64(pool[first_page + table[row, tokens // page_size], tokens % page_size])
-        out[row] = attend_one(q[row], held[:, 0], held[:, 1], scale)
+        pages = first_page + table[row, tokens // page_size]
+        held = to_float64(pool[pages, tokens % page_size])
+        k, v = held[:, 0] * scale_of(k_scale, pages), held[:, 1] * scale_of(v_scale, pages)
+        out[row] = attend_one(q[row], k, v, scale, soft_cap, sinks)
     return out
 
 
-def prefill(q, kv_pages, page_table, lanes, *, scale, window=None, first_page=0) -> np.ndarray:
-    """Float64 causal attention of each lane's rows; other rows are zero."""
+def prefill(q, kv_pages, page_table, lanes, **options) -> np.ndarray:
+    """Float64 causal attention of each lane's rows; other rows are zero. Options as for decode."""
     q = np.asarray(q)
     out = np.zeros(q.shape, np.float64)
     for lane, (start, length, context) in enumerate(zip(*(np.asarray(part) for part in lanes))):
@@ -59,9 +90,7 @@ def prefill(q, kv_pages, page_table, lanes, *, scale, window=None, first_page=0)
             kv_pages,
             np.repeat(np.asarray(page_table)[lane : lane + 1], length, axis=0),
             context + 1 + np.arange(length),
-            scale=scale,
-            window=window,
-            first_page=first_page,
+            **options,
         )
     return out
 
@@ -76,4 +105,6 @@ def relative_error(got, want: np.ndarray) -> float:
 
 # scores and sums are float32 everywhere; 16-bit pools round the softmax weights to the pool's type
 TOLERANCE = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2, "uint16": 1e-2}
+# 8-bit pages are exact in the 16-bit type of the query: what they stand for is what is compared
+TOLERANCE |= {"int8": 1e-2, "float8_e4m3fn": 1e-2, "uint8": 1e-2}
 POOLS = tuple(jnp.dtype(name) for name in TOLERANCE)

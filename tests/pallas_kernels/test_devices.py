@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import KernelError, choose_backends, storage_dtype
+from pallas_kernels import AttentionShape, KernelError, choose_backends, storage_dtype
 
 HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
 HOPPER += ["NVIDIA GH200 480GB", "NVIDIA H100-SXM5-80GB"]
@@ -37,16 +39,16 @@ def test_everything_else_runs_xla_and_says_why(kind, platform):
 @pytest.mark.parametrize(
     ("shape", "named"),
     [
-        ({"dtype": "float32"}, "dtype=float32"),
-        ({"head_dim": 80}, "head_dim=80"),
+        ({"pool_dtype": jnp.dtype("float32")}, "kv_pages.dtype=float32"),
+        ({"head_dim": 72}, "head_dim=72"),
         ({"page_size": 8}, "page_size=8"),
         ({"group": 128}, "heads / kv_heads=128"),
     ],
 )
 def test_shapes_that_the_hopper_kernel_lacks_are_chosen_away_with_a_reason(shape, named):
-    covered = {"dtype": jnp.bfloat16, "head_dim": 128, "page_size": 16, "group": 8}
-    assert choose_backends("NVIDIA H200", "gpu", **covered).decode == "mosaic_gpu"
-    backends = choose_backends("NVIDIA H200", "gpu", **{**covered, **shape})
+    covered = AttentionShape(128, 16, 8, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"))
+    assert choose_backends("NVIDIA H200", "gpu", covered).decode == "mosaic_gpu"
+    backends = choose_backends("NVIDIA H200", "gpu", replace(covered, **shape))
     assert backends.decode == "xla"
     assert named in backends.reason
 
@@ -64,5 +66,8 @@ def test_storage_dtype():
     assert storage_dtype(jnp.bfloat16, "gpu") == jnp.bfloat16
     assert storage_dtype("float16", "cpu") == jnp.float16
     assert storage_dtype(jnp.float32, "tpu") == jnp.float32
-    with pytest.raises(KernelError, match="int8"):
-        storage_dtype("int8", "cpu")
+    assert storage_dtype("int8", "cpu") == jnp.int8
+    assert storage_dtype("float8_e4m3fn", "cpu") == jnp.uint8
+    assert storage_dtype("float8_e4m3fn", "gpu") == jnp.float8_e4m3fn
+    with pytest.raises(KernelError, match="int4"):
+        storage_dtype("int4", "cpu")

@@ -16,13 +16,26 @@ from pallas_kernels import (
     paged_prefill_attention,
 )
 
+INT8 = {
+    "kv_pages": jnp.zeros((4, 16, 2, 2, 64), jnp.int8),
+    "k_scale": jnp.ones(()),
+    "v_scale": jnp.ones(()),
+}
 COMMON = [
     ({"q": jnp.zeros((3, 64))}, "q.shape"),
     ({"q": jnp.zeros((3, 4, 64), jnp.int32)}, "q.dtype"),
     ({"q": jnp.zeros((3, 5, 64))}, "q.shape"),
     ({"kv_pages": jnp.zeros((4, 16, 2, 2, 32))}, "kv_pages.shape"),
     ({"kv_pages": jnp.zeros((4, 16, 3, 2, 64))}, "kv_pages.shape"),
-    ({"kv_pages": jnp.zeros((4, 16, 2, 2, 64), jnp.int8)}, "kv_pages.dtype"),
+    ({"kv_pages": jnp.zeros((4, 16, 2, 2, 64), jnp.int16)}, "kv_pages.dtype"),
+    ({"kv_pages": jnp.zeros((4, 16, 2, 2, 64), jnp.int8)}, "k_scale"),
+    ({"k_scale": jnp.ones(())}, "k_scale"),
+    ({**INT8, "k_scale": jnp.ones((4, 3))}, "k_scale"),
+    ({**INT8, "v_scale": jnp.ones((), jnp.int32)}, "v_scale"),
+    ({**INT8, "v_scale": jnp.ones((4, 2))}, "v_scale.shape"),
+    ({"sinks": jnp.zeros(5)}, "sinks"),
+    ({"soft_cap": 0.0}, "soft_cap"),
+    ({"tuning": 1}, "tuning"),
     ({"page_table": jnp.zeros((3, 2))}, "page_table"),
     ({"window": 0}, "window"),
     ({"first_page": 4}, "first_page"),
@@ -32,7 +45,8 @@ DECODE = [
     ({"page_table": jnp.zeros((2, 2), jnp.int32)}, "page_table.shape"),
     ({"kv_lens": jnp.zeros(3, jnp.int16)}, "kv_lens"),
     ({"interpret": True}, "interpret"),
-    ({"backend": "mosaic_gpu"}, "dtype"),  # float32 is not covered there
+    ({"splits": 2}, "splits"),
+    ({"backend": "mosaic_gpu"}, "kv_pages.dtype"),  # float32 is not covered there
 ]
 PREFILL = [
     ({"page_table": jnp.zeros((2, 2), jnp.int32)}, "lanes.start"),

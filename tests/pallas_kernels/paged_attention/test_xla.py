@@ -20,17 +20,19 @@ BACKENDS = ("reference", "xla")
 MATRIX = [(SHAPES[1], pool, "xla") for pool in oracle.TOLERANCE]
 MATRIX += [(shape, "uint16", "xla") for shape in (SHAPES[0], *SHAPES[2:])]
 MATRIX += [(SHAPES[3], "float32", "xla"), (SHAPES[1], "float32", "reference")]
-MATRIX += [(SHAPES[2], "uint16", "reference")]
-jit_decode = jax.jit(
-    paged_decode_attention, static_argnames=("scale", "window", "first_page", "backend")
-)
-jit_prefill = jax.jit(
-    paged_prefill_attention, static_argnames=("scale", "window", "first_page", "backend")
-)
+MATRIX += [(SHAPES[2], "uint16", "reference"), (SHAPES[3], "int8", "reference")]
+STATIC = ("scale", "soft_cap", "window", "first_page", "backend")
+jit_decode = jax.jit(paged_decode_attention, static_argnames=STATIC)
+jit_prefill = jax.jit(paged_prefill_attention, static_argnames=STATIC)
 
 
-def check_decode(case, window, backend, pool):
-    options = {"scale": case.q.shape[-1] ** -0.5, "window": window, "first_page": case.first_page}
+def extras(heads: int) -> dict:
+    """A soft cap that bends the scores and sinks of some weight."""
+    return {"soft_cap": 2.0, "sinks": jnp.linspace(-2.0, 3.0, heads)}
+
+
+def check_decode(case, window, backend, pool, **more):
+    options = {"scale": case.q.shape[-1] ** -0.5, "window": window, **case.options, **more}
     got = jit_decode(
         case.q, case.kv_pages, case.page_table, case.lengths, backend=backend, **options
     )
@@ -56,8 +58,8 @@ def test_decode(shape, pool, backend):
         pool=pool,
         first_page=5,
     )
-    for window in (None, page_size + 3):
-        check_decode(case, window, backend, pool)
+    check_decode(case, None, backend, pool)
+    check_decode(case, page_size + 3, backend, pool, **extras(heads))
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 300])
@@ -92,6 +94,7 @@ def check_prefill(
     columns=None,
     total=None,
     region=None,
+    **more,
 ):
     heads, kv_heads, head_dim, page_size = shape
     lanes, needed = packed_lanes(rng, chunks, contexts, gaps)
@@ -110,7 +113,7 @@ def check_prefill(
         first_page=2,
         share=False,
     )
-    options = {"scale": head_dim**-0.5, "window": window, "first_page": case.first_page}
+    options = {"scale": head_dim**-0.5, "window": window, **case.options, **more}
     got = jit_prefill(case.q, case.kv_pages, case.page_table, lanes, backend=backend, **options)
     want = oracle.prefill(case.q, case.kv_pages, case.page_table, lanes, **options)
     assert got.dtype == case.q.dtype
@@ -124,7 +127,7 @@ def test_prefill(shape, pool, backend):
     page_size = shape[3]
     chunks = [page_size + 1, 0, 1, 2 * page_size, page_size - 1]
     contexts = [0, 7, 3 * page_size - 1, page_size, 5]
-    for window in (None, page_size + 3):
+    for window, more in ((None, {}), (page_size + 3, extras(shape[0]))):
         check_prefill(
             rng,
             chunks,
@@ -134,6 +137,7 @@ def test_prefill(shape, pool, backend):
             backend=backend,
             window=window,
             gaps=True,
+            **more,
         )
 
 
@@ -177,6 +181,15 @@ def test_more_query_precision_than_pool_is_accepted():
     case = paged_case(rng, [40, 17], heads=4, kv_heads=2, head_dim=64, page_size=16, pool="uint16")
     case = case._replace(q=case.q.astype(jnp.float32))
     check_decode(case, None, "xla", "uint16")
+
+
+@pytest.mark.parametrize("query", ["float16", "float32"])
+def test_one_scale_for_the_whole_pool(query):
+    rng = np.random.default_rng(5)
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "page_size": 16}
+    for pool in ("int8", "uint8"):
+        case = paged_case(rng, [40, 17, 0], pool=pool, per_page=False, query=query, **shape)
+        check_decode(case, None, "xla", query)
 
 
 def loop_steps(function, *operands) -> int:

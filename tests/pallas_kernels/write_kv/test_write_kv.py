@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import KernelError, storage_dtype, write_kv
+from pallas_kernels import KernelError, ScaledPages, storage_dtype, write_kv, write_kv_scaled
 from tests.pallas_kernels.cases import stored
+from tests.pallas_kernels.oracle import to_float64
 
 POOLS = ("float32", "float16", "bfloat16", "uint16")
 
@@ -58,6 +59,73 @@ def test_the_donated_pool_is_updated_in_place(pool):
     assert memory.temp_size_in_bytes < size / 50
 
 
+@pytest.mark.parametrize("backend", ["reference", "xla"])
+@pytest.mark.parametrize(("pool", "largest", "step"), [("int8", 127, 0.5), ("uint8", 448, 16)])
+def test_one_scale_rounds_to_nearest_and_cuts_off(pool, largest, step, backend):
+    rng = np.random.default_rng(1)
+    k, v = (jnp.asarray(rng.standard_normal((20, 3, 16), np.float32)) for _ in range(2))
+    k = k.at[3, 1, 5].set(1e6)
+    where = jnp.arange(20, dtype=jnp.int32)
+    scales = {"k_scale": jnp.float32(3.0 / largest), "v_scale": jnp.float32(5.0 / largest)}
+    before = jnp.zeros((4, 8, 2, 3, 16), jnp.dtype(pool))
+    got = write_kv(before, k, v, where // 8, where % 8, backend=backend, **scales)
+    held = to_float64(np.asarray(got)).reshape(32, 2, 3, 16)[:20]
+    assert held[3, 0, 1, 5] == largest
+    for part, (values, scale) in enumerate(zip((k, v), scales.values())):
+        want = np.clip(np.asarray(values, np.float64) / float(scale), -largest, largest)
+        assert np.abs(held[:, part] - want).max() <= step * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("pool", ["int8", "uint8"])
+def test_scales_by_page_follow_what_was_written(pool):
+    """Growing tokens, a page a request and a call a chunk, as decode and prefill write them."""
+    rng = np.random.default_rng(2)
+    largest = {"int8": 127, "uint8": 448}[pool]
+    write = jax.jit(write_kv_scaled, static_argnames="backend")
+    # what an earlier owner left: any bits, any scale
+    junk = jnp.asarray(rng.integers(-128, 127, (7, 8, 2, 3, 16)), jnp.int8)
+    scale = jnp.asarray(rng.uniform(0, 9, (7, 3)), jnp.float32)
+    start = ScaledPages(junk if pool == "int8" else junk.view(jnp.uint8), scale, scale)
+    pages = {"reference": start, "xla": start}
+    written = np.zeros((7, 8, 2, 3, 16), np.float32)
+    # pages 1 and 2 token by token, 3 and 4 in chunks of 3 and 10 tokens that begin anywhere
+    steps = [([1, 2], [n, n]) for n in range(8)]
+    steps += [([3, 3, 3, 0], [0, 1, 2, 0]), ([3] * 5 + [4] * 5, [*range(3, 8), *range(5)])]
+    for size, (ids, offsets) in enumerate(steps, start=1):
+        k, v = (
+            jnp.asarray(size * rng.standard_normal((len(ids), 3, 16), np.float32)) for _ in range(2)
+        )
+        where = (jnp.asarray(ids, jnp.int32), jnp.asarray(offsets, jnp.int32))
+        pages = {name: write(before, k, v, *where, backend=name) for name, before in pages.items()}
+        written[where[0], where[1], 0], written[where[0], where[1], 1] = k, v
+    for name, after in pages.items():
+        held = to_float64(np.asarray(after.kv_pages))
+        for part, scales in enumerate((after.k_scale, after.v_scale)):
+            scales = np.asarray(scales, np.float64)[1:5]
+            want = written[1:5, :, part]
+            np.testing.assert_allclose(scales, np.abs(want).max(axis=(1, 3)) / largest, rtol=1e-6)
+            error = np.abs(held[1:5, :, part] * scales[:, None, :, None] - want)
+            error[3, 5:] = 0  # never written
+            # rounded once to its own scale, and again when the scale grew
+            allowed = (0.5 if pool == "int8" else 16) * 3 * scales[:, None, :, None]
+            assert (error <= allowed).all(), name
+    for one, other in zip(*pages.values()):  # the trash page 0 may differ
+        np.testing.assert_array_equal(
+            np.asarray(one)[1:].view(np.uint8), np.asarray(other)[1:].view(np.uint8)
+        )
+
+
+def test_a_page_whose_scale_stays_keeps_its_bits():
+    rng = np.random.default_rng(3)
+    held = jnp.asarray(rng.integers(-127, 128, (3, 8, 2, 2, 16)), jnp.int8)
+    scale = jnp.full((3, 2), 0.5)
+    small = jnp.full((1, 2, 16), 0.25)
+    where = (jnp.array([2], jnp.int32), jnp.array([7], jnp.int32))
+    after = write_kv_scaled(ScaledPages(held, scale, scale), small, small, *where, backend="xla")
+    np.testing.assert_array_equal(after.kv_pages[2, :7], held[2, :7])
+    np.testing.assert_array_equal(after.k_scale, scale)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -68,7 +136,10 @@ def test_the_donated_pool_is_updated_in_place(pool):
         ({"v": jnp.zeros((5, 2, 16), jnp.bfloat16)}, "k.dtype, v.dtype"),
         ({"page_ids": jnp.zeros(4, jnp.int32)}, "page_ids"),
         ({"offsets": jnp.zeros(5, jnp.float32)}, "offsets"),
-        ({"backend": "triton"}, "backend"),
+        ({"backend": "cuda"}, "backend"),
+        ({"k_scale": jnp.ones(())}, "k_scale"),
+        ({"kv_pages": jnp.zeros((4, 8, 2, 2, 16), jnp.int8)}, "k_scale"),
+        ({"interpret": True}, "interpret"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

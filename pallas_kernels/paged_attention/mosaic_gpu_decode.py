@@ -20,9 +20,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import coverage
 from pallas_kernels.compat import result_like, transposed
-from pallas_kernels.devices import mosaic_decode_refusal
 from pallas_kernels.errors import KernelError
+from pallas_kernels.tuning import DecodeTuning
 
 ROWS = 64  # the smallest first dimension of wgmma; query heads fill the first rows
 BLOCK_TOKENS = 64  # keys a step: the largest page that is covered
@@ -182,24 +183,6 @@ def _kernel(
     plgpu.wait_smem_to_gmem(0)
 
 
-def _check(q: jax.Array, kv_pages: jax.Array) -> None:
-    refusal = mosaic_decode_refusal(
-        dtype=kv_pages.dtype,
-        head_dim=q.shape[2],
-        page_size=kv_pages.shape[1],
-        group=q.shape[1] // kv_pages.shape[3],
-    )
-    if refusal is not None:
-        raise KernelError(
-            refusal.field,
-            refusal.value,
-            f"the mosaic_gpu kernel takes {refusal.allowed}; "
-            f"q is {q.dtype}{q.shape}, kv_pages {kv_pages.dtype}{kv_pages.shape}",
-        )
-    if q.dtype != kv_pages.dtype:
-        raise KernelError("q.dtype", q.dtype, f"the type of the pages, {kv_pages.dtype}")
-
-
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -207,9 +190,15 @@ def decode(
     kv_lens: jax.Array,  # int32[B]
     *,
     scale: float,
+    soft_cap: float | None,
     window: int | None,
+    sinks: jax.Array | None,
+    k_scale: jax.Array | None,
+    v_scale: jax.Array | None,
+    splits: int | None,
     first_page: jax.Array,  # int32[]
-    interpret: Any = None,
+    tuning: DecodeTuning | None,
+    interpret: Any,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot on an NVIDIA Hopper GPU.
 
@@ -222,7 +211,15 @@ def decode(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    _check(q, kv_pages)
+    coverage.require(
+        coverage.mosaic_gpu_decode(coverage.AttentionShape.of(q, kv_pages)),
+        "mosaic_gpu",
+        q,
+        kv_pages,
+    )
+    for name, value in (("soft_cap", soft_cap), ("sinks", sinks)):
+        if value is not None:
+            raise KernelError(name, value, "not an option of the mosaic_gpu decode kernel")
     max_blocks = -(-page_table.shape[1] * kv_pages.shape[1] // BLOCK_TOKENS)
     return _attend(
         q,
@@ -232,7 +229,7 @@ def decode(
         first_page.reshape(1),
         scale=scale,
         window=window,
-        splits=number_of_splits(q.shape[0], kv_pages.shape[3], max_blocks),
+        splits=splits or number_of_splits(q.shape[0], kv_pages.shape[3], max_blocks),
         interpret=interpret,
     )
 

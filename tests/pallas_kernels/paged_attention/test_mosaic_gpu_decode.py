@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import KernelError, paged_decode_attention
 from pallas_kernels.compat import mosaic_gpu_interpreter
-from pallas_kernels.devices import mosaic_decode_refusal
-from pallas_kernels.paged_attention import mosaic_gpu
+from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import mosaic_gpu_decode as refusal_of
+from pallas_kernels.paged_attention import mosaic_gpu_decode
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import paged_case
 
@@ -76,7 +77,7 @@ def test_random_page_tables(shape):
 @pytest.mark.parametrize("splits", [1, 2, 7])
 def test_splits_are_merged(splits, monkeypatch, capfd):
     """More splits than some slots have blocks, more steps than buffers; and no data race."""
-    monkeypatch.setattr(mosaic_gpu, "number_of_splits", lambda *shape: splits)
+    monkeypatch.setattr(mosaic_gpu_decode, "number_of_splits", lambda *shape: splits)
     rng = np.random.default_rng(splits)
     lengths = [389, 70, 1, 0]
     case = paged_case(rng, lengths, heads=4, kv_heads=1, head_dim=64, page_size=16, pool="bfloat16")
@@ -87,10 +88,10 @@ def test_splits_are_merged(splits, monkeypatch, capfd):
 
 
 def test_the_number_of_splits_fills_the_gpu_and_no_more():
-    assert mosaic_gpu.number_of_splits(slots=256, kv_heads=8, max_blocks=64) == 1
-    assert mosaic_gpu.number_of_splits(slots=1, kv_heads=8, max_blocks=256) == 33
-    assert mosaic_gpu.number_of_splits(slots=1, kv_heads=8, max_blocks=4) == 4
-    assert mosaic_gpu.number_of_splits(slots=1, kv_heads=1, max_blocks=1000) == 64
+    assert mosaic_gpu_decode.number_of_splits(slots=256, kv_heads=8, max_blocks=64) == 1
+    assert mosaic_gpu_decode.number_of_splits(slots=1, kv_heads=8, max_blocks=256) == 33
+    assert mosaic_gpu_decode.number_of_splits(slots=1, kv_heads=8, max_blocks=4) == 4
+    assert mosaic_gpu_decode.number_of_splits(slots=1, kv_heads=1, max_blocks=1000) == 64
 
 
 def lowered_for_cuda(function, operands) -> str:
@@ -142,7 +143,7 @@ def test_lowers_under_shard_map():
     ("shape", "field"),
     [
         ((4, 2, 80, 16, jnp.bfloat16), "head_dim"),
-        ((4, 2, 64, 16, jnp.float32), "dtype"),
+        ((4, 2, 64, 16, jnp.float32), "kv_pages.dtype"),
         ((4, 2, 64, 8, jnp.bfloat16), "page_size"),
         ((65, 1, 64, 16, jnp.bfloat16), "heads / kv_heads"),
     ],
@@ -150,7 +151,7 @@ def test_lowers_under_shard_map():
 )
 def test_uncovered_shapes_are_refused_by_name(shape, field):
     operands = decode_operands(*shape)
-    with pytest.raises(KernelError, match=f"{field}=.*mosaic_gpu kernel takes") as caught:
+    with pytest.raises(KernelError, match=f"{field}=.*mosaic_gpu backend takes") as caught:
         jax.eval_shape(decode, *operands)
     assert caught.value.field == field
     assert str(operands[1].shape) in str(caught.value)
@@ -163,4 +164,6 @@ def test_query_and_pages_have_one_type():
 
 
 def test_covered_shapes_are_not_refused():
-    assert mosaic_decode_refusal(dtype="bfloat16", head_dim=128, page_size=16, group=8) is None
+    bfloat16 = jnp.dtype("bfloat16")
+    shape = AttentionShape(128, 16, 8, pool_dtype=bfloat16, query_dtype=bfloat16)
+    assert refusal_of(shape) is None

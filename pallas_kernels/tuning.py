@@ -1,0 +1,97 @@
+"""Static choices of the kernels: tile sizes, stages, warps and splits, by chip.
+
+`benchmarks/tune_kernels.py` measures candidates on a GPU and prints what belongs in the tables.
+A chip without a row uses the defaults, which were chosen by reasoning, not by measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    """How a decode kernel divides its work.
+
+    Attributes:
+        block_tokens: keys a step of the inner loop.
+        stages: blocks of keys and values on their way or being attended.
+        consumers: warpgroups that attend (Mosaic GPU).
+        num_warps: warps of a program (Triton).
+        multiprocessors: of the chip; the number of splits is chosen to fill them.
+        waves: thread blocks wanted for every multiprocessor.
+    """
+
+    block_tokens: int = 64
+    stages: int = 4
+    consumers: int = 1
+    num_warps: int = 4
+    multiprocessors: int = 132
+    waves: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTuning:
+    """How a prefill kernel divides its work.
+
+    Attributes:
+        tile_rows: rows of queries (a row is one token of one query head) a thread block or grid
+            step attends at once.
+        block_tokens: keys a step of the inner loop.
+        stages: blocks of keys and values on their way or being attended.
+        consumers: warpgroups that attend (Mosaic GPU).
+        num_warps: warps of a program (Triton).
+    """
+
+    tile_rows: int = 128
+    block_tokens: int = 64
+    stages: int = 2
+    consumers: int = 2
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTuning:
+    """How a quantised matrix product divides its work.
+
+    Attributes:
+        tile_m: rows of activations a thread block or grid step.
+        tile_n: rows of the weight (output channels).
+        tile_k: contracted elements a step of the inner loop.
+        stages: blocks on their way or being multiplied.
+        splits: parts into which the contraction is divided; None chooses from the shapes.
+        num_warps: warps of a program (Triton).
+    """
+
+    tile_m: int = 64
+    tile_n: int = 128
+    tile_k: int = 128
+    stages: int = 4
+    splits: int | None = None
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChipTuning:
+    """The choices for one chip, by operation."""
+
+    decode: DecodeTuning = DecodeTuning()
+    prefill: PrefillTuning = PrefillTuning()
+    matmul: MatmulTuning = MatmulTuning()
+
+
+# by a word of jax.Device.device_kind
+CHIPS = {
+    "H200": ChipTuning(),
+    "H100": ChipTuning(),
+    "A100": ChipTuning(decode=DecodeTuning(multiprocessors=108)),
+    "L4": ChipTuning(decode=DecodeTuning(multiprocessors=58)),
+    "4090": ChipTuning(decode=DecodeTuning(multiprocessors=128)),
+    "B200": ChipTuning(decode=DecodeTuning(multiprocessors=148)),
+}
+
+
+def chip_tuning(device_kind: str) -> ChipTuning:
+    """The choices for a device kind such as "NVIDIA H200"; the defaults for an unknown one."""
+    words = device_kind.replace("-", " ").split()
+    return next((CHIPS[word] for word in words if word in CHIPS), ChipTuning())
