@@ -18,7 +18,8 @@ from pallas_kernels import Backends, choose_backends
 
 COLD_BYTES = 2**30  # many times the largest second-level cache
 USABLE = 0.8  # of the memory that JAX may use
-PEER_SHARE = 0.45  # of it for the pool, where another layout of the same pages is made beside it
+JAX_SHARE = 0.55  # of the device's memory, where a torch process needs some as well
+JAX_ALONE = 0.92
 COMPILE_THREADS = 8
 
 
@@ -61,15 +62,21 @@ class Bench:
         return self.ceilings[0]
 
 
-def make_bench(*, dry_run: bool = False, peer: Peer | None = None, rounds: int = 5) -> Bench:
-    """For the first device of this process."""
+def make_bench(
+    *,
+    dry_run: bool = False,
+    peer: Peer | None = None,
+    rounds: int = 5,
+    ceilings: Ceilings | None = None,
+) -> Bench:
+    """For the first device of this process; ceilings are those measured before, if any."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30)
     if dry_run:
         settings = {"memory": 2**26, "cold_bytes": 1, "rounds": 1}
     else:
         cold = COLD_BYTES if device.platform != "cpu" else 2**27
-        settings = {"memory": int(limit * USABLE * PEER_SHARE), "cold_bytes": cold}
+        settings = {"memory": int(limit * USABLE), "cold_bytes": cold}
         settings |= {"rounds": rounds}
     return Bench(
         device_kind=device.device_kind,
@@ -77,6 +84,7 @@ def make_bench(*, dry_run: bool = False, peer: Peer | None = None, rounds: int =
         backends=choose_backends(device.device_kind, device.platform),
         dry_run=dry_run,
         peer=peer,
+        ceilings=[] if ceilings is None else [ceilings],
         **settings,
     )
 

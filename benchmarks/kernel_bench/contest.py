@@ -107,8 +107,7 @@ def torch_candidates(bench: Bench, case: Case) -> tuple[list[Candidate], dict[st
     if not isinstance(case, MatmulCase) and case.dtype != "bfloat16":
         return [], {}
     try:
-        request = {"do": "prepare", "case": as_request(case), "memory": bench.memory}
-        answer = peer.call(request, PREPARE_LIMIT_S)
+        answer = peer.call({"do": "prepare", "case": as_request(case)}, PREPARE_LIMIT_S)
     except WorkerError as error:
         return [], {"torch": describe(error)}
 

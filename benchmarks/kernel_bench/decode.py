@@ -21,6 +21,7 @@ from pallas_kernels import paged_decode_attention
 CUDNN = "cuDNN paged attention"
 CUDNN_ROTATIONS = 4  # it takes an array a layer: more of them would be thousands of arguments
 TPU_PAGES_A_BLOCK = 8
+JAX_SPLITS = (16, 1)  # its default, and none for batches that fill the chip by themselves
 
 
 def quantized_options(case: DecodeCase) -> dict[str, jax.Array]:
@@ -144,15 +145,19 @@ def peers(
     bench: Bench, case: DecodeCase, pool: Pool, q: jax.Array
 ) -> dict[str, Callable[[], Program]]:
     """What is compared on this platform, in the order in which it is built."""
-    found: dict[str, Callable[[], Program]] = {}
+    if case.dtype != "bfloat16":
+        return {}
     if bench.platform == "tpu":
         return {JAX_OP: functools.partial(jax_tpu_op, case, pool, q)}
-    if bench.platform == "gpu" or bench.dry_run:
-        for splits in (16, 1):
-            name = f"{JAX_OP}, k_splits={splits}"
-            found[name] = functools.partial(jax_gpu_op, case, pool, q, splits, bench.dry_run)
-        found[CUDNN] = functools.partial(cudnn, case, pool, q)
-    return found
+    if bench.platform != "gpu" and not bench.dry_run:
+        return {}
+    found: dict[str, Callable[[], Program]] = {
+        f"{JAX_OP}, k_splits={splits}": functools.partial(
+            jax_gpu_op, case, pool, q, splits, bench.dry_run
+        )
+        for splits in JAX_SPLITS
+    }
+    return found | {CUDNN: functools.partial(cudnn, case, pool, q)}
 
 
 def measure(bench: Bench, case: DecodeCase) -> list[Row]:
@@ -164,10 +169,13 @@ def measure(bench: Bench, case: DecodeCase) -> list[Row]:
     q = queries(case.slots, case)
     rows: list[Row] = []
     programs: dict[str, Program] = {OURS: ours(case, pool, q, bench.backends.decode)}
-    if case.dtype == "bfloat16":
-        for name, build in peers(bench, case, pool, q).items():
-            try:
-                programs[name] = build()
-            except Exception as error:  # not there, or it refuses the shape: a row
-                rows.append(missing(case, name, describe(error)))
-    return rows + contest(bench, case, programs, pool.layers)
+    left = bench.memory - pool.kv_pages.nbytes
+    for name, build in peers(bench, case, pool, q).items():
+        left -= pool.kv_pages.nbytes  # each has the pages in a layout of its own
+        try:
+            if left < 0:
+                raise MemoryError("a second layout of the pages does not fit beside ours")
+            programs[name] = build()
+        except Exception as error:  # not there, or it refuses the shape: a row
+            rows.append(missing(case, name, describe(error)))
+    return contest(bench, case, programs, pool.layers) + rows
