@@ -41,7 +41,8 @@ class Bench:
         cold_bytes: how much data a candidate cycles through.
         rounds: turns of each candidate.
         dry_run: tiny shapes on a CPU: the numbers mean nothing.
-        peer: the torch process; None leaves its candidates out.
+        peer: the torch process, if there is one.
+        no_peer: why there is none.
         ceilings: of this device, measured once.
     """
 
@@ -53,6 +54,7 @@ class Bench:
     rounds: int = 5
     dry_run: bool = False
     peer: Peer | None = None
+    no_peer: str = ""
     ceilings: list[Ceilings] = field(default_factory=list)
 
     def measured_ceilings(self) -> Ceilings:
@@ -66,6 +68,7 @@ def make_bench(
     *,
     dry_run: bool = False,
     peer: Peer | None = None,
+    no_peer: str = "",
     rounds: int = 5,
     ceilings: Ceilings | None = None,
 ) -> Bench:
@@ -84,6 +87,7 @@ def make_bench(
         backends=choose_backends(device.device_kind, device.platform),
         dry_run=dry_run,
         peer=peer,
+        no_peer=no_peer,
         ceilings=[] if ceilings is None else [ceilings],
         **settings,
     )

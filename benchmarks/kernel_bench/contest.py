@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.isolated import WorkerError, describe
 from benchmarks.kernel_bench.bench import Bench, compiled
 from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
-from benchmarks.kernel_bench.rows import OURS, Row, measured_rows, missing
+from benchmarks.kernel_bench.rows import FLASHINFER, OURS, SDPA, Row, measured_rows, missing
 from benchmarks.kernel_bench.timing import (
     Candidate,
     interleaved,
@@ -70,13 +70,12 @@ def contest(
         wrong = "" if differences[name] <= limit else "ITS RESULT DIFFERS"
         notes[name] = "; ".join(filter(None, [wrong, note]))
         candidates.append(candidate)
-    if bench.peer is not None:
-        found_there, reasons = torch_candidates(bench, case)
-        candidates += found_there
-        refused |= reasons
-    seconds, failed = interleaved(candidates, bench.rounds)
+    there, reasons = torch_candidates(bench, case)
+    refused |= reasons
+    seconds, failed = interleaved([*candidates, *there], bench.rounds)
     refused |= failed
-    if bench.peer is not None:
+    if there:
+        assert bench.peer is not None
         bench.peer.call({"do": "drop"}, SAMPLE_LIMIT_S)
     chosen = fastest_of_each(seconds)
     rows = measured_rows(
@@ -102,14 +101,15 @@ def fastest_of_each(seconds: dict[str, float]) -> dict[str, str]:
 
 def torch_candidates(bench: Bench, case: Case) -> tuple[list[Candidate], dict[str, str]]:
     """What the torch process can measure of a case, and why it cannot the rest."""
-    peer = bench.peer
-    assert peer is not None
-    if not isinstance(case, MatmulCase) and case.dtype != "bfloat16":
+    if isinstance(case, MatmulCase) or case.dtype != "bfloat16":
         return [], {}
+    peer = bench.peer
+    if peer is None:
+        return [], dict.fromkeys((FLASHINFER, SDPA), bench.no_peer)
     try:
         answer = peer.call({"do": "prepare", "case": as_request(case)}, PREPARE_LIMIT_S)
     except WorkerError as error:
-        return [], {"torch": describe(error)}
+        return [], dict.fromkeys((FLASHINFER, SDPA), str(error))
 
     def candidate(name: str) -> Candidate:
         def sample() -> float:

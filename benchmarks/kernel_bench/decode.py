@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,12 @@ from benchmarks.kernel_bench.cases import DecodeCase
 from benchmarks.kernel_bench.contest import Program, contest
 from benchmarks.kernel_bench.operands import INT8_SCALE, Pool, make_pool, queries
 from benchmarks.kernel_bench.rows import JAX_OP, OURS, Row, missing
-from pallas_kernels import paged_decode_attention
+from pallas_kernels import DecodeTuning, paged_decode_attention
 
 CUDNN = "cuDNN paged attention"
 CUDNN_ROTATIONS = 4  # it takes an array a layer: more of them would be thousands of arguments
 TPU_PAGES_A_BLOCK = 8
-JAX_SPLITS = (16, 1)  # its default, and none for batches that fill the chip by themselves
+JAX_SPLITS = 16  # its default; it wants a divisor of the pages of a request
 
 
 def quantized_options(case: DecodeCase) -> dict[str, jax.Array]:
@@ -33,11 +34,23 @@ def quantized_options(case: DecodeCase) -> dict[str, jax.Array]:
 
 
 def ours(case: DecodeCase, pool: Pool, q: jax.Array, backend: str) -> Program:
-    """Our kernel through its public function, the layers of a step one after the other."""
+    """Our kernel through its public function, the layers of a step one after the other.
+
+    The program takes `tuning` as well.
+    """
     scales = quantized_options(case)
 
-    def program(q: jax.Array, kv_pages: jax.Array, table: jax.Array, lens: jax.Array) -> jax.Array:
-        attend = functools.partial(paged_decode_attention, scale=1.0, backend=backend, **scales)
+    def program(
+        q: jax.Array,
+        kv_pages: jax.Array,
+        table: jax.Array,
+        lens: jax.Array,
+        *,
+        tuning: DecodeTuning | None,
+    ) -> jax.Array:
+        attend = functools.partial(
+            paged_decode_attention, scale=1.0, backend=backend, tuning=tuning, **scales
+        )
         for layer in range(pool.layers):
             q = attend(q, kv_pages, table, lens, first_page=pool.first_page(layer))
         return q
@@ -151,11 +164,12 @@ def peers(
         return {JAX_OP: functools.partial(jax_tpu_op, case, pool, q)}
     if bench.platform != "gpu" and not bench.dry_run:
         return {}
+    # without splits as well, for batches that fill the chip by themselves
     found: dict[str, Callable[[], Program]] = {
         f"{JAX_OP}, k_splits={splits}": functools.partial(
             jax_gpu_op, case, pool, q, splits, bench.dry_run
         )
-        for splits in JAX_SPLITS
+        for splits in dict.fromkeys((math.gcd(JAX_SPLITS, case.pages), 1))
     }
     return found | {CUDNN: functools.partial(cudnn, case, pool, q)}
 
@@ -168,7 +182,9 @@ def measure(bench: Bench, case: DecodeCase) -> list[Row]:
         return [missing(case, OURS, str(error))]
     q = queries(case.slots, case)
     rows: list[Row] = []
-    programs: dict[str, Program] = {OURS: ours(case, pool, q, bench.backends.decode)}
+    program, rotations, backend = ours(case, pool, q, bench.backends.decode)
+    tuned = functools.partial(program, tuning=bench.backends.decode_tuning)
+    programs: dict[str, Program] = {OURS: (tuned, rotations, backend)}
     left = bench.memory - pool.kv_pages.nbytes
     for name, build in peers(bench, case, pool, q).items():
         left -= pool.kv_pages.nbytes  # each has the pages in a layout of its own

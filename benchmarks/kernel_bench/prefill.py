@@ -12,19 +12,26 @@ from benchmarks.kernel_bench.cases import PrefillCase
 from benchmarks.kernel_bench.contest import Program, contest
 from benchmarks.kernel_bench.operands import Pool, make_pool, queries
 from benchmarks.kernel_bench.rows import OURS, Row, missing
-from pallas_kernels import PrefillLanes, paged_prefill_attention
+from pallas_kernels import PrefillLanes, PrefillTuning, paged_prefill_attention
 
 CUDNN = "cuDNN, contiguous"
 LAYERS = 4  # operations in one program: each takes long enough to hide its launch
 
 
 def ours(case: PrefillCase, pool: Pool, q: jax.Array, backend: str, layers: int) -> Program:
-    """Our kernel: packed chunks against pages that hold them already."""
+    """Our kernel: packed chunks against pages that hold them already. It takes `tuning` as well."""
 
     def program(
-        q: jax.Array, kv_pages: jax.Array, table: jax.Array, lanes: PrefillLanes
+        q: jax.Array,
+        kv_pages: jax.Array,
+        table: jax.Array,
+        lanes: PrefillLanes,
+        *,
+        tuning: PrefillTuning | None,
     ) -> jax.Array:
-        attend = functools.partial(paged_prefill_attention, scale=1.0, backend=backend)
+        attend = functools.partial(
+            paged_prefill_attention, scale=1.0, backend=backend, tuning=tuning
+        )
         for layer in range(layers):
             q = attend(q, kv_pages, table, lanes, first_page=pool.first_page(layer))
         return q
@@ -70,7 +77,9 @@ def measure(bench: Bench, case: PrefillCase) -> list[Row]:
         return [missing(case, OURS, str(error))]
     layers = min(LAYERS, pool.layers)
     q = queries(case.lanes * case.chunk, case.as_decode)
-    programs = {OURS: ours(case, pool, q, bench.backends.prefill, layers)}
+    program, rotations, backend = ours(case, pool, q, bench.backends.prefill, layers)
+    tuned = functools.partial(program, tuning=bench.backends.prefill_tuning)
+    programs: dict[str, Program] = {OURS: (tuned, rotations, backend)}
     rows: list[Row] = []
     if case.prior:
         reason = "its causal mask has no place for tokens before the chunk"

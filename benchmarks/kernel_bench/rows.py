@@ -12,6 +12,7 @@ from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillC
 OURS = "jaxserve"
 JAX_OP = "jax paged_attention"
 FLASHINFER = "FlashInfer"
+SDPA = "torch SDPA"
 BF16 = "bf16"
 INT4 = "int4"
 LARGE_DECODE = 65536  # tokens over all slots from which decode is bound by memory alone

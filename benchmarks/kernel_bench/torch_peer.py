@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.isolated import describe, serve
 from benchmarks.kernel_bench.cases import Case, DecodeCase, PrefillCase, from_request
+from benchmarks.kernel_bench.rows import FLASHINFER, SDPA
 
 COLD_BYTES = 2**28
 MOST_LAYERS = 256
@@ -26,8 +27,6 @@ AGREEMENT = 0.05
 CHECKED_ROWS = 16
 USABLE = 0.85  # of the memory that nobody holds when a case begins
 CPU_MEMORY = 2**30
-SDPA = "torch SDPA"
-FLASHINFER = "FlashInfer"
 SMALL = DecodeCase(2, 64, 32, 8)  # what --build makes FlashInfer compile its kernels for
 SMALL_MHA = DecodeCase(2, 64, 32, 32)
 SMALL_PREFILL = PrefillCase(64, 64, 32, 8)

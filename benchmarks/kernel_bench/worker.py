@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks.kernel_bench import decode, matmul, prefill
 from benchmarks.kernel_bench.bench import Bench, make_bench
 from benchmarks.kernel_bench.cases import Case, DecodeCase, PrefillCase, from_request
 from benchmarks.kernel_bench.rows import Ceilings, Row
+from benchmarks.kernel_bench.tuning import Tuner
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,15 +41,20 @@ class Answers:
 
     def __init__(self) -> None:
         self.peer: Worker | None = None
+        self.tuner: Tuner | None = None
 
     def __call__(self, request: dict[str, Any]) -> Any:
-        """One request: `device` or `case`."""
-        if request["torch"] and self.peer is None:
+        """One request: `device`, `case`, `choices` or `tune`."""
+        no_peer = "" if request["torch"] else "left out"
+        if not no_peer and importlib.util.find_spec("torch") is None:
+            no_peer = "torch is not installed"
+        if not no_peer and self.peer is None:
             self.peer = torch_worker()
         known = request.get("ceilings")
         bench = make_bench(
             dry_run=request["dry_run"],
-            peer=self.peer if request["torch"] else None,
+            peer=None if no_peer else self.peer,
+            no_peer=no_peer,
             rounds=request["rounds"],
             ceilings=Ceilings(**known) if known else None,
         )
@@ -60,9 +67,19 @@ class Answers:
                 "jax": jax.__version__,
                 "ceilings": asdict(bench.measured_ceilings()),
             }
+        if request["do"] in ("choices", "tune"):
+            return self.tune(bench, request)
         rows = measure(bench, from_request(request["case"]))
         gc.collect()  # the pool of this case must be gone before the next one is made
         return [asdict(row) for row in rows]
+
+    def tune(self, bench: Bench, request: dict[str, Any]) -> Any:
+        """The requests of tune_kernels."""
+        if self.tuner is None:
+            self.tuner = Tuner()
+        if request["do"] == "choices":
+            return self.tuner.choices(bench, request["operation"])
+        return self.tuner.measure(bench, from_request(request["case"]), request["choices"])
 
     def close(self) -> None:
         """Ends the torch process."""
