@@ -11,7 +11,9 @@ import gc
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 from checkpoints import CheckpointError
@@ -22,6 +24,7 @@ from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
 from jaxserve.loading import load_engine
 from jaxserve.models.config import ModelConfig
 from jaxserve.observability.metrics import Metrics
+from jaxserve.observability.step_times import StepTimes
 from jaxserve.output_processor import OutputProcessor
 from jaxserve.outputs import RequestOutput
 from jaxserve.request import Request
@@ -50,6 +53,7 @@ class AsyncEngine:
         self._stopping = False
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._http_seconds = 0.0
         self._streams: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
         self._aborted_early: set[str] = set()  # while their prompts were tokenised
         self._tokenizer: Tokenizer | None = None
@@ -267,7 +271,15 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put_nowait(output)
-        self.metrics.record_stats(stats)
+        self.metrics.record_stats(stats._replace(times=self._with_loop_times(stats.times)))
+
+    def _with_loop_times(self, times: StepTimes) -> StepTimes:
+        """Adds what this thread has spent: on text, and on everything else that it computes."""
+        assert self._outputs is not None
+        text = self._outputs.seconds
+        # processor time, so that waiting for a socket does not count; never less than before
+        self._http_seconds = max(self._http_seconds, time.thread_time() - text)
+        return replace(times, detokenise=text, http=self._http_seconds)
 
     def _fail_streams(self) -> None:
         for stream in self._streams.values():

@@ -37,6 +37,8 @@ class EngineConfig:
             kind when None; the rest are compiled in the background while a larger one serves.
         compile_in_background: whether that rest is compiled at all.
         kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
+        compilation_cache: where compiled programs are kept for the next start: "auto" (the user's
+            cache folder), "off" or a folder.
     """
 
     model: str
@@ -60,6 +62,7 @@ class EngineConfig:
     compile_ahead: int | None = None
     compile_in_background: bool = True
     kv_cache_memory_bytes: int | None = None
+    compilation_cache: str = "auto"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

@@ -7,14 +7,17 @@ each step before the next is planned: the same tokens, one step at a time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxserve.execution.packing import scores_prompt
 from jaxserve.execution.runner import Dispatched, Runner, StepResult
+from jaxserve.observability.step_times import StepTimes
 from jaxserve.request import Request
-from jaxserve.scheduling.plan import PrefillLane
+from jaxserve.scheduling.plan import PrefillLane, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 
 
@@ -51,6 +54,7 @@ class EngineStats(NamedTuple):
     num_preemptions: int  # since the engine started
     num_steps: int  # dispatched since the engine started
     num_programs: int  # compiled so far; grows only while the background thread compiles
+    times: StepTimes  # seconds by phase since the engine started
 
 
 class Engine:
@@ -69,6 +73,8 @@ class Engine:
         self._in_flight: Dispatched | None = None
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._num_steps = 0
+        self._times = StepTimes()
+        self._last_commit = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -85,8 +91,10 @@ class Engine:
 
     def step(self) -> list[RequestUpdate]:
         """Dispatch the next step and return the tokens of the last one that has run."""
+        begin = perf_counter()
         plan = self.scheduler.plan()
-        dispatched = self.runner.dispatch(plan) if plan else None
+        self._times.plan += perf_counter() - begin
+        dispatched = self._dispatch(plan) if plan else None
         self._num_steps += dispatched is not None
         previous, self._in_flight = self._in_flight, dispatched
         if dispatched is None and previous is None and self.scheduler.has_unfinished:
@@ -97,6 +105,20 @@ class Engine:
             updates += self._commit(current)
         return updates
 
+    def _dispatch(self, plan: StepPlan) -> Dispatched:
+        begin = perf_counter()
+        packed = self.runner.pack(plan)
+        ready = perf_counter()
+        running: Any = self._in_flight.result if self._in_flight is not None else None
+        drained = running is not None and running.is_ready()
+        dispatched = self.runner.dispatch(plan, packed)
+        end = perf_counter()
+        self._times.pack += ready - begin
+        self._times.dispatch += end - ready
+        if drained:
+            self._times.device_idle += end - self._last_commit
+        return dispatched
+
     def stats(self) -> EngineStats:
         s = self.scheduler
         return EngineStats(
@@ -106,6 +128,7 @@ class Engine:
             num_preemptions=s.num_preemptions,
             num_steps=self._num_steps,
             num_programs=len(self.runner.programs.programs),
+            times=replace(self._times),
         )
 
     def close(self) -> None:
@@ -113,7 +136,10 @@ class Engine:
         self.runner.close()
 
     def _commit(self, step: Dispatched) -> list[RequestUpdate]:
+        begin = perf_counter()
         result = self.runner.fetch(step)
+        self._last_commit = perf_counter()
+        self._times.wait += self._last_commit - begin
         self._collect_prompt_logprobs(step, result)
         updates = []
         for seen in self.scheduler.commit(step.plan, result.tokens):
@@ -132,6 +158,7 @@ class Engine:
                     seen.stop_reason,
                 )
             )
+        self._times.commit += perf_counter() - self._last_commit
         return updates
 
     def _collect_prompt_logprobs(self, step: Dispatched, result: StepResult) -> None:

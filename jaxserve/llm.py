@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -61,8 +62,9 @@ class LLM:
         return self._tokenizer
 
     def stats(self) -> EngineStats:
-        """A snapshot of the engine: queues, pages, steps so far."""
-        return self._engine.stats()
+        """A snapshot of the engine: queues, pages, steps so far, where their time went."""
+        stats = self._engine.stats()
+        return stats._replace(times=replace(stats.times, detokenise=self._outputs.seconds))
 
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams()
@@ -172,7 +174,7 @@ class LLM:
         processed = self._outputs.process(self._engine.step())
         for sequence_id in processed.stopped:
             self._engine.abort(sequence_id)
-        self.metrics.record_stats(self._engine.stats())
+        self.metrics.record_stats(self.stats())
         return processed.outputs
 
     def _abort_rest(

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
+from jaxserve.execution import compilation_cache
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -74,6 +75,7 @@ def load_engine(
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
+    cache = compilation_cache.use(config.compilation_cache)
     model_config = ModelConfig.from_folder(config.model)
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
@@ -114,7 +116,8 @@ def load_engine(
     compiling = time.monotonic()
     runner.warm_up(lambda shape: logger.debug("compiling %s", shape.name))
     programs = len(runner.programs.programs)
-    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s")
+    kept = f"kept in {cache}" if cache else "kept nowhere"
+    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s ({kept})")
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
     seconds = time.monotonic() - start

@@ -129,6 +129,7 @@ class OutputProcessor:
     ):
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self.seconds = 0.0  # spent on updates so far
         self._clock = clock
         self._live: dict[str, _LiveRequest] = {}
         self._by_sequence: dict[str, tuple[_LiveRequest, _Sequence]] = {}
@@ -148,6 +149,7 @@ class OutputProcessor:
 
     def process(self, updates: list[RequestUpdate]) -> Processed:
         """Take in one step's updates."""
+        begin = time.perf_counter()
         outputs, stopped = [], []
         now = self._clock()
         for update in updates:
@@ -160,6 +162,7 @@ class OutputProcessor:
             output = self._output(live, sequence)
             if output is not None:
                 outputs.append(output)
+        self.seconds += time.perf_counter() - begin
         return Processed(outputs, stopped)
 
     def abort(self, request_id: str) -> tuple[RequestOutput | None, list[str]]:

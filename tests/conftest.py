@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is LLVM. The slow suite sets XLA_FLAGS empty: full optimisation.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# One for all workers, which inherit it: what several tests compile is compiled once.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="jaxserve-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -35,6 +35,13 @@ class Dispatched(NamedTuple):
     result: jax.Array
 
 
+class Packed(NamedTuple):
+    """A plan as the operand of a program."""
+
+    program: Program
+    blob: np.ndarray
+
+
 class StepResult(NamedTuple):
     """A fetched step: sampled tokens in the plan's row order, and the result's arrays.
 
@@ -111,13 +118,18 @@ class Runner:
         if self._config.compile_in_background:
             self.programs.compile_rest_in_background()
 
-    def dispatch(self, plan: StepPlan) -> Dispatched:
-        """Start a step on the device; returns before it has run."""
+    def pack(self, plan: StepPlan) -> Packed:
+        """Choose the program of a plan and fill its operand; a plan is packed once."""
         variant = self.packer.plan_variant(plan)
         program = self.programs.select(
             len(plan.decode), plan.num_prefill_tokens, len(plan.lanes), variant
         )
-        result = self._call(program, self.packer.pack(plan, program.layout))
+        return Packed(program, self.packer.pack(plan, program.layout))
+
+    def dispatch(self, plan: StepPlan, packed: Packed | None = None) -> Dispatched:
+        """Start a step on the device; returns before it has run."""
+        program, blob = packed or self.pack(plan)
+        result = self._call(program, blob)
         result.copy_to_host_async()
         return Dispatched(plan, program, result)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from jaxserve.engine import EngineStats
+from jaxserve.observability.step_times import StepTimes
 from jaxserve.outputs import RequestMetrics
 
 # Seconds. Fine below 50 ms, where queueing and first tokens of a healthy server lie.
@@ -49,6 +50,16 @@ class Metrics:
         self._preemptions = counter("num_preemptions", "Requests preempted for want of pages.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self._generation_tokens = counter("generation_tokens", "Generated tokens.")
+        phases = Counter(
+            "jaxserve:step_phase_seconds",
+            "Seconds of the engine's steps by phase; device_idle is an upper bound.",
+            ["model_name", "phase"],
+            registry=self.registry,
+        )
+        self._times_seen = StepTimes()
+        self._phases = {
+            phase: phases.labels(model_name, phase) for phase in self._times_seen.as_dict()
+        }
         self._first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS
         )
@@ -81,6 +92,9 @@ class Metrics:
         self._steps_seen = stats.num_steps
         self._preemptions.inc(stats.num_preemptions - self._preemptions_seen)
         self._preemptions_seen = stats.num_preemptions
+        for phase, seconds in stats.times.since(self._times_seen).as_dict().items():
+            self._phases[phase].inc(seconds)
+        self._times_seen = stats.times
 
     def record_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)

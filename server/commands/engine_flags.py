@@ -103,6 +103,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="programs compiled before the engine is ready (default: %(default)s)",
     )
     add(
+        "--compilation-cache",
+        default=_default("compilation_cache"),
+        metavar="FOLDER",
+        help="keeps compiled programs for the next start: auto (the user's cache folder), off, or "
+        "a folder (default: %(default)s)",
+    )
+    add(
         "--compile-in-background",
         action=argparse.BooleanOptionalAction,
         default=_default("compile_in_background"),

@@ -1,0 +1,70 @@
+"""JAX's persistent compilation cache, in a folder of this machine's own.
+
+Compiled CPU code is for the processor that compiled it, and a home folder may be shared by several:
+the folder's name holds what the code depends on beside what JAX's own key covers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from pathlib import Path
+
+import jax
+import jaxlib
+
+logger = logging.getLogger(__name__)
+
+
+def default_folder() -> Path:
+    """`jaxserve/xla/<key>` in the user's cache folder (`$XDG_CACHE_HOME`, else `~/.cache`)."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jaxserve" / "xla" / _machine_key()
+
+
+def use(setting: str) -> Path | None:
+    """Let JAX keep compiled programs on disk and find them there again.
+
+    A folder that the process has already told JAX (`JAX_COMPILATION_CACHE_DIR`) is respected.
+
+    Args:
+        setting: "auto" for the default folder, "off", or a folder.
+
+    Returns:
+        The folder in use; None when the cache is off or cannot be written, which is logged.
+    """
+    if setting == "off":
+        return None
+    configured = jax.config.values["jax_compilation_cache_dir"]
+    if setting == "auto" and configured:
+        return Path(configured)
+    folder = default_folder() if setting == "auto" else Path(setting)
+    try:
+        # compiled code is run as it is found: nobody else may write it
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if setting != "auto":
+            raise
+        logger.warning("no compilation cache: %s", error)
+        return None
+    if str(folder) != configured:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        # JAX opens the cache once: a folder that is named later needs it opened again
+        from jax.experimental.compilation_cache import compilation_cache
+
+        compilation_cache.reset_cache()
+    # every program is worth keeping: tracing is all that a warm start should cost
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    return folder
+
+
+def _machine_key() -> str:
+    facts = [jaxlib.__version__, platform.machine(), platform.processor()]
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text().splitlines()
+        facts += [line for line in lines if line.startswith(("model name", "flags"))][:2]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,41 @@
+"""Where the time of the engine's steps goes, phase by phase."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds since the engine started, by phase.
+
+    Attributes:
+        plan: the scheduler chooses requests and pages.
+        pack: the plan becomes one int32 array.
+        dispatch: the compiled program is called; returns before the device is done.
+        wait: the host waits for the device. Large is good: the device is what limits.
+        commit: tokens reach their requests, logprobs are collected.
+        detokenise: tokens become text, stop strings are searched. Off the engine's thread in a
+            server.
+        http: what else the event loop's thread computes (a server only): requests are parsed,
+            chunks written.
+        device_idle: at most this long the device had nothing to do between two steps of a backlog.
+            An upper bound: the host sees that a step has ended, not when.
+    """
+
+    plan: float = 0.0
+    pack: float = 0.0
+    dispatch: float = 0.0
+    wait: float = 0.0
+    commit: float = 0.0
+    detokenise: float = 0.0
+    http: float = 0.0
+    device_idle: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def since(self, earlier: StepTimes) -> StepTimes:
+        """What was added after an earlier copy."""
+        before = earlier.as_dict()
+        return StepTimes(**{name: value - before[name] for name, value in self.as_dict().items()})
