@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.isolated import Inline, WorkerError
 from benchmarks.kernel_bench import plots, report
 from benchmarks.kernel_bench.cases import KINDS, all_cases, dry_cases
-from benchmarks.kernel_bench.run import device_worker, failures_of, run_cases
+from benchmarks.kernel_bench.run import Build, device_worker, failures_of, run_cases
 
 EXIT_FAILED = 1
 
@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         answers = None
         worker = device_worker(with_torch=not options.no_torch)
+    build = None if options.dry_run or options.no_torch else Build()
     try:
         rows, device, notes = run_cases(
             worker,
@@ -64,12 +65,15 @@ def main(arguments: list[str] | None = None) -> int:
             },
             deadline=begin + options.budget_seconds,
             progress=lambda *found: report.write(folder, "kernels", *found),
+            build=build,
         )
     except WorkerError as error:
         print(f"the device could not be used: {error}", file=sys.stderr)
         return EXIT_FAILED
     finally:
         worker.close()
+        if build is not None:
+            build.close()
         if answers is not None:
             answers.close()
     plots.kernels(rows, device, folder)

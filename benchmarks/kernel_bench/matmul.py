@@ -1,4 +1,4 @@
-"""Matrix products with quantised weights, next to the same product in bf16 by the vendor's library."""
+"""Products with quantised weights, next to the same product in bf16 by the vendor's library."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from pallas_kernels.quantized_matmul import (
 
 COLD_WEIGHTS = 2**29  # bytes of weights in one program
 MOST_LAYERS = 16
+MOST_RESULTS = 2**29  # bytes of results of one program
 # every backend that may serve a family of devices is a setting of the candidate
 BACKENDS = {
     "a Hopper GPU": ("mosaic_gpu", "triton", "xla"),
@@ -72,7 +73,9 @@ def measure(bench: Bench, case: MatmulCase) -> list[Row]:
     shape = (case.outputs, case.inputs)
     weight = jax.random.normal(keys[0], shape, jnp.bfloat16) * case.inputs**-0.5
     layers = max(2, min(MOST_LAYERS, math.ceil(cold / case.weight_bytes(4))))
-    layers = max(2, min(layers, int(bench.memory // (2 * full))))
+    # the results of several programs are alive at the same time
+    room = min(bench.memory // (2 * full), MOST_RESULTS // (2 * case.rows * case.outputs))
+    layers = max(2, min(layers, int(room)))
     rows = [
         jax.random.normal(key, (case.rows, case.inputs), jnp.bfloat16) for key in keys[1:][:layers]
     ]
@@ -84,9 +87,7 @@ def measure(bench: Bench, case: MatmulCase) -> list[Row]:
         bits[name] = size
         stored = copies(jax.jit(quantize)(weight), layers)
         for backend in BACKENDS[device_family(bench.device_kind, bench.platform)]:
-            multiply = functools.partial(
-                quantized_matmul, activations=activations, backend=backend
-            )
+            multiply = functools.partial(quantized_matmul, activations=activations, backend=backend)
             setting = f"{name}, {backend}"
             programs[setting] = program_of(multiply, layers), [(*rows, *stored)], backend
             tolerances[setting] = tolerance

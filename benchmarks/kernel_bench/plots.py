@@ -49,8 +49,6 @@ def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[P
 
 def _first_cases(rows: Sequence[Row], operation: str) -> list[str]:
     found = (
-        row.label
-        for row in rows
-        if row.case["operation"] == operation and row.percent is not None
+        row.label for row in rows if row.case["operation"] == operation and row.percent is not None
     )
     return list(dict.fromkeys(found))[:MOST_CASES]

@@ -50,8 +50,8 @@ def markdown(rows: Sequence[Row], device: dict[str, Any], notes: Sequence[str]) 
         f"# Kernels on {device['device_kind']}",
         "",
         f"jax {device['jax']}; {device['backends']}.",
-        f"Measured here: copy {ceilings['copy_gb_s']:.0f} GB/s (bytes read and written), dense bf16 "
-        f"matrix product {ceilings['matmul_tflop_s']:.4g} TFLOP/s.",
+        f"Measured here: copy {ceilings['copy_gb_s']:.0f} GB/s (bytes read and written), "
+        f"dense bf16 matrix product {ceilings['matmul_tflop_s']:.4g} TFLOP/s.",
         f"Targets met: {met} of {total}.",
         *notes,
     ]

@@ -76,9 +76,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         PrefillCase(1024, 4096, 32, 8),
         PrefillCase(256, 1024, 32, 8, lanes=16),
     ),
-    "matmul": tuple(
-        MatmulCase("gate_up", rows, 4096, 28672) for rows in (1, 16, 64, 256, 2048)
-    ),
+    "matmul": tuple(MatmulCase("gate_up", rows, 4096, 28672) for rows in (1, 16, 64, 256, 2048)),
 }
 DRY_CASES: dict[str, tuple[Case, ...]] = {
     "decode": (DecodeCase(2, 40, 4, 2, head_dim=64),),

@@ -1,0 +1,78 @@
+"""Section: products with quantised weights against float64 NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.setting import Section, Setting
+from benchmarks.kernel_bench.matmul import BACKENDS
+from pallas_kernels import KernelError
+from pallas_kernels.devices import device_family
+from pallas_kernels.quantized_matmul import (
+    dequantize,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+    quantized_matmul,
+)
+from tests.pallas_kernels.oracle import relative_error
+
+# name: quantiser, activations
+FORMATS: dict[str, tuple[Any, str]] = {
+    "int8": (quantize_int8, "float"),
+    "int8 x int8": (quantize_int8, "int8"),
+    "int4 g128": (lambda w: quantize_int4(w, 128), "float"),
+    "int4 g64 zeros": (lambda w: quantize_int4(w, 64, asymmetric=True), "float"),
+    "int4 g32": (lambda w: quantize_int4(w, 32), "float"),
+    "fp8": (quantize_fp8, "float"),
+    "fp8 x fp8": (quantize_fp8, "fp8"),
+}
+ROWS = (1, 7, 16, 64, 300)
+SHAPES = ((512, 1024), (640, 2048))  # outputs, inputs
+TOLERANCE = 1e-2  # bfloat16 operands, float32 sums, a bfloat16 result
+
+
+def cases(setting: Setting) -> list[str]:
+    """Format and shape as JSON; each is run for every number of rows."""
+    pairs = list(itertools.product(FORMATS, SHAPES))
+    return [json.dumps(pair) for pair in setting.pick(pairs, [("int4 g128", (64, 256))])]
+
+
+def wanted(x: jax.Array, weight: Any, activations: str) -> np.ndarray:
+    """The product in float64; with rounded activations, of what the reference rounds them to."""
+    if activations != "float":
+        exact = quantized_matmul(
+            x, weight, activations=activations, out_dtype=jnp.float32, backend="reference"
+        )
+        return np.asarray(exact, np.float64)
+    full = np.asarray(dequantize(weight, x.shape[1]), np.float64)
+    return np.asarray(x.astype(jnp.float32), np.float64) @ full.T
+
+
+def products(setting: Setting, case: str) -> Section:
+    """One format and shape by every backend of the device; a refusal is a row."""
+    name, (outputs, inputs) = json.loads(case)
+    quantize, activations = FORMATS[name]
+    section = Section(columns=("backend", "format", "rows x inputs x outputs", "error"))
+    w = jax.random.normal(jax.random.key(0), (outputs, inputs), jnp.float32) * inputs**-0.5
+    weight = jax.jit(quantize)(w)
+    family = "a CPU" if setting.dry_run else device_family(setting.device_kind, "gpu")
+    for rows, backend in itertools.product(setting.pick(ROWS, (2,)), BACKENDS[family]):
+        x = jax.random.normal(jax.random.key(rows), (rows, inputs), jnp.bfloat16)
+        what = f"{rows} x {inputs} x {outputs}"
+        try:
+            got = quantized_matmul(x, weight, activations=activations, backend=backend)
+        except (KernelError, ImportError) as error:
+            section.rows.append((backend, name, what, f"refused: {error}"))
+            continue
+        error = relative_error(got.astype(jnp.float32), wanted(x, weight, activations))
+        section.rows.append((backend, name, what, f"{error:.1e}"))
+        if not error <= TOLERANCE:
+            section.failures.append(f"{backend} {name} {what}: error {error:.2g} > {TOLERANCE}")
+    return section
