@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
+from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
@@ -29,7 +30,14 @@ from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import AttentionShape, Backends, choose_backends, storage_dtype
+from pallas_kernels import (
+    AttentionShape,
+    Backends,
+    KernelError,
+    choose_backends,
+    require_backend,
+    storage_dtype,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,7 @@ def load_engine(
     *,
     progress: Callable[[str], Any] = logger.info,
     devices: list[jax.Device] | None = None,
+    backends: Backends | None = None,
 ) -> Loaded:
     """Load weights, plan memory, compile and warm up.
 
@@ -69,6 +78,7 @@ def load_engine(
         config: what the user asked for.
         progress: told one line a phase.
         devices: devices to use; all of the default platform when None.
+        backends: kernels to use; chosen from the device and `config` when None.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
@@ -80,7 +90,7 @@ def load_engine(
     mesh = make_mesh(config.tensor_parallel_size, devices)
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
-    backends = _choose_backends(resolved, model_config, device)
+    backends = backends or _choose_backends(resolved, model_config, device)
     progress(f"kernels: decode {backends.decode}, prefill {backends.prefill} ({backends.reason})")
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
@@ -134,10 +144,15 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
         query_dtype=dtype,
     )
     chosen = choose_backends(device.device_kind, device.platform, shape)
-    if config.decode_backend is not None:
-        chosen = replace(chosen, decode=config.decode_backend)
-    if config.prefill_backend is not None:
-        chosen = replace(chosen, prefill=config.prefill_backend)
+    for operation in ("decode", "prefill"):
+        asked = getattr(config, f"{operation}_backend")
+        if asked is not None:
+            try:
+                require_backend(operation, asked, device.device_kind, device.platform, shape)
+            except KernelError as error:
+                raise ValidationError(f"{operation}_backend", asked, error.allowed) from error
+            changed: dict[str, Any] = {operation: asked}
+            chosen = replace(chosen, **changed)
     return chosen
 
 

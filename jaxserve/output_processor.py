@@ -152,16 +152,19 @@ class OutputProcessor:
         begin = time.perf_counter()
         outputs, stopped = [], []
         now = self._clock()
+        num_tokens = 0
         for update in updates:
             entry = self._by_sequence.get(update.request.request_id)
             if entry is None:
                 continue  # aborted while its last step was in flight
             live, sequence = entry
+            num_tokens += 1
             if self._take(live, sequence, update, now):
                 stopped.append(update.request.request_id)
             output = self._output(live, sequence)
             if output is not None:
                 outputs.append(output)
+        self._metrics.record_generated(num_tokens)
         self.seconds += time.perf_counter() - begin
         return Processed(outputs, stopped)
 

@@ -5,7 +5,7 @@ for by name.
 """
 
 from pallas_kernels.coverage import AttentionShape
-from pallas_kernels.devices import Backends, choose_backends
+from pallas_kernels.devices import Backends, choose_backends, require_backend
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention import (
     PrefillLanes,
@@ -30,6 +30,7 @@ __all__ = [
     "choose_backends",
     "paged_decode_attention",
     "paged_prefill_attention",
+    "require_backend",
     "storage_dtype",
     "write_kv",
     "write_kv_scaled",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pallas_kernels import coverage
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
-from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning, chip_tuning
+from pallas_kernels.tuning import ChipTuning, chip_tuning
 
 # backends with nothing to tune and nothing to interpret
 PLAIN = ("reference", "xla")
@@ -43,6 +44,8 @@ class Backends:
         write_kv: for write_kv.
         reason: why these, in a sentence that a log line can show.
         tuning: tile sizes for the device.
+        interpret: parameters of the kernels' interpreter, which runs them on any device, slowly;
+            None compiles them.
     """
 
     decode: str
@@ -50,16 +53,27 @@ class Backends:
     write_kv: str
     reason: str
     tuning: ChipTuning = field(default_factory=ChipTuning)
+    interpret: Any = None
 
     @property
-    def decode_tuning(self) -> DecodeTuning | None:
-        """What paged_decode_attention takes as `tuning`; None for a backend in plain JAX."""
-        return None if self.decode in PLAIN else self.tuning.decode
+    def decode_options(self) -> dict[str, Any]:
+        """The keyword arguments of paged_decode_attention that the device decides."""
+        return self._options(self.decode, tuning=self.tuning.decode)
 
     @property
-    def prefill_tuning(self) -> PrefillTuning | None:
-        """What paged_prefill_attention takes as `tuning`; None for a backend in plain JAX."""
-        return None if self.prefill in PLAIN else self.tuning.prefill
+    def prefill_options(self) -> dict[str, Any]:
+        """The keyword arguments of paged_prefill_attention that the device decides."""
+        return self._options(self.prefill, tuning=self.tuning.prefill)
+
+    @property
+    def write_options(self) -> dict[str, Any]:
+        """The keyword arguments of write_kv that the device decides."""
+        return self._options(self.write_kv)
+
+    def _options(self, backend: str, **tuning: Any) -> dict[str, Any]:
+        if backend in PLAIN:
+            return {"backend": backend}
+        return {"backend": backend, "interpret": self.interpret, **tuning}
 
 
 def device_family(device_kind: str, platform: str) -> str:
@@ -102,28 +116,55 @@ def choose_backends(
         KernelError: no implementation has been chosen for this platform or device.
     """
     family = device_family(device_kind, platform)
-    candidates = FAMILIES[family]
     judged = shape or AttentionShape()
     refusals: list[str] = []
 
-    def first(
-        operation: str,
-        names: Sequence[str],
-        covers: dict[str, Callable[[AttentionShape], KernelError | None]],
-    ) -> str:
+    def first(operation: str) -> str:
+        names = getattr(FAMILIES[family], operation)
         for name in names:
-            refusal = covers[name](judged) if name in covers else None
+            refusal = _refusal(operation, name, judged)
             if refusal is None:
                 return name
             refusals.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
-    decode = first("decode", candidates.decode, coverage.DECODE)
-    prefill = first("prefill", candidates.prefill, coverage.PREFILL)
     return Backends(
-        decode=decode,
-        prefill=prefill,
-        write_kv=candidates.write_kv,
+        decode=first("decode"),
+        prefill=first("prefill"),
+        write_kv=FAMILIES[family].write_kv,
         reason="; ".join([f"{device_kind} is {family}", *refusals]),
         tuning=chip_tuning(device_kind),
     )
+
+
+def require_backend(
+    operation: str, backend: str, device_kind: str, platform: str, shape: AttentionShape
+) -> None:
+    """Refuses a backend that does not run on a device or does not cover a shape.
+
+    Args:
+        operation: "decode" or "prefill".
+        backend: its name.
+        device_kind, platform: as for choose_backends.
+        shape: the model's attention.
+
+    Raises:
+        KernelError: says which backends run there, or what the backend does not cover.
+    """
+    family = device_family(device_kind, platform)
+    allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PLAIN])
+    if backend not in allowed:
+        raise KernelError(operation, repr(backend), f"on {family} one of {', '.join(allowed)}")
+    refusal = _refusal(operation, backend, shape)
+    if refusal is not None:
+        raise KernelError(
+            operation,
+            repr(backend),
+            f"a backend that covers {refusal.field}={refusal.value} "
+            f"({backend} takes {refusal.allowed})",
+        )
+
+
+def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:
+    covers = coverage.DECODE if operation == "decode" else coverage.PREFILL
+    return covers[backend](shape) if backend in covers else None

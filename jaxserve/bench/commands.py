@@ -64,7 +64,8 @@ def run_latency(options: argparse.Namespace) -> int:
     print(
         f"batch {options.batch_size}, {options.input_len} -> {options.output_len} tokens: "
         f"{middle.elapsed_time:.3f} s (median of {len(times)}), "
-        f"{middle.output_tokens_per_second:.1f} tok/s, {middle.gigabytes_per_second:.2f} GB/s"
+        f"{middle.output_tokens_per_second:.1f} tok/s, {middle.gigabytes_per_second:.2f} GB/s\n"
+        f"{middle.breakdown()}"
     )
     return _finish(llm, report, options.output_json)
 
@@ -91,7 +92,8 @@ def run_throughput(options: argparse.Namespace) -> int:
         f"{run.num_steps} steps: "
         f"{report['requests_per_second']:.2f} requests/s, "
         f"{report['tokens_per_second']:.1f} tok/s in all, "
-        f"{run.output_tokens_per_second:.1f} output tok/s, {run.gigabytes_per_second:.2f} GB/s"
+        f"{run.output_tokens_per_second:.1f} output tok/s, {run.gigabytes_per_second:.2f} GB/s\n"
+        f"{run.breakdown()}"
     )
     return _finish(llm, report, options.output_json)
 

@@ -25,6 +25,7 @@ class Measured:
         num_requests, num_prompt_tokens, num_output_tokens: size of the workload.
         num_steps: engine steps that served it.
         bytes_read: least bytes that these steps read (weights and KV).
+        phase_seconds: where the time of the steps went, by the fields of `StepTimes`.
     """
 
     elapsed_time: float
@@ -33,6 +34,12 @@ class Measured:
     num_output_tokens: int
     num_steps: int
     bytes_read: int
+    phase_seconds: dict[str, float]
+
+    @property
+    def device_busy(self) -> float:
+        """Share of the time in which the device had work, at least."""
+        return max(0.0, 1.0 - self.phase_seconds["device_idle"] / self.elapsed_time)
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -51,7 +58,18 @@ class Measured:
             "tokens_per_second": total / self.elapsed_time,
             "output_tokens_per_second": self.output_tokens_per_second,
             "gigabytes_per_second": self.gigabytes_per_second,
+            "device_busy": self.device_busy,
         }
+
+    def breakdown(self) -> str:
+        """A line that says where a step's time goes: host work, and the wait for the device."""
+        microseconds = {
+            phase: 1e6 * seconds / max(1, self.num_steps)
+            for phase, seconds in self.phase_seconds.items()
+            if phase not in ("http", "device_idle")
+        }
+        parts = ", ".join(f"{phase} {value:.0f}" for phase, value in microseconds.items())
+        return f"us a step: {parts}; device busy at least {self.device_busy:.1%}"
 
 
 def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> Measured:
@@ -60,7 +78,7 @@ def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> 
     Raises:
         RuntimeError: a request ended early, so the figure would not mean what it says.
     """
-    steps = llm.stats().num_steps
+    before = llm.stats()
     start = time.perf_counter()
     outputs = llm.generate(
         [{"prompt_token_ids": item.prompt_token_ids} for item in items],
@@ -73,7 +91,8 @@ def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> 
             raise RuntimeError(
                 f"a request gave {len(output.outputs[0].token_ids)} of {item.output_len} tokens"
             )
-    steps = llm.stats().num_steps - steps
+    after = llm.stats()
+    steps = after.num_steps - before.num_steps
     return Measured(
         elapsed_time=elapsed,
         num_requests=len(items),
@@ -81,6 +100,7 @@ def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> 
         num_output_tokens=sum(item.output_len for item in items),
         num_steps=steps,
         bytes_read=bytes_moved(items, steps, llm.footprint),
+        phase_seconds=after.times.since(before.times).as_dict(),
     )
 
 

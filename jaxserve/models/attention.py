@@ -68,7 +68,7 @@ def make_attend(
                 v,
                 batch.write_pages + first_page,
                 batch.write_offsets,
-                backend=backends.write_kv,
+                **backends.write_options,
             )
             out = paged_decode_attention(
                 q[:num_decode],
@@ -78,8 +78,7 @@ def make_attend(
                 scale=scale,
                 window=window,
                 first_page=first_page,
-                backend=backends.decode,
-                tuning=backends.decode_tuning,
+                **backends.decode_options,
             )
             if batch.lanes is not None and batch.lane_table is not None:
                 region = paged_prefill_attention(
@@ -90,8 +89,7 @@ def make_attend(
                     scale=scale,
                     window=window,
                     first_page=first_page,
-                    backend=backends.prefill,
-                    tuning=backends.prefill_tuning,
+                    **backends.prefill_options,
                 )
                 out = jnp.concatenate([out, region])
             return out, kv_pages

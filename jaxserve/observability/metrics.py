@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from jaxserve.engine import EngineStats
 from jaxserve.observability.step_times import StepTimes
+from jaxserve.observability.token_histogram import TokenHistogram
 from jaxserve.outputs import RequestMetrics
 
 # Seconds. Fine below 50 ms, where queueing and first tokens of a healthy server lie.
@@ -63,9 +64,13 @@ class Metrics:
         self._first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS
         )
-        self._inter_token = histogram(
-            "inter_token_latency_seconds", "Time between two tokens of a sequence.", TOKEN_BUCKETS
+        self._inter_token = TokenHistogram(
+            "jaxserve:inter_token_latency_seconds",
+            "Time between two tokens of a sequence.",
+            model_name,
+            TOKEN_BUCKETS,
         )
+        self.registry.register(self._inter_token)
         self._queue = histogram(
             "request_queue_time_seconds", "Arrival to first scheduled step.", LATENCY_BUCKETS
         )
@@ -100,14 +105,16 @@ class Metrics:
         self._prompt_tokens.inc(num_tokens)
 
     def record_token(self, times: RequestMetrics, now: float, previous: float | None) -> None:
-        """One generated token, `previous` being the time of its sequence's last one."""
-        self._generation_tokens.inc()
+        """One token of a sequence, `previous` being the time of its last one."""
         if times.first_token_time is None:
             self._first_token.observe(now - times.arrival_time)
             if times.first_scheduled_time is not None:
                 self._queue.observe(times.first_scheduled_time - times.arrival_time)
         elif previous is not None:
             self._inter_token.observe(now - previous)
+
+    def record_generated(self, num_tokens: int) -> None:
+        self._generation_tokens.inc(num_tokens)
 
     def record_finished(self, times: RequestMetrics, reason: str) -> None:
         self._finished.labels(self._model_name, reason).inc()

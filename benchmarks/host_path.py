@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""What a decode step costs the host: everything but the model, whose step is a stub.
+
+The real scheduler, packing, dispatch, commit and output processing run at a number of running
+requests; the compiled step takes as many parameter leaves as a real model of so many layers and
+only copies its state. Prints microseconds a step by phase.
+
+    python benchmarks/host_path.py --rows 64 --layers 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve import LLM, SamplingParams
+from jaxserve.bench.measure import environment
+from jaxserve.bench.shapes import write_config
+from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.programs import Program
+from jaxserve.execution.runner import Runner
+from jaxserve.observability.step_times import StepTimes
+
+VOCAB = 512
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": VOCAB,
+}
+PHASES = ("plan", "pack", "dispatch", "commit", "detokenise")
+
+
+def stub_program(runner: Runner, shape: StepShape) -> Program:
+    """A program with the operands and results of the real one, that computes nothing."""
+    layout = BlobLayout(shape, runner._page_size, VOCAB)
+    result = ResultLayout(shape, 0)
+
+    def step(leaves: tuple[jax.Array, ...], state: Any, blob: jax.Array) -> tuple[Any, jax.Array]:
+        # every leaf must be an operand that XLA keeps
+        used = sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in leaves)
+        token = 5 + 0 * (used + blob[0]).astype(jnp.int32)
+        return state, result.write(
+            {
+                name: jnp.full(field.shape, token, jnp.float32 if field.is_float else jnp.int32)
+                for name, field in result.fields.items()
+            }
+        )
+
+    operands = (
+        runner._leaves,
+        jax.eval_shape(runner._zero_state),
+        jax.ShapeDtypeStruct((layout.size,), jnp.int32),
+    )
+    compiled = jax.jit(step, donate_argnums=1).lower(*operands).compile()
+    return Program(layout, result, compiled, 0)
+
+
+def measure(rows: int, layers: int, steps: int, repeats: int) -> list[StepTimes]:
+    """Seconds of `steps` decode steps by phase, `repeats` times."""
+    original = Runner.compile_program
+    Runner.compile_program = stub_program  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = write_config("llama-3-8b", Path(name), num_hidden_layers=layers, **SMALL)
+            llm = LLM(
+                str(folder),
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                max_num_seqs=rows,
+                max_model_len=1024,
+                num_pages=rows * 64 + 1,
+                compile_ahead=2 if rows == 1 else 1000,
+                compile_in_background=False,
+                compilation_cache="off",
+            )
+    finally:
+        Runner.compile_program = original  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True, detokenize=False)
+    prepared = [llm._inputs.prepare([3] * 8, params, str(index)) for index in range(rows)]
+    for request in prepared:
+        llm._outputs.add(request)
+        llm._engine.add(request.sequences[0])
+    while any(request.is_prefilling for request in llm._engine.scheduler.running) or (
+        len(llm._engine.scheduler.running) < rows
+    ):
+        llm._step()
+    samples = []
+    for _ in range(repeats):
+        before = llm.stats()
+        for _ in range(steps):
+            llm._step()
+        after = llm.stats()
+        assert after.num_running == rows and after.num_steps - before.num_steps == steps
+        samples.append(after.times.since(before.times))
+    llm.close()
+    return samples
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=100, help="decode steps a sample")
+    parser.add_argument("--repeats", type=int, default=7, help="samples; medians are printed")
+    parser.add_argument("--output-json", type=Path)
+    options = parser.parse_args(arguments)
+    report: dict[str, Any] = {"layers": options.layers, "us_per_step": {}}
+    print(f"| rows | {' | '.join(PHASES)} | all, us a step |\n|{'---|' * (len(PHASES) + 2)}")
+    for rows in options.rows:
+        samples = measure(rows, options.layers, options.steps, options.repeats)
+        medians = {
+            phase: statistics.median(getattr(sample, phase) for sample in samples)
+            / options.steps
+            * 1e6
+            for phase in PHASES
+        }
+        report["us_per_step"][rows] = medians
+        cells = [f"{medians[phase]:.0f}" for phase in PHASES]
+        print(f"| {rows} | {' | '.join(cells)} | {sum(medians.values()):.0f} |", flush=True)
+    if options.output_json is not None:
+        options.output_json.write_text(
+            json.dumps(report | {"environment": environment()}, indent=1)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
