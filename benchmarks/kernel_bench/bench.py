@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.rows import Ceilings
 from pallas_kernels import Backends, choose_backends
+from pallas_kernels.paged_attention.api import DECODE_MODULES
 
 COLD_BYTES = 2**30  # many times the largest second-level cache
 USABLE = 0.8  # of the memory that JAX may use
@@ -64,6 +65,14 @@ class Bench:
         return self.ceilings[0]
 
 
+def dry_backends() -> Backends:
+    """The Triton kernels in the interpreter, so that options and tuning are exercised."""
+    chosen = choose_backends("cpu", "cpu")
+    if "triton" not in DECODE_MODULES:
+        return chosen
+    return replace(chosen, decode="triton", prefill="triton", interpret=True)
+
+
 def make_bench(
     *,
     dry_run: bool = False,
@@ -84,7 +93,9 @@ def make_bench(
     return Bench(
         device_kind=device.device_kind,
         platform=device.platform,
-        backends=choose_backends(device.device_kind, device.platform),
+        backends=dry_backends()
+        if dry_run
+        else choose_backends(device.device_kind, device.platform),
         dry_run=dry_run,
         peer=peer,
         no_peer=no_peer,

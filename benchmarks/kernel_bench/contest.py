@@ -22,8 +22,8 @@ AGREEMENT = 0.05
 PREPARE_LIMIT_S = 240  # FlashInfer compiles its kernels when they are first asked for
 SAMPLE_LIMIT_S = 60
 
-# function, operands of each rotation, remark
-Program = tuple[Callable[..., Any], list[tuple[Any, ...]], str]
+Rotations = list[tuple[Any, ...]]  # operands that name different data each
+Program = tuple[Callable[..., Any], Rotations, str]  # with a remark
 
 
 def contest(

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import DecodeCase
-from benchmarks.kernel_bench.contest import Program, contest
+from benchmarks.kernel_bench.contest import Program, Rotations, contest
 from benchmarks.kernel_bench.operands import INT8_SCALE, Pool, make_pool, queries
 from benchmarks.kernel_bench.rows import JAX_OP, OURS, Row, missing
-from pallas_kernels import DecodeTuning, paged_decode_attention
+from pallas_kernels import paged_decode_attention
 
 CUDNN = "cuDNN paged attention"
 CUDNN_ROTATIONS = 4  # it takes an array a layer: more of them would be thousands of arguments
@@ -33,35 +33,28 @@ def quantized_options(case: DecodeCase) -> dict[str, jax.Array]:
     return {"k_scale": scale, "v_scale": scale}
 
 
-def ours(case: DecodeCase, pool: Pool, q: jax.Array, backend: str) -> Program:
+def ours(case: DecodeCase, pool: Pool, q: jax.Array) -> tuple[Callable[..., Any], Rotations]:
     """Our kernel through its public function, the layers of a step one after the other.
 
-    The program takes `tuning` as well.
+    The program takes the backend and its options by keyword.
     """
     scales = quantized_options(case)
 
     def program(
-        q: jax.Array,
-        kv_pages: jax.Array,
-        table: jax.Array,
-        lens: jax.Array,
-        *,
-        tuning: DecodeTuning | None,
+        q: jax.Array, kv_pages: jax.Array, table: jax.Array, lens: jax.Array, **kernel: Any
     ) -> jax.Array:
-        attend = functools.partial(
-            paged_decode_attention, scale=1.0, backend=backend, tuning=tuning, **scales
-        )
+        attend = functools.partial(paged_decode_attention, scale=1.0, **kernel, **scales)
         for layer in range(pool.layers):
             q = attend(q, kv_pages, table, lens, first_page=pool.first_page(layer))
         return q
 
     lens = jnp.full((case.slots,), case.context, jnp.int32)
-    return program, [(q, pool.kv_pages, table, lens) for table in pool.tables], backend
+    return program, [(q, pool.kv_pages, table, lens) for table in pool.tables]
 
 
 def head_major(
     case: DecodeCase, pool: Pool, q: jax.Array
-) -> tuple[Callable[..., jax.Array], list[tuple[Any, ...]]]:
+) -> tuple[Callable[..., jax.Array], Rotations]:
     """A program over `attend(q, k, v, table, lens)`, and its operands, for head-major pages."""
 
     def program(
@@ -182,9 +175,9 @@ def measure(bench: Bench, case: DecodeCase) -> list[Row]:
         return [missing(case, OURS, str(error))]
     q = queries(case.slots, case)
     rows: list[Row] = []
-    program, rotations, backend = ours(case, pool, q, bench.backends.decode)
-    tuned = functools.partial(program, tuning=bench.backends.decode_tuning)
-    programs: dict[str, Program] = {OURS: (tuned, rotations, backend)}
+    program, rotations = ours(case, pool, q)
+    chosen = functools.partial(program, **bench.backends.decode_options)
+    programs: dict[str, Program] = {OURS: (chosen, rotations, bench.backends.decode)}
     left = bench.memory - pool.kv_pages.nbytes
     for name, build in peers(bench, case, pool, q).items():
         left -= pool.kv_pages.nbytes  # each has the pages in a layout of its own

@@ -63,19 +63,25 @@ def copies(weight: Any, count: int) -> list[Any]:
     return [weight, *(jax.tree.map(jnp.copy, weight) for _ in range(count - 1))]
 
 
+def layer_count(bench: Bench, case: MatmulCase) -> int:
+    """Products in one program: so many that the cache holds none of the weights."""
+    cold = min(COLD_WEIGHTS, bench.cold_bytes)
+    # the results of several programs are alive at the same time
+    room = min(
+        bench.memory // (2 * case.weight_bytes(16)), MOST_RESULTS // (2 * case.rows * case.outputs)
+    )
+    return max(2, min(MOST_LAYERS, math.ceil(cold / case.weight_bytes(4)), int(room)))
+
+
 def measure(bench: Bench, case: MatmulCase) -> list[Row]:
     """The rows of one case; a candidate that fails is a row with its reason."""
     full = case.weight_bytes(16)
     if 2 * full > bench.memory:
         return [missing(case, INT4, f"two weights of {full / 2**30:.1f} GiB do not fit")]
-    cold = min(COLD_WEIGHTS, bench.cold_bytes)
     keys = jax.random.split(jax.random.key(0), MOST_LAYERS + 1)
     shape = (case.outputs, case.inputs)
     weight = jax.random.normal(keys[0], shape, jnp.bfloat16) * case.inputs**-0.5
-    layers = max(2, min(MOST_LAYERS, math.ceil(cold / case.weight_bytes(4))))
-    # the results of several programs are alive at the same time
-    room = min(bench.memory // (2 * full), MOST_RESULTS // (2 * case.rows * case.outputs))
-    layers = max(2, min(layers, int(room)))
+    layers = layer_count(bench, case)
     rows = [
         jax.random.normal(key, (case.rows, case.inputs), jnp.bfloat16) for key in keys[1:][:layers]
     ]

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import PrefillCase
-from benchmarks.kernel_bench.contest import Program, contest
+from benchmarks.kernel_bench.contest import Program, Rotations, contest
 from benchmarks.kernel_bench.operands import Pool, make_pool, queries
 from benchmarks.kernel_bench.rows import OURS, Row, missing
-from pallas_kernels import PrefillLanes, PrefillTuning, paged_prefill_attention
+from pallas_kernels import PrefillLanes, paged_prefill_attention
 
 CUDNN = "cuDNN, contiguous"
 LAYERS = 4  # operations in one program: each takes long enough to hide its launch
 
 
-def ours(case: PrefillCase, pool: Pool, q: jax.Array, backend: str, layers: int) -> Program:
-    """Our kernel: packed chunks against pages that hold them already. It takes `tuning` as well."""
+def ours(
+    case: PrefillCase, pool: Pool, q: jax.Array, layers: int
+) -> tuple[Callable[..., Any], Rotations]:
+    """Our kernel: packed chunks against pages that hold them already.
+
+    The program takes the backend and its options by keyword.
+    """
 
     def program(
-        q: jax.Array,
-        kv_pages: jax.Array,
-        table: jax.Array,
-        lanes: PrefillLanes,
-        *,
-        tuning: PrefillTuning | None,
+        q: jax.Array, kv_pages: jax.Array, table: jax.Array, lanes: PrefillLanes, **kernel: Any
     ) -> jax.Array:
-        attend = functools.partial(
-            paged_prefill_attention, scale=1.0, backend=backend, tuning=tuning
-        )
+        attend = functools.partial(paged_prefill_attention, scale=1.0, **kernel)
         for layer in range(layers):
             q = attend(q, kv_pages, table, lanes, first_page=pool.first_page(layer))
         return q
@@ -41,7 +41,7 @@ def ours(case: PrefillCase, pool: Pool, q: jax.Array, backend: str, layers: int)
         jnp.full((case.lanes,), case.chunk, jnp.int32),
         jnp.full((case.lanes,), case.prior, jnp.int32),
     )
-    return program, [(q, pool.kv_pages, table, lanes) for table in pool.tables], backend
+    return program, [(q, pool.kv_pages, table, lanes) for table in pool.tables]
 
 
 def cudnn(case: PrefillCase, pool: Pool, q: jax.Array, implementation: str, layers: int) -> Program:
@@ -77,9 +77,9 @@ def measure(bench: Bench, case: PrefillCase) -> list[Row]:
         return [missing(case, OURS, str(error))]
     layers = min(LAYERS, pool.layers)
     q = queries(case.lanes * case.chunk, case.as_decode)
-    program, rotations, backend = ours(case, pool, q, bench.backends.prefill, layers)
-    tuned = functools.partial(program, tuning=bench.backends.prefill_tuning)
-    programs: dict[str, Program] = {OURS: (tuned, rotations, backend)}
+    program, rotations = ours(case, pool, q, layers)
+    chosen = functools.partial(program, **bench.backends.prefill_options)
+    programs: dict[str, Program] = {OURS: (chosen, rotations, bench.backends.prefill)}
     rows: list[Row] = []
     if case.prior:
         reason = "its causal mask has no place for tokens before the chunk"

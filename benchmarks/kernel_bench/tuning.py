@@ -7,15 +7,18 @@ import functools
 import itertools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench import matmul
 from benchmarks.kernel_bench.bench import Bench, compiled
 from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase
+from benchmarks.kernel_bench.contest import Rotations
 from benchmarks.kernel_bench.decode import ours as decode_program
 from benchmarks.kernel_bench.operands import make_pool, queries
 from benchmarks.kernel_bench.prefill import LAYERS
@@ -62,6 +65,7 @@ UNREAD = {
 }
 AGREEMENT = 0.02  # of a choice's result with the plain XLA one, as norms
 INT4_AGREEMENT = 0.05
+DRY_CHOICES = 2
 
 CASES: dict[str, tuple[Case, ...]] = {
     "decode": (
@@ -106,34 +110,33 @@ def candidates_of(bench: Bench, operation: str) -> tuple[str, list[Tuning]]:
     else:
         family = device_family(bench.device_kind, bench.platform)
         backend, start, values = matmul.BACKENDS[family][0], tuning.matmul, MATMUL
-    return backend, [] if backend in PLAIN else neighbours(start, values, backend)
+    found = [] if backend in PLAIN else neighbours(start, values, backend)
+    return backend, found[:DRY_CHOICES] if bench.dry_run else found
 
 
-def build(bench: Bench, case: Case, backend: str) -> tuple[Any, list[tuple[Any, ...]], int, float]:
-    """A program that takes `tuning`, its operands, its operations, and the error it may have."""
+def build(bench: Bench, case: Case) -> tuple[Callable[..., Any], Rotations, int, float]:
+    """A program that takes the backend and its options, its operands, its operations and the
+    error that it may have."""
     if isinstance(case, MatmulCase):
         shape = (case.outputs, case.inputs)
         weight = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16) * case.inputs**-0.5
-        cold = min(matmul.COLD_WEIGHTS, bench.cold_bytes)
-        layers = max(2, min(matmul.MOST_LAYERS, math.ceil(cold / case.weight_bytes(4))))
+        layers = matmul.layer_count(bench, case)
         stored = matmul.copies(jax.jit(functools.partial(quantize_int4, group=128))(weight), layers)
         keys = jax.random.split(jax.random.key(1), layers)
         rows = [jax.random.normal(k, (case.rows, case.inputs), jnp.bfloat16) for k in keys]
 
-        def product(*operands: Any, tuning: MatmulTuning | None) -> Any:
-            multiply = functools.partial(quantized_matmul, backend=backend, tuning=tuning)
+        def product(*operands: Any, **kernel: Any) -> Any:
+            multiply = functools.partial(quantized_matmul, **kernel)
             return matmul.program_of(multiply, layers)(*operands)
 
         return product, [(*rows, *stored)], layers, INT4_AGREEMENT
-    shape = case.as_decode if isinstance(case, PrefillCase) else case
-    pool = make_pool(shape, bench.memory, bench.cold_bytes)
+    pages = case.as_decode if isinstance(case, PrefillCase) else case
+    pool = make_pool(pages, bench.memory, bench.cold_bytes)
     if isinstance(case, PrefillCase):
         layers = min(LAYERS, pool.layers)
-        q = queries(case.lanes * case.chunk, shape)
-        program, rotations, _ = prefill_program(case, pool, q, backend, layers)
-        return program, rotations, layers, AGREEMENT
-    program, rotations, _ = decode_program(case, pool, queries(case.slots, shape), backend)
-    return program, rotations, pool.layers, AGREEMENT
+        q = queries(case.lanes * case.chunk, pages)
+        return *prefill_program(case, pool, q, layers), layers, AGREEMENT
+    return *decode_program(case, pool, queries(case.slots, pages)), pool.layers, AGREEMENT
 
 
 class Tuner:
@@ -141,7 +144,7 @@ class Tuner:
 
     def __init__(self) -> None:
         self._case: Case | None = None
-        self._built: tuple[Any, list[tuple[Any, ...]], int, float] | None = None
+        self._built: tuple[Callable[..., Any], Rotations, int, float] | None = None
         self._wanted: Any = None
 
     def choices(self, bench: Bench, operation: str) -> dict[str, Any]:
@@ -158,16 +161,17 @@ class Tuner:
         """
         if case != self._case:
             self._built, self._wanted = None, None  # their memory is needed
-            backend, _ = candidates_of(bench, case.operation)
-            if backend not in PLAIN:
-                self._wanted = plain_result(bench, case)
-            self._built = build(bench, case, backend)
+            self._built = build(bench, case)
+            self._wanted = plain_result(self._built)
             self._case = case
         assert self._built is not None
         program, rotations, operations, limit = self._built
         kind = KINDS[case.operation]
+        kernel: dict[str, Any] = {"backend": candidates_of(bench, case.operation)[0]}
+        if bench.backends.interpret is not None:
+            kernel["interpret"] = bench.backends.interpret
         programs = {
-            str(index): (functools.partial(program, tuning=kind(**choice)), rotations[0])
+            str(index): (functools.partial(program, tuning=kind(**choice), **kernel), rotations[0])
             for index, choice in enumerate(choices)
         }
         executables, refused = compiled(programs)
@@ -199,13 +203,12 @@ class Tuner:
         return entries
 
 
-def plain_result(bench: Bench, case: Case) -> Any:
+def plain_result(built: tuple[Callable[..., Any], Rotations, int, float]) -> np.ndarray:
     """What plain XLA computes: the measure of correctness of every choice."""
-    program, rotations, operations, _ = build(bench, case, "xla")
-    run = jax.jit(functools.partial(program, tuning=None))
-    candidate = jax_candidate("xla", run, rotations, operations, short_series=True)
-    assert candidate.result is not None
-    return candidate.result()
+    program, rotations, _, _ = built
+    found = jax.jit(functools.partial(program, backend="xla"))(*rotations[0])
+    first = found[0] if isinstance(found, tuple) else found
+    return np.asarray(first.astype(jnp.float32))
 
 
 def best_of(cases: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
