@@ -108,7 +108,7 @@ class Worker:
         if status is not None:
             reason += f" with exit status {status}"
         self._log.seek(0)
-        tail = self._log.read().decode(errors="replace").strip()[-TAIL:]
+        tail = " ".join(self._log.read().decode(errors="replace").split())[-TAIL:]
         self.close()
         return f"{reason}; its last output: {tail}" if tail else reason
 
