@@ -8,6 +8,7 @@ from typing import Any
 from jaxserve.errors import ValidationError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
+PRESETS = ("chat", "bulk", "ab")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -39,6 +40,8 @@ class EngineConfig:
         kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
         compilation_cache: where compiled programs are kept for the next start: "auto" (the user's
             cache folder), "off" or a folder.
+        preset: what sizes that are left open are chosen for: "chat" puts latency first, "bulk"
+            throughput, "ab" neither.
     """
 
     model: str
@@ -63,10 +66,12 @@ class EngineConfig:
     compile_in_background: bool = True
     kv_cache_memory_bytes: int | None = None
     compilation_cache: str = "auto"
+    preset: str = "ab"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("preset", self.preset, PRESETS)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             _at_least(name, getattr(self, name), 1)
         _at_least("num_pages", self.num_pages, 2)

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from tqdm import tqdm
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
+from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -102,7 +104,8 @@ def load_engine(
         load_format=resolved.load_format,
         seed=resolved.seed,
     )
-    progress(f"loaded {resolved.model} in {time.monotonic() - start:.1f} s")
+    loaded = time.monotonic()
+    progress(f"loaded {resolved.model} in {loaded - start:.1f} s")
 
     def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
         return Runner(settings, model_config, model, mesh, backends, num_pages)
@@ -112,7 +115,8 @@ def load_engine(
     assert resolved.max_num_seqs and resolved.max_num_batched_tokens
     progress(
         f"KV cache: {resolved.num_pages} pages of {resolved.block_size} tokens, "
-        f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs}"
+        f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs} "
+        f"(planned in {time.monotonic() - loaded:.1f} s)"
     )
     runner = make_runner(resolved, resolved.num_pages)
     limits = SchedulerLimits(
@@ -124,7 +128,16 @@ def load_engine(
     )
     scheduler = Scheduler(limits, PageManager(resolved.num_pages, resolved.block_size))
     compiling = time.monotonic()
-    runner.warm_up(lambda shape: logger.debug("compiling %s", shape.name))
+    # a bar for people: none where standard error is a file
+    assert resolved.compile_ahead
+    wanted = min(resolved.compile_ahead, len(runner.programs.wanted))
+    with tqdm(total=wanted, desc="compiling", disable=None, leave=False) as bar:
+
+        def compiled(shape: StepShape) -> None:
+            logger.debug("compiled %s", shape.name)
+            bar.update()
+
+        runner.warm_up(compiled)
     programs = len(runner.programs.programs)
     kept = f"kept in {cache}" if cache else "kept nowhere"
     progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s ({kept})")

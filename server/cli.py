@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 
 import jaxserve
+from jaxserve.errors import ValidationError
 from server.commands import chat, generate, serve
+from server.commands.config_file import expand_config
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -40,5 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
-    args = build_parser(command).parse_args(words)
+    parser = build_parser(command)
+    try:
+        words = expand_config(words)
+    except ValidationError as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return 1
+    args = parser.parse_args(words)
     return int(args.func(args) or 0)

@@ -1,1 +1,1 @@
-"""Benchmarks of the engine: `jaxserve bench latency` and `jaxserve bench throughput`."""
+"""Benchmarks of the engine and of servers: `jaxserve bench`."""

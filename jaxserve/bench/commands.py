@@ -1,4 +1,4 @@
-"""`jaxserve bench latency` and `jaxserve bench throughput`, with vLLM's option names."""
+"""The sub-commands of `jaxserve bench`, with vLLM's option names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxserve.bench import serve, startup, sweep
 from jaxserve.errors import JaxServeError
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -40,10 +41,23 @@ def register(subparsers: Any) -> None:
     throughput.add_argument("--max-len", type=int, default=256, help="longest random length")
     throughput.set_defaults(func=partial(_run, run_throughput))
 
+    load = subparsers.add_parser("serve", help="load on a running server")
+    serve.add_options(load)
+    load.set_defaults(func=partial(_run, serve.run_serve))
+
+    many = subparsers.add_parser("sweep", help="a load test for each of several loads")
+    sweep.add_options(many)
+    many.set_defaults(func=partial(_run, sweep.run_sweep))
+
+    start = subparsers.add_parser("startup", help="seconds from process start to a ready server")
+    startup.add_options(start)
+    start.set_defaults(func=partial(_run, startup.run_startup))
+
 
 def run_latency(options: argparse.Namespace) -> int:
     """Time `--num-iters` batches and print percentiles, tok/s and GB/s."""
     from jaxserve.bench.measure import environment, run_workload
+    from jaxserve.bench.serving_report import percentile
     from jaxserve.bench.workloads import fixed
 
     llm = _make_llm(options)
@@ -57,7 +71,7 @@ def run_latency(options: argparse.Namespace) -> int:
     report = {
         "avg_latency": statistics.fmean(times),
         "latencies": times,
-        "percentiles": {str(p): _percentile(times, p) for p in PERCENTILES},
+        "percentiles": {str(p): percentile(times, p) for p in PERCENTILES},
         "median_run": middle.as_json(),
         "environment": environment(),
     }
@@ -130,15 +144,6 @@ def _make_llm(options: argparse.Namespace) -> Any:
     )
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    """Linear interpolation between the closest ranks."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def _finish(llm: Any, report: dict[str, Any], path: Path | None) -> int:
     llm.close()
     if path is not None:
@@ -152,6 +157,6 @@ def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Names
 
     try:
         return benchmark(options)
-    except (JaxServeError, CheckpointError) as error:
+    except (JaxServeError, CheckpointError, TimeoutError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1

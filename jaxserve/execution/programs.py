@@ -107,12 +107,13 @@ class ProgramTable:
         return list(self._programs.values())
 
     def compile_ahead(self, count: int, progress: Callable[[StepShape], None]) -> None:
-        """Compile the `count` (at least two) most needed programs now."""
+        """Compile the `count` (at least two) most needed programs now; `progress` is told each."""
         shapes = self.wanted[: max(2, count)]
 
         def work(shape: StepShape) -> Program:
+            program = self._compile(shape)
             progress(shape)
-            return self._compile(shape)
+            return program
 
         # XLA compiles one program on one core and lets go of the interpreter lock
         with ThreadPoolExecutor(min(MOST_COMPILE_THREADS, os.cpu_count() or 1)) as pool:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxserve.config import DTYPES, LOAD_FORMATS, EngineConfig
+from jaxserve.config import DTYPES, LOAD_FORMATS, PRESETS, EngineConfig
 from jaxserve.errors import ValidationError
 
 # Defaults of commands that run one request after the other: two programs serve any step of one
@@ -57,6 +57,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=integer, metavar="N", help="longest prompt plus output, in tokens")
     add("--max-num-seqs", type=integer, metavar="N", help="most requests that run at once")
     add("--max-num-batched-tokens", type=integer, metavar="N", help="token budget of one step")
+    add(
+        "--preset",
+        choices=PRESETS,
+        default=_default("preset"),
+        help="sizes left open are chosen for latency (chat), throughput (bulk) or between (ab, "
+        "the default)",
+    )
     add("--block-size", type=integer, metavar="N", help="tokens a KV page, a power of two")
     add("--num-pages", type=integer, metavar="N", help="KV pages (default: what memory holds)")
     add(

@@ -42,6 +42,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "decode_backend": "xla",
         "prefill_backend": "xla",
         "compile_ahead": 4,
+        "compilation_cache": "/c",
+        "preset": "bulk",
         "kv_cache_memory_bytes": 1000,
     }
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]

@@ -1,0 +1,159 @@
+"""Prompts for `jaxserve bench serve`: random, with shared prefixes, or from a file."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxserve.bench.workloads import random_tokens
+from jaxserve.errors import ValidationError
+
+SHORTEST_SHAREGPT_TOKENS = 4  # as in vLLM: shorter conversations say nothing about speed
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPrompt:
+    """One request to send.
+
+    Attributes:
+        prompt: text, or token ids.
+        prompt_len: its tokens; None when nobody has counted them.
+        output_len: tokens to generate.
+    """
+
+    prompt: str | list[int]
+    prompt_len: int | None
+    output_len: int
+
+
+def random_prompts(
+    count: int,
+    input_len: int,
+    output_len: int,
+    *,
+    range_ratio: float,
+    prefix_len: int,
+    vocab_size: int,
+    seed: int,
+) -> list[BenchPrompt]:
+    """Random token ids; lengths are uniform in `len * (1 - ratio) .. len * (1 + ratio)`.
+
+    Raises:
+        ValidationError: range_ratio is not in [0, 1).
+    """
+    if not 0.0 <= range_ratio < 1.0:
+        raise ValidationError("random_range_ratio", range_ratio, "in [0, 1)")
+    rng = random.Random(seed)
+    prefix = random_tokens(rng, prefix_len, vocab_size)
+
+    def length(middle: int) -> int:
+        low, high = (round(middle * (1 + sign * range_ratio)) for sign in (-1, 1))
+        return max(1, rng.randint(low, high))
+
+    prompts = []
+    for _ in range(count):
+        tokens = prefix + random_tokens(rng, length(input_len), vocab_size)
+        prompts.append(BenchPrompt(tokens, len(tokens), length(output_len)))
+    return prompts
+
+
+def prefix_repetition(
+    count: int,
+    *,
+    prefix_len: int,
+    suffix_len: int,
+    num_prefixes: int,
+    output_len: int,
+    vocab_size: int,
+    seed: int,
+) -> list[BenchPrompt]:
+    """Requests that share one of a few prefixes, in random order: what a prefix cache is for."""
+    rng = random.Random(seed)
+    prefixes = [random_tokens(rng, prefix_len, vocab_size) for _ in range(num_prefixes)]
+    prompts = []
+    for index in range(count):
+        tokens = prefixes[index % num_prefixes] + random_tokens(rng, suffix_len, vocab_size)
+        prompts.append(BenchPrompt(tokens, len(tokens), output_len))
+    rng.shuffle(prompts)
+    return prompts
+
+
+def custom_file(path: Path, count: int, output_len: int) -> list[BenchPrompt]:
+    """Lines of JSON: `{"prompt": text or token ids, "output_tokens": n}`, the latter optional.
+
+    Raises:
+        ValidationError: a line that is not such an object.
+    """
+    prompts = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if not line.strip():
+            continue
+        prompts.append(_custom_line(line, f"{path}:{number}", output_len))
+    return _take(prompts, count, path)
+
+
+def _custom_line(line: str, where: str, output_len: int) -> BenchPrompt:
+    allowed = 'a JSON object with "prompt" and optionally "output_tokens"'
+    try:
+        item = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValidationError(where, line[:80], allowed) from error
+    prompt = item.get("prompt") if isinstance(item, dict) else None
+    if not isinstance(prompt, (str, list)) or not prompt:
+        raise ValidationError(where, line[:80], allowed)
+    length = len(prompt) if isinstance(prompt, list) else None
+    return BenchPrompt(prompt, length, int(item.get("output_tokens", output_len)))
+
+
+def sharegpt_file(
+    path: Path, count: int, output_len: int | None, encode: Callable[[str], list[int]], seed: int
+) -> list[BenchPrompt]:
+    """First turns of a ShareGPT file; the answer's own length is what is generated.
+
+    Args:
+        path: a JSON list of `{"conversations": [{"value": ...}, {"value": ...}, ...]}`.
+        count: conversations to take, in random order.
+        output_len: tokens to generate instead of the answer's length.
+        encode: text to token ids.
+        seed: of the order.
+
+    Raises:
+        ValidationError: not such a file.
+    """
+    try:
+        conversations = [
+            [turn["value"] for turn in item["conversations"][:2]]
+            for item in json.loads(path.read_text())
+        ]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValidationError("dataset_path", str(path), "a ShareGPT JSON file") from error
+    conversations = [turns for turns in conversations if len(turns) == 2]
+    random.Random(seed).shuffle(conversations)
+    prompts = []
+    for question, answer in conversations:
+        lengths = len(encode(question)), output_len or len(encode(answer))
+        if min(lengths) >= SHORTEST_SHAREGPT_TOKENS:
+            prompts.append(BenchPrompt(question, *lengths))
+        if len(prompts) == count:
+            break
+    return _take(prompts, count, path)
+
+
+def as_text(prompts: list[BenchPrompt], decode: Callable[[list[int]], str]) -> list[BenchPrompt]:
+    """Prompts of token ids as text, for servers that take no token ids."""
+    return [
+        p
+        if isinstance(p.prompt, str)
+        else BenchPrompt(decode(p.prompt), p.prompt_len, p.output_len)
+        for p in prompts
+    ]
+
+
+def _take(prompts: list[BenchPrompt], count: int, path: Path) -> list[BenchPrompt]:
+    if not prompts:
+        raise ValidationError("dataset_path", str(path), "a file with at least one usable prompt")
+    # a small file is gone through again rather than measured with fewer requests than asked for
+    return [prompts[index % len(prompts)] for index in range(count)]

@@ -1,0 +1,185 @@
+"""What a load test found: vLLM's JSON fields, a Markdown report and a plot of percentiles."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxserve.bench.client import RequestTimes
+from jaxserve.errors import ValidationError
+
+METRICS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token after the first",
+    "itl": "inter-token latency",
+    "e2el": "end-to-end latency",
+}
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear interpolation between the closest ranks; 0 without values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def samples_ms(times: Sequence[RequestTimes]) -> dict[str, list[float]]:
+    """Milliseconds of each metric over the requests that succeeded."""
+    done = [t for t in times if not t.error]
+    seconds = {
+        "ttft": [t.ttft for t in done],
+        "tpot": [t.tpot for t in done if t.tpot is not None],
+        "itl": [gap for t in done for gap in t.itl],
+        "e2el": [t.e2el for t in done],
+    }
+    return {name: [1e3 * value for value in values] for name, values in seconds.items()}
+
+
+def parse_goodput(limits: Sequence[str]) -> dict[str, float]:
+    """`["ttft:500", "tpot:100"]` as milliseconds by metric.
+
+    Raises:
+        ValidationError: an unknown metric or a limit that is no positive number.
+    """
+    parsed = {}
+    for text in limits:
+        name, _, value = text.partition(":")
+        if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdigit():
+            raise ValidationError("goodput", text, "ttft:MS, tpot:MS or e2el:MS")
+        parsed[name] = float(value)
+    return parsed
+
+
+def serving_report(
+    times: Sequence[RequestTimes],
+    duration: float,
+    *,
+    percentiles: Sequence[float] = (99.0,),
+    metrics: Sequence[str] = tuple(METRICS),
+    goodput: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The figures of one load test, under the names of `vllm bench serve`.
+
+    Args:
+        times: one entry a request.
+        duration: seconds from the first request sent to the last output.
+        percentiles: which percentiles of each metric.
+        metrics: the keys of METRICS to report.
+        goodput: limits in milliseconds by metric: requests within all of them count.
+    """
+    done = [t for t in times if not t.error]
+    prompt_tokens = sum(t.prompt_tokens for t in done)
+    output_tokens = sum(t.output_tokens for t in done)
+    report: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(times) - len(done),
+        "total_input_tokens": prompt_tokens,
+        "total_output_tokens": output_tokens,
+        "request_throughput": len(done) / duration,
+        "output_throughput": output_tokens / duration,
+        "total_token_throughput": (prompt_tokens + output_tokens) / duration,
+        "max_concurrent_requests": _most_at_once(done),
+        "max_output_tokens_per_s": _most_a_second(done),
+    }
+    if goodput:
+        report["request_goodput"] = sum(_is_good(t, goodput) for t in done) / duration
+    for name in metrics:
+        values = samples_ms(times)[name]
+        report[f"mean_{name}_ms"] = statistics.fmean(values) if values else 0.0
+        report[f"median_{name}_ms"] = percentile(values, 50)
+        report[f"std_{name}_ms"] = statistics.pstdev(values) if values else 0.0
+        for percent in percentiles:
+            report[f"p{percent:g}_{name}_ms"] = percentile(values, percent)
+    return report
+
+
+def details(times: Sequence[RequestTimes]) -> dict[str, Any]:
+    """One entry a request, under the names of vLLM's detailed results."""
+    return {
+        "input_lens": [t.prompt_tokens for t in times],
+        "output_lens": [t.output_tokens for t in times],
+        "ttfts": [t.ttft if t.chunks else None for t in times],
+        "itls": [t.itl for t in times],
+        "start_times": [t.sent for t in times],
+        "generated_texts": [t.text for t in times],
+        "errors": [t.error for t in times],
+    }
+
+
+def markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
+    """A table of the metrics and a line of throughputs."""
+    heads = ["mean", "median", *(f"p{percent:g}" for percent in percentiles)]
+    lines = [
+        f"{report['completed']} requests in {report['duration']:.2f} s, {report['failed']} failed: "
+        f"{report['request_throughput']:.2f} requests/s, "
+        f"{report['output_throughput']:.1f} output tok/s, "
+        f"{report['total_token_throughput']:.1f} tok/s in all, "
+        f"at most {report['max_concurrent_requests']} at once"
+        + (
+            f", goodput {report['request_goodput']:.2f} requests/s"
+            if "request_goodput" in report
+            else ""
+        ),
+        "",
+        f"| ms | {' | '.join(heads)} |",
+        f"|{'---|' * (len(heads) + 1)}",
+    ]
+    for name, text in METRICS.items():
+        if f"mean_{name}_ms" not in report:
+            continue
+        cells = [f"{report[f'{head}_{name}_ms']:.2f}" for head in heads]
+        lines.append(f"| {text} ({name}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot(times: Sequence[RequestTimes], path: Path) -> None:
+    """A PNG with the percentiles of every metric."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(METRICS), figsize=(4 * len(METRICS), 3.2))
+    percents = [*range(100), 99.5, 99.9, 100]
+    for axis, (name, values) in zip(axes, samples_ms(times).items()):
+        axis.plot(percents, [percentile(values, percent) for percent in percents])
+        axis.set(title=METRICS[name], xlabel="percentile", ylabel="ms", ylim=(0, None))
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _is_good(times: RequestTimes, limits: Mapping[str, float]) -> bool:
+    values = {"ttft": times.ttft, "tpot": times.tpot or 0.0, "e2el": times.e2el}
+    return all(1e3 * values[name] <= limit for name, limit in limits.items())
+
+
+def _most_at_once(times: Sequence[RequestTimes]) -> int:
+    # an end sorts before a start at the same instant
+    edges = sorted([(t.sent, 1) for t in times] + [(t.chunks[-1], -1) for t in times])
+    most = now = 0
+    for _, change in edges:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _most_a_second(times: Sequence[RequestTimes]) -> float:
+    """Most output tokens in one whole second after the first request."""
+    if not times:
+        return 0.0
+    start = min(t.sent for t in times)
+    counts: dict[int, float] = {}
+    for t in times:
+        share = t.output_tokens / len(t.chunks)  # a piece may hold several tokens
+        for moment in t.chunks:
+            counts[int(moment - start)] = counts.get(int(moment - start), 0.0) + share
+    return max(counts.values())

@@ -1,0 +1,95 @@
+"""`jaxserve bench startup`: from process start to a server that says healthy, cold and warm."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from jaxserve.errors import JaxServeError
+
+POLL_SECONDS = 0.02
+GIVE_UP_SECONDS = 900.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="model folder; the bundled model when left out")
+    parser.add_argument("--num-iters-cold", type=int, default=1, help="starts with an empty cache")
+    parser.add_argument("--num-iters-warm", type=int, default=3, help="starts with a filled cache")
+    parser.add_argument("--output-json", type=Path, help="also write the results to this file")
+    parser.add_argument(
+        "serve_args", nargs="*", metavar="-- SERVE_ARGS", help="further arguments of jaxserve serve"
+    )
+
+
+def run_startup(options: argparse.Namespace) -> int:
+    """Start servers one after the other; prints seconds to the first healthy answer."""
+    cold, warm = [], []
+    words = [*([options.model] if options.model else []), *options.serve_args]
+    with tempfile.TemporaryDirectory() as name:
+        cache = Path(name)
+        for _ in range(options.num_iters_cold):
+            shutil.rmtree(cache / "jaxserve", ignore_errors=True)
+            cold.append(seconds_to_healthy(words, cache))
+            print(f"cold start: {cold[-1]:.2f} s", flush=True)
+        for _ in range(options.num_iters_warm):
+            warm.append(seconds_to_healthy(words, cache))
+            print(f"warm start: {warm[-1]:.2f} s", flush=True)
+    report = {"cold_startup_seconds": cold, "warm_startup_seconds": warm}
+    medians = {name: statistics.median(values) for name, values in report.items() if values}
+    print(", ".join(f"median {name.replace('_', ' ')} {m:.2f}" for name, m in medians.items()))
+    if options.output_json is not None:
+        options.output_json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def seconds_to_healthy(words: list[str], cache: Path) -> float:
+    """Starts `jaxserve serve`, waits for /health and ends it again.
+
+    Args:
+        words: arguments of `jaxserve serve`.
+        cache: the user's cache folder of that process.
+
+    Raises:
+        JaxServeError: the server ended or was not healthy in time; holds the end of its output.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "server", *words, "--port", str(port)]
+    with tempfile.TemporaryFile("w+") as log:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while not _healthy(port):
+                if process.poll() is not None or time.perf_counter() - begin > GIVE_UP_SECONDS:
+                    log.seek(0)
+                    raise JaxServeError(f"{' '.join(command)} failed:\n{log.read()[-2000:]}")
+                time.sleep(POLL_SECONDS)
+            return time.perf_counter() - begin
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

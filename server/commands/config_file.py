@@ -1,0 +1,66 @@
+"""`--config FILE`: flags from a YAML file, as if they stood on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxserve.errors import ValidationError
+
+FLAG = "--config"
+
+
+def expand_config(words: Sequence[str]) -> list[str]:
+    """A command line with `--config FILE` replaced by the file's flags, before all others.
+
+    A later flag wins over an earlier one, so what is typed wins over the file. Keys are flag names
+    with dashes or underscores; true and false become `--flag` and `--no-flag`.
+
+    Raises:
+        ValidationError: the file cannot be read or is no mapping of flags.
+    """
+    if not any(word == FLAG or word.startswith(f"{FLAG}=") for word in words):
+        return list(words)
+    at = next(i for i, word in enumerate(words) if word == FLAG or word.startswith(f"{FLAG}="))
+    joined = words[at].startswith(f"{FLAG}=")
+    if not joined and at + 1 == len(words):
+        raise ValidationError(FLAG, None, "followed by a file")
+    path = words[at].partition("=")[2] if joined else words[at + 1]
+    rest = [*words[:at], *words[at + (1 if joined else 2) :]]
+    front: list[str] = []
+    back: list[str] = []
+    for flag, values in _flags(Path(path)):
+        if len(values) < 2:
+            front += [flag, *values]
+        elif flag not in rest:
+            # several values in front would swallow a MODEL that stands behind them
+            back += [flag, *values]
+    # the first word is the sub-command
+    return [*rest[:1], *front, *rest[1:], *back]
+
+
+def _flags(path: Path) -> list[tuple[str, list[str]]]:
+    import yaml
+
+    try:
+        settings = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValidationError(FLAG, str(path), f"a readable YAML file ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValidationError(FLAG, str(path), "a YAML mapping of flags to values")
+    return [
+        _flag(str(name).replace("_", "-"), value, path)
+        for name, value in settings.items()
+        if value is not None
+    ]
+
+
+def _flag(name: str, value: Any, path: Path) -> tuple[str, list[str]]:
+    if isinstance(value, bool):
+        return (f"--{name}" if value else f"--no-{name}"), []
+    if isinstance(value, list):
+        return f"--{name}", [str(item) for item in value]
+    if isinstance(value, (str, int, float)):
+        return f"--{name}", [str(value)]
+    raise ValidationError(name, value, f"a number, text, true, false or a list in {path}")

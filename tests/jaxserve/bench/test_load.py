@@ -1,0 +1,210 @@
+"""Load tests: when requests are sent, what is in them, and what the report makes of their times."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+
+import pytest
+
+from jaxserve.bench import datasets
+from jaxserve.bench.arrivals import arrival_times
+from jaxserve.bench.client import RequestTimes, Target, _take_event
+from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.serving_report import (
+    details,
+    markdown,
+    parse_goodput,
+    percentile,
+    plot,
+    serving_report,
+)
+from jaxserve.errors import ValidationError
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def test_an_infinite_rate_sends_all_at_once():
+    assert arrival_times(3, math.inf) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("burstiness", [0.5, 1.0, 10.0])
+def test_gaps_have_the_rates_mean_and_the_shapes_spread(burstiness):
+    between = gaps(arrival_times(20_000, 4.0, burstiness=burstiness, seed=1))
+    assert statistics.fmean(between) == pytest.approx(0.25, rel=0.05)
+    spread = statistics.pstdev(between) / statistics.fmean(between)
+    assert spread == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("ramp", "middle"), [("linear", 505.0), ("exponential", 100.0)])
+def test_a_ramp_goes_from_one_rate_to_the_other(ramp, middle):
+    options = {"burstiness": 1e9, "ramp_up": ramp, "start_rate": 10.0, "end_rate": 1000.0}
+    between = gaps(arrival_times(1001, math.inf, **options))
+    assert 1 / between[0] == pytest.approx(10.0, rel=0.01)
+    assert 1 / between[500] == pytest.approx(middle, rel=0.01)
+    assert 1 / between[-1] == pytest.approx(1000.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"request_rate": 0.0}, "request_rate"),
+        ({"burstiness": 0.0}, "burstiness"),
+        ({"ramp_up": "steep", "start_rate": 1.0, "end_rate": 2.0}, "ramp_up_strategy"),
+        ({"ramp_up": "linear", "end_rate": 2.0}, "ramp_up_start_rps"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_rates_are_named(change, field):
+    with pytest.raises(ValidationError) as caught:
+        arrival_times(3, **{"request_rate": 1.0, **change})
+    assert caught.value.field == field
+
+
+def test_random_prompts_have_the_asked_lengths():
+    common = {"range_ratio": 0.5, "prefix_len": 3, "vocab_size": 100, "seed": 0}
+    prompts = datasets.random_prompts(200, 20, 10, **common)
+    assert {len(p.prompt) for p in prompts} == set(range(13, 34))
+    assert {p.output_len for p in prompts} == set(range(5, 16))
+    assert len({tuple(p.prompt[:3]) for p in prompts}) == 1
+    assert prompts == datasets.random_prompts(200, 20, 10, **common)
+
+
+def test_prefixes_are_repeated():
+    prompts = datasets.prefix_repetition(
+        12, prefix_len=5, suffix_len=4, num_prefixes=3, output_len=2, vocab_size=99, seed=0
+    )
+    assert len({tuple(p.prompt[:5]) for p in prompts}) == 3
+    assert len({tuple(p.prompt[5:]) for p in prompts}) == 12
+    assert all(p.prompt_len == 9 for p in prompts)
+
+
+def test_a_custom_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Hi", "output_tokens": 3}\n\n{"prompt": [5, 6, 7]}\n')
+    hi, ids = BenchPrompt("Hi", None, 3), BenchPrompt([5, 6, 7], 3, 9)
+    assert datasets.custom_file(path, 3, 9) == [hi, ids, hi]
+    path.write_text('{"prompt": "Hi"}\n{"text": 1}\n')
+    with pytest.raises(ValidationError, match=r"prompts\.jsonl:2"):
+        datasets.custom_file(path, 3, 9)
+    path.write_text("")
+    with pytest.raises(ValidationError, match="at least one"):
+        datasets.custom_file(path, 3, 9)
+
+
+def test_a_sharegpt_file(tmp_path):
+    path = tmp_path / "sharegpt.json"
+    turns = [["one two three four", "a b c d e"], ["short", "x"], ["only a question here"]]
+    path.write_text(
+        json.dumps([{"conversations": [{"value": text} for text in turn]} for turn in turns])
+    )
+    encode = lambda text: list(range(len(text.split())))  # noqa: E731
+    prompt = BenchPrompt("one two three four", 4, 5)
+    assert datasets.sharegpt_file(path, 2, None, encode, seed=0) == [prompt, prompt]
+    assert datasets.sharegpt_file(path, 1, 7, encode, seed=0)[0].output_len == 7
+    path.write_text('[{"text": 1}]')
+    with pytest.raises(ValidationError, match="ShareGPT"):
+        datasets.sharegpt_file(path, 1, None, encode, seed=0)
+
+
+def request(sent: float, chunks: list[float], tokens: int | None = None, error: str = ""):
+    count = len(chunks) if tokens is None else tokens
+    return RequestTimes(sent, 10, count, [sent + c for c in chunks], "text", error)
+
+
+def test_the_report_of_known_times():
+    times = [
+        request(100.0, [0.1, 0.2, 0.4]),
+        request(100.3, [0.5]),
+        request(100.4, [0.2, 0.3], tokens=5),
+        request(100.5, [], error="HTTP 503"),
+    ]
+    report = serving_report(
+        times, 2.0, percentiles=[50, 99], goodput={"ttft": 200.1, "tpot": 100.0}
+    )
+    assert (report["completed"], report["failed"]) == (3, 1)
+    assert (report["total_input_tokens"], report["total_output_tokens"]) == (30, 9)
+    assert report["output_throughput"] == 4.5
+    assert report["total_token_throughput"] == 19.5
+    assert report["request_goodput"] == 0.5  # the first has a tpot of 150 ms, the second a late one
+    assert report["median_ttft_ms"] == pytest.approx(200.0)
+    assert report["p50_ttft_ms"] == report["median_ttft_ms"]
+    assert report["mean_tpot_ms"] == pytest.approx((150 + 25) / 2)
+    assert report["mean_itl_ms"] == pytest.approx((100 + 200 + 100) / 3)
+    assert report["p99_e2el_ms"] == pytest.approx(498.0)
+    assert report["max_concurrent_requests"] == 2
+    assert report["max_output_tokens_per_s"] == pytest.approx(9)
+    assert "3 requests in 2.00 s, 1 failed" in markdown(report, [50, 99])
+    assert details(times)["errors"] == ["", "", "", "HTTP 503"]
+
+
+def test_a_report_of_failures_alone():
+    report = serving_report([request(0.0, [], error="no")], 1.0)
+    assert report["completed"] == 0 and report["mean_ttft_ms"] == 0.0
+
+
+def test_percentiles_interpolate():
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([1.0], 99) == 1.0
+
+
+def test_goodput_limits():
+    assert parse_goodput(["ttft:500", "e2el:1.5"]) == {"ttft": 500.0, "e2el": 1.5}
+    for bad in ("itl:3", "ttft:fast", "ttft"):
+        with pytest.raises(ValidationError, match="goodput"):
+            parse_goodput([bad])
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot([request(0.0, [0.1, 0.2])], tmp_path / "load.png")
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+EVENTS = {
+    "openai": [
+        {"choices": [{"text": "a", "finish_reason": None}]},
+        {"choices": [{"text": "", "finish_reason": None}]},
+        {"choices": [{"text": "b", "finish_reason": None}]},
+        {"choices": [{"text": "", "finish_reason": "length"}]},
+    ],
+    "openai-chat": [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},
+        {"choices": [{"delta": {"content": "a"}, "finish_reason": None}]},
+        {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+    ],
+}
+
+
+@pytest.mark.parametrize(("backend", "tokens"), [("openai", 3), ("openai-chat", 2)])
+def test_tokens_of_a_stream(backend, tokens):
+    times = RequestTimes(0.0)
+    for event in EVENTS[backend]:
+        _take_event(json.dumps(event), times)
+    assert (len(times.chunks), times.output_tokens, times.text) == (tokens, tokens, "ab")
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 4}}
+    _take_event(json.dumps(usage), times)
+    _take_event("[DONE]", times)
+    assert (times.prompt_tokens, times.output_tokens) == (7, 4)
+
+
+def test_an_error_event_is_kept():
+    times = RequestTimes(0.0)
+    _take_event('{"error": {"message": "out of pages"}}', times)
+    assert "out of pages" in times.error
+
+
+def test_what_is_sent():
+    target = Target("http://x", "openai-chat", "m", body={"temperature": 0})
+    body = target.request(BenchPrompt("Hi", None, 5))
+    assert body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert (body["max_completion_tokens"], body["temperature"]) == (5, 0)
+    with pytest.raises(ValidationError, match="token ids"):
+        target.request(BenchPrompt([1], 1, 5))
+    with pytest.raises(ValidationError, match="backend"):
+        Target("http://x", "grpc", "m")

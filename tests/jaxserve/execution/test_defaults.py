@@ -1,0 +1,29 @@
+"""Sizes that the user left open, by device and preset."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
+from jaxserve.execution.defaults import DEFAULTS, resolve
+from jaxserve.models.config import ModelConfig
+
+
+@pytest.mark.parametrize(("preset", "factor"), [("chat", 0.5), ("ab", 1.0), ("bulk", 2.0)])
+def test_presets_scale_what_is_left_open(preset, factor, model_folder):
+    folder = str(model_folder("llama_gqa"))
+    model, device = ModelConfig.from_folder(folder), jax.devices()[0]
+    cpu = DEFAULTS["cpu"]
+    resolved = resolve(EngineConfig(model=folder, preset=preset), model, device)
+    assert resolved.max_num_seqs == cpu.max_num_seqs * factor
+    assert resolved.max_num_batched_tokens == cpu.max_num_batched_tokens * factor
+    given = EngineConfig(model=folder, preset=preset, max_num_seqs=3, max_num_batched_tokens=50)
+    resolved = resolve(given, model, device)
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (3, 50)
+
+
+def test_an_unknown_preset_is_named():
+    with pytest.raises(ValidationError, match="preset='fast'"):
+        EngineConfig(model="m", preset="fast")
