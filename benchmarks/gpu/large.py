@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.correctness import run_all
 from benchmarks.gpu.problems import Problem, Shape, ragged
 from benchmarks.gpu.setting import Section, Setting
 from pallas_kernels import AttentionShape, paged_decode_attention
@@ -70,9 +71,11 @@ def decode(setting: Setting, case: str) -> Section:
     sampled = [*range(min(shape.slots, 8)), *rng.integers(0, shape.slots, SAMPLED_ROWS)]
     exact = np.stack([float64_row(problem, row, **options) for row in sampled])
     facts = AttentionShape.of(problem.q, problem.kv_pages)
-    for backend, interpret in setting.covering("decode", facts):
-        run = jax.jit(functools.partial(attend, backend=backend, interpret=interpret))
-        got = np.asarray(run(*problem).astype(jnp.float32))
+    programs = {
+        backend: (functools.partial(attend, backend=backend, interpret=interpret), problem)
+        for backend, interpret in setting.covering("decode", facts)
+    }
+    for backend, got in run_all(section, str(shape), programs):
         errors = relative_error(got, want), relative_error(got[sampled], exact)
         limit = TOLERANCE[shape.dtype]
         section.rows.append((backend, str(shape), *(f"{e:.1e}" for e in errors), limit))

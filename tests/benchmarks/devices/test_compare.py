@@ -10,6 +10,7 @@ from benchmarks import compare_devices
 from benchmarks.devices import compare
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.rows import OURS
+from tests.benchmarks.documented import documented
 
 GPU = {
     "name": "NVIDIA X",
@@ -55,12 +56,13 @@ def test_a_workload_that_fails_is_told_and_the_others_are_measured():
 
 
 @pytest.mark.slow
-def test_the_command_puts_results_from_elsewhere_beside_its_own(tmp_path):
-    elsewhere = tmp_path / "elsewhere.json"
-    elsewhere.write_text(json.dumps({"devices": [GPU, TPU]}))
-    arguments = ["--dry-run", "--platform", "cpu", "--include-results", str(elsewhere)]
-    assert compare_devices.main([*arguments, "--output", str(tmp_path)]) == 0
-    results = json.loads((tmp_path / "devices.json").read_text())["devices"]
-    assert [device["name"] for device in results] == ["NVIDIA X", "TPU v5e (estimate)", "cpu"]
-    assert all(entry["value"] for entry in results[2]["workloads"])
-    assert (tmp_path / "devices.png").stat().st_size > 1000
+def test_the_documented_commands_run_dry(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = documented("python benchmarks/compare_devices.py")
+    assert compare_devices.main([*first, "--dry-run", "--platform", "cpu"]) == 0
+    folder = ["--output", str(tmp_path / "both")]
+    assert compare_devices.main([*second, "--dry-run", "--platform", "cpu", *folder]) == 0
+    both = json.loads((tmp_path / "both" / "devices.json").read_text())["devices"]
+    assert [device["name"] for device in both] == ["cpu", "cpu"]
+    assert all(entry["value"] for device in both for entry in device["workloads"])
+    assert (tmp_path / "both" / "devices.png").stat().st_size > 1000

@@ -15,10 +15,11 @@ from benchmarks.gpu import check
 from benchmarks.gpu.sections import SECTIONS, Several, Single
 from benchmarks.gpu.setting import Section
 from benchmarks.isolated import Worker
+from tests.benchmarks.documented import documented
 
 ROOT = Path(__file__).parents[3]
 # what the machine with the GPU does not have, and the packages that would need it
-ABSENT = ("starlette", "uvicorn", "pydantic", "typer", "httptools", "fastapi", "sse_starlette")
+ABSENT = ("starlette", "uvicorn", "pydantic", "typer", "httptools", "httpx")
 QUICK = ["machine", "bandwidth", "decode correctness", "prefill correctness"]
 QUICK += ["write_kv correctness", "write_kv speed"]
 
@@ -38,12 +39,14 @@ def test_the_quick_sections_run_dry(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in [*SECTIONS, "kernels"] if name not in QUICK])
-def test_every_other_section_runs_dry(name, tmp_path):
-    # speeds are given as shares of the copy bandwidth, so that section comes along
-    status, results = run_dry(["bandwidth", name], tmp_path)
-    assert status == 0
-    assert results[name]["rows"] and not results[name]["failures"]
+@pytest.mark.parametrize("arguments", documented("benchmarks/gpu_check"), ids=" ".join)
+def test_every_documented_command_runs_dry(arguments, tmp_path):
+    assert check.main([*arguments, "--dry-run", "--output", str(tmp_path)]) == 0
+    (found,) = tmp_path.glob("gpu_check*.json")
+    results = json.loads(found.read_text())
+    part = int(arguments[1][0]) if arguments else None
+    assert list(results) == check.chosen([], part)
+    assert all(result["rows"] for result in results.values())
 
 
 def dry_check(monkeypatch, tmp_path, sections, *arguments):
@@ -87,7 +90,10 @@ def test_a_failing_case_does_not_cost_the_others_and_what_was_found_is_on_disk(
         held = json.loads((tmp_path / "gpu_check.json").read_text())
         return Section(columns=("held",), rows=[(list(held), sorted(setting.shared))])
 
-    sections = {"cases": Several(lambda setting: ["1", "2", "3"], run, 1), "after": Single(after, 1)}
+    sections = {
+        "cases": Several(lambda setting: ["1", "2", "3"], run, 1),
+        "after": Single(after, 1),
+    }
     assert dry_check(monkeypatch, tmp_path, sections) == check.EXIT_FAILED
     results = json.loads((tmp_path / "gpu_check.json").read_text())
     assert results["cases"]["rows"] == [["1"], ["3"]]

@@ -1,4 +1,4 @@
-"""The grid is whole, the most telling cases come first, and their bytes and operations are right."""
+"""The grid is whole, the most telling cases come first; bytes and operations are right."""
 
 from __future__ import annotations
 

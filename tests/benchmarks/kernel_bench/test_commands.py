@@ -14,12 +14,21 @@ from benchmarks.kernel_bench.cases import DecodeCase, PrefillCase, as_request
 from benchmarks.kernel_bench.rows import OURS, SDPA
 from benchmarks.kernel_bench.run import device_worker
 from benchmarks.kernel_bench.worker import ROOT
+from tests.benchmarks.documented import documented
 
 pytestmark = pytest.mark.slow
+EXTENSIONS = ("json", "md", "png")
+
+
+@pytest.mark.parametrize("arguments", documented("python benchmarks/kernels.py")[1:], ids=" ".join)
+def test_the_other_documented_uses_of_kernels(arguments, tmp_path):
+    assert kernels.main([*arguments, "--dry-run", "--output", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"kernels.{e}" for e in EXTENSIONS}
 
 
 def test_kernels(tmp_path):
-    assert kernels.main(["--dry-run", "--no-torch", "--output", str(tmp_path)]) == 0
+    arguments = documented("python benchmarks/kernels.py")[0]
+    assert kernels.main([*arguments, "--dry-run", "--no-torch", "--output", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "kernels.json").read_text())["rows"]
     found = {(row["case"]["operation"], row["candidate"]): row for row in rows}
     for key in [("decode", "jax paged_attention"), ("matmul", "int4"), ("matmul", "int8")]:
@@ -30,10 +39,12 @@ def test_kernels(tmp_path):
     assert "Prefill attention" in (tmp_path / "kernels.md").read_text()
 
 
-def test_tune_kernels(tmp_path):
-    assert tune_kernels.main(["--dry-run", "--output", str(tmp_path)]) == 0
+@pytest.mark.parametrize("arguments", documented("python benchmarks/tune_kernels.py"), ids=" ".join)
+def test_tune_kernels(arguments, tmp_path):
+    assert tune_kernels.main([*arguments, "--dry-run", "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "tuning.json").read_text())
-    assert set(found["operations"]) == {"decode", "prefill", "matmul"}
+    wanted = {"decode"} if "--only" in arguments else {"decode", "prefill", "matmul"}
+    assert set(found["operations"]) == wanted
     for entry in found["operations"].values():
         for results in entry["cases"].values():
             assert not [e for e in results if e["reason"].startswith(("WRONG", "FAILED"))]
