@@ -26,6 +26,7 @@ class EngineConfig:
         max_model_len: longest prompt plus output, in tokens; the model's own limit when None.
         max_num_seqs: number of slots, the most requests that run at once.
         max_num_batched_tokens: token budget of one step.
+        prefill_chunk: most prompt tokens of one step; the whole budget when None.
         block_size: tokens a KV page.
         num_pages: KV pages, trash page included; computed from memory when None.
         gpu_memory_utilization: share of device memory for weights, temporaries and KV pages.
@@ -53,6 +54,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    prefill_chunk: int | None = None
     block_size: int | None = None
     num_pages: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -74,6 +76,7 @@ class EngineConfig:
         _one_of("preset", self.preset, PRESETS)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("prefill_chunk", self.prefill_chunk, 1)
         _at_least("num_pages", self.num_pages, 2)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("max_logprobs", self.max_logprobs, -1)

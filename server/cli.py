@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxserve
+from jaxserve.bench import tune
 from jaxserve.errors import ValidationError
 from server.commands import chat, generate, serve
 from server.commands.config_file import expand_config
@@ -35,6 +36,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     if command == "bench":
         commands = importlib.import_module("jaxserve.bench.commands")
         commands.register(bench.add_subparsers(title="benchmarks", metavar="NAME", required=True))
+    tune.register(subparsers)
     return parser
 
 

@@ -64,12 +64,16 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in OURS if not c.startswith(NEED_A_SERVER)])
-def test_the_command_runs(command: str) -> None:
+def test_the_command_runs(command: str, tmp_path: Path) -> None:
     words = shlex.split(command.replace("MODEL", str(bundled_model_path())))[1:]
     if words[0] == "bench":
         # what follows -- is for the server that is started
         words += SMALL if words[1] != "startup" else []
         words += FEW[words[1]]
+    if words[0] == "tune":
+        words += shlex.split("--max-num-seqs 2 --max-num-batched-tokens 16 --num-prompts 3")
+        words += ["--max-len", "12", "--prefill-chunks", "--block-sizes", "--max-model-len", "64"]
+        words += ["--output", str(tmp_path / "tuned.yaml"), "--ttft-ms", "1e6", "--itl-ms", "1e6"]
     done = subprocess.run(
         [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],
         cwd=ROOT,

@@ -57,7 +57,7 @@ def register(subparsers: Any) -> None:
 def run_latency(options: argparse.Namespace) -> int:
     """Time `--num-iters` batches and print percentiles, tok/s and GB/s."""
     from jaxserve.bench.measure import environment, run_workload
-    from jaxserve.bench.serving_report import percentile
+    from jaxserve.bench.percentiles import percentile
     from jaxserve.bench.workloads import fixed
 
     llm = _make_llm(options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.client import RequestTimes
+from jaxserve.bench.percentiles import percentile
 from jaxserve.errors import ValidationError
 
 METRICS = {
@@ -16,17 +17,6 @@ METRICS = {
     "itl": "inter-token latency",
     "e2el": "end-to-end latency",
 }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the closest ranks; 0 without values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def samples_ms(times: Sequence[RequestTimes]) -> dict[str, list[float]]:

@@ -89,7 +89,8 @@ class Runner:
             config.max_logprobs if config.max_logprobs >= 0 else model_config.vocab_size,
             model_config.vocab_size,
         )
-        self.max_prefill_tokens = config.max_num_batched_tokens
+        budget = config.max_num_batched_tokens
+        self.max_prefill_tokens = min(config.prefill_chunk or budget, budget)
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
         self.packer = RowPacker(config.max_num_seqs, model_config.vocab_size)
         defaults = mesh_defaults(mesh)

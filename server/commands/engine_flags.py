@@ -57,6 +57,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=integer, metavar="N", help="longest prompt plus output, in tokens")
     add("--max-num-seqs", type=integer, metavar="N", help="most requests that run at once")
     add("--max-num-batched-tokens", type=integer, metavar="N", help="token budget of one step")
+    add("--prefill-chunk", type=integer, metavar="N", help="most prompt tokens of one step")
     add(
         "--preset",
         choices=PRESETS,

@@ -13,11 +13,11 @@ from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import arrival_times
 from jaxserve.bench.client import RequestTimes, Target, _take_event
 from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serving_report import (
     details,
     markdown,
     parse_goodput,
-    percentile,
     plot,
     serving_report,
 )

@@ -34,6 +34,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "max_model_len": 512,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
+        "prefill_chunk": 48,
         "block_size": 32,
         "num_pages": 99,
         "gpu_memory_utilization": 0.5,

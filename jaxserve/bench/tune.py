@@ -1,0 +1,225 @@
+"""`jaxserve tune`: the engine's sizes that give the most tokens under a latency limit, here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxserve.bench.percentiles import percentile
+from jaxserve.errors import JaxServeError
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One candidate; None leaves a size to the engine's default."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a candidate gave.
+
+    Attributes:
+        sizes: the candidate.
+        tokens_per_second: output tokens a second over the workload.
+        p99_ttft_ms: from a request's admission to its first token.
+        p99_itl_ms: of the requests' mean times between tokens.
+        allowed: within the limits.
+    """
+
+    sizes: Sizes
+    tokens_per_second: float
+    p99_ttft_ms: float
+    p99_itl_ms: float
+    allowed: bool
+
+
+def register(subparsers: Any) -> None:
+    """Add the command to the parser of `jaxserve`."""
+    parser = subparsers.add_parser(
+        "tune", help="find batch size, token budget, page size and prefill chunk for this device"
+    )
+    add = parser.add_argument
+    add("model_path", nargs="?", metavar="MODEL", help="model folder (default: the bundled model)")
+    add("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
+    add("--load-format", default="auto", help="auto, safetensors or dummy")
+    add("--max-model-len", type=int, help="longest prompt plus output")
+    add("--ttft-ms", type=float, default=1000.0, help="limit of the p99 time to the first token")
+    add("--itl-ms", type=float, default=100.0, help="limit of the p99 time between tokens")
+    add("--max-num-seqs", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
+    add("--max-num-batched-tokens", type=int, nargs="+", default=[256, 512, 1024], metavar="N")
+    add("--prefill-chunks", type=int, nargs="*", default=[128], metavar="N")
+    add("--block-sizes", type=int, nargs="*", default=[32], metavar="N")
+    add("--num-prompts", type=int, default=64, help="requests of the workload")
+    add("--min-len", type=int, default=8, help="shortest prompt and output")
+    add("--max-len", type=int, default=256, help="longest prompt and output")
+    add("--seed", type=int, default=0)
+    add("--output", type=Path, default=Path("tuned.yaml"), help="file for serve --config")
+    parser.set_defaults(func=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search, print a line a candidate, write the best; 1 when none is within the limits."""
+    try:
+        trials = search(options)
+    except JaxServeError as error:
+        print(f"jaxserve tune: {error}", file=sys.stderr)
+        return 1
+    _plot(trials, options, options.output.with_suffix(".png"))
+    rows = [asdict(trial) for trial in trials]
+    options.output.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n")
+    best = best_of(trials)
+    if best is None:
+        print("no candidate is within the limits: raise --ttft-ms or --itl-ms", file=sys.stderr)
+        return 1
+    options.output.write_text(config_text(best, options))
+    print(f"best: {best.tokens_per_second:.1f} tok/s with {best.sizes}; written: {options.output}")
+    return 0
+
+
+def search(options: argparse.Namespace) -> list[Trial]:
+    """Coordinate by coordinate: each size is varied with the best of the others."""
+    trials: list[Trial] = []
+    print("| sizes | tok/s | p99 ttft, ms | p99 itl, ms | within limits |\n|---|---|---|---|---|")
+    middle = options.max_num_seqs[len(options.max_num_seqs) // 2]
+    budgets = options.max_num_batched_tokens
+    start = Sizes(middle, max(budgets[len(budgets) // 2], middle))
+    for step in range(4):
+        best = best_of(trials)
+        for sizes in neighbours(best.sizes if best else start, options, step):
+            if sizes in (trial.sizes for trial in trials):
+                continue
+            trial = measure(sizes, options)
+            trials.append(trial)
+            print(
+                f"| {sizes} | {trial.tokens_per_second:.1f} | {trial.p99_ttft_ms:.1f} "
+                f"| {trial.p99_itl_ms:.1f} | {'yes' if trial.allowed else 'no'} |",
+                flush=True,
+            )
+    return trials
+
+
+def neighbours(sizes: Sizes, options: argparse.Namespace, step: int) -> Iterator[Sizes]:
+    """Candidates that differ from `sizes` in the size that a step varies; `sizes` is the first."""
+    yield sizes
+    if step == 0:
+        for seqs in options.max_num_seqs:
+            yield Sizes(seqs, max(sizes.max_num_batched_tokens, seqs))
+    elif step == 1:
+        for budget in options.max_num_batched_tokens:
+            yield Sizes(sizes.max_num_seqs, max(budget, sizes.max_num_seqs))
+    elif step == 2:
+        for chunk in options.prefill_chunks:
+            yield Sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens, chunk)
+    else:
+        for block in options.block_sizes:
+            yield Sizes(
+                sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.prefill_chunk, block
+            )
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest candidate within the limits."""
+    allowed = [trial for trial in trials if trial.allowed]
+    return max(allowed, key=lambda trial: trial.tokens_per_second, default=None)
+
+
+def measure(sizes: Sizes, options: argparse.Namespace) -> Trial:
+    """Run the workload, all of it queued at once, on an engine of these sizes."""
+    from checkpoints import bundled_model_path
+    from jaxserve.bench.workloads import fixed, uniform
+    from jaxserve.llm import LLM
+
+    llm = LLM(
+        model=options.model_path or str(bundled_model_path()),
+        skip_tokenizer_init=True,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        max_model_len=options.max_model_len,
+        compile_in_background=False,
+        compile_ahead=1000,
+        **asdict(sizes),
+    )
+    vocab = llm.model_config.vocab_size
+    items = uniform(options.num_prompts, options.min_len, options.max_len, vocab, options.seed)
+    for warm_up, work in ((True, fixed(2, 8, 8, vocab, options.seed)), (False, items)):
+        outputs = llm.generate(
+            [item.prompt_token_ids for item in work],
+            [item.params() for item in work],
+            use_tqdm=False,
+        )
+        if warm_up:
+            continue
+        times = [output.metrics for output in outputs]
+    llm.close()
+    ttft, itl, ends = [], [], []
+    for item, t in zip(items, times):
+        assert t is not None and t.first_scheduled_time is not None
+        assert t.first_token_time is not None and t.last_token_time is not None
+        ttft.append(1e3 * (t.first_token_time - t.first_scheduled_time))
+        if item.output_len > 1:
+            decode = t.last_token_time - t.first_token_time
+            itl.append(1e3 * decode / (item.output_len - 1))
+        ends.append(t.last_token_time)
+    begin = min(t.arrival_time for t in times if t is not None)
+    worst = percentile(ttft, 99), percentile(itl, 99)
+    return Trial(
+        sizes,
+        sum(item.output_len for item in items) / (max(ends) - begin),
+        *worst,
+        allowed=worst[0] <= options.ttft_ms and worst[1] <= options.itl_ms,
+    )
+
+
+def config_text(best: Trial, options: argparse.Namespace) -> str:
+    """The YAML of `jaxserve serve --config`."""
+    lines = [
+        f"# jaxserve tune: {best.tokens_per_second:.1f} output tok/s; p99 ttft "
+        f"{best.p99_ttft_ms:.1f} ms (limit {options.ttft_ms:g}), p99 itl {best.p99_itl_ms:.1f} ms "
+        f"(limit {options.itl_ms:g})"
+    ]
+    if options.model_path is not None:
+        lines.append(f"model: {json.dumps(options.model_path)}")
+    for name, value in asdict(best.sizes).items():
+        if value is not None:
+            lines.append(f"{name.replace('_', '-')}: {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> None:
+    """A PNG: each candidate's throughput against its latency, and the limits."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    panels = (("p99_ttft_ms", options.ttft_ms), ("p99_itl_ms", options.itl_ms))
+    for axis, (name, limit) in zip(axes, panels):
+        for allowed, marker in ((True, "o"), (False, "x")):
+            chosen = [trial for trial in trials if trial.allowed is allowed]
+            axis.plot(
+                [getattr(trial, name) for trial in chosen],
+                [trial.tokens_per_second for trial in chosen],
+                marker,
+                label="within both limits" if allowed else "beyond one",
+            )
+        for trial in trials:
+            label = f"{trial.sizes.max_num_seqs}/{trial.sizes.max_num_batched_tokens}"
+            axis.annotate(label, (getattr(trial, name), trial.tokens_per_second), fontsize=7)
+        axis.axvline(limit, color="grey", linestyle="--")
+        axis.set(xlabel=name.replace("_", " "), ylabel="output tok/s")
+        axis.legend(fontsize=7)
+    figure.suptitle("candidates as slots/token budget")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,46 @@
+"""The tuner's search and what it writes, on made-up measurements."""
+
+from __future__ import annotations
+
+import argparse
+
+from jaxserve.bench import tune
+from jaxserve.bench.tune import Sizes, Trial
+from server.cli import build_parser
+from server.commands.config_file import expand_config
+
+
+def options(**changes) -> argparse.Namespace:
+    values = vars(build_parser().parse_args(["tune"])) | changes
+    return argparse.Namespace(**values)
+
+
+def made_up(sizes: Sizes, given: argparse.Namespace) -> Trial:
+    """More slots are faster and slower to answer; a budget of 512 and pages of 32 are best."""
+    speed = sizes.max_num_seqs * 10.0 - abs(sizes.max_num_batched_tokens - 512) / 100
+    speed += 5 if sizes.block_size == 32 else 0
+    speed -= 50 if sizes.prefill_chunk else 0
+    itl = 2.0 * sizes.max_num_seqs
+    return Trial(sizes, speed, 10.0, itl, itl <= given.itl_ms)
+
+
+def test_it_finds_the_best_within_the_limits(monkeypatch, capsys):
+    measured = []
+    monkeypatch.setattr(
+        tune, "measure", lambda sizes, given: measured.append(sizes) or made_up(sizes, given)
+    )
+    trials = tune.search(options(itl_ms=70.0))
+    assert len(set(measured)) == len(measured)
+    best = tune.best_of(trials)
+    assert best is not None and best.sizes == Sizes(32, 512, None, 32)
+    assert capsys.readouterr().out.count("| no |") == 1  # 64 slots
+    assert tune.best_of(tune.search(options(itl_ms=1.0))) is None
+
+
+def test_serve_reads_what_it_writes(tmp_path):
+    trial = Trial(Sizes(32, 512, None, 64), 100.0, 5.0, 6.0, True)
+    path = tmp_path / "tuned.yaml"
+    path.write_text(tune.config_text(trial, options(model_path="/models/a b")))
+    args = build_parser().parse_args(expand_config(["serve", "--config", str(path)]))
+    assert (args.model, args.max_num_seqs, args.block_size) == ("/models/a b", 32, 64)
+    assert (args.max_num_batched_tokens, args.prefill_chunk) == (512, None)
