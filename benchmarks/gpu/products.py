@@ -13,8 +13,7 @@ import numpy as np
 
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
-from benchmarks.kernel_bench.matmul import BACKENDS
-from pallas_kernels.devices import device_family
+from benchmarks.kernel_bench.matmul import backends_of
 from pallas_kernels.quantized_matmul import (
     dequantize,
     quantize_fp8,
@@ -64,9 +63,9 @@ def products(setting: Setting, case: str) -> Section:
     section = Section(columns=("backend, format, rows x inputs x outputs", "error"))
     w = jax.random.normal(jax.random.key(0), (outputs, inputs), jnp.float32) * inputs**-0.5
     weight = jax.jit(quantize)(w)
-    family = "a CPU" if setting.dry_run else device_family(setting.device_kind, "gpu")
+    backends = ["xla"] if setting.dry_run else backends_of(setting.device_kind, "gpu")
     programs: dict[str, Any] = {}
-    for rows, backend in itertools.product(setting.pick(ROWS, (2,)), BACKENDS[family]):
+    for rows, backend in itertools.product(setting.pick(ROWS, (2,)), backends):
         x = jax.random.normal(jax.random.key(rows), (rows, inputs), jnp.bfloat16)
         multiply = functools.partial(quantized_matmul, activations=activations, backend=backend)
         programs[f"{backend} {name} {rows} x {inputs} x {outputs}"] = multiply, (x, weight)

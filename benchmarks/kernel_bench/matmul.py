@@ -21,17 +21,14 @@ from pallas_kernels.quantized_matmul import (
     quantize_int8,
     quantized_matmul,
 )
+from pallas_kernels.quantized_matmul.api import KERNELS
 
 COLD_WEIGHTS = 2**29  # bytes of weights in one program
 MOST_LAYERS = 16
 MOST_RESULTS = 2**29  # bytes of results of one program
-# every backend that may serve a family of devices is a setting of the candidate
-BACKENDS = {
-    "a Hopper GPU": ("mosaic_gpu", "triton", "xla"),
-    "an NVIDIA GPU": ("triton", "xla"),
-    "a TPU": ("mosaic_tpu", "xla"),
-    "a CPU": ("xla",),
-}
+# kernels that may serve a platform; XLA serves every one
+BACKENDS = {"gpu": ("mosaic_gpu", "triton"), "tpu": ("mosaic_tpu",), "cpu": ()}
+HOPPER_ALONE = "mosaic_gpu"
 # name, quantiser, activations, bits of an element, norm of the rounding error allowed
 FORMATS: tuple[tuple[str, Callable[..., Any], str, float, float], ...] = (
     (INT4, functools.partial(quantize_int4, group=128), "float", 4.25, 0.2),
@@ -40,6 +37,13 @@ FORMATS: tuple[tuple[str, Callable[..., Any], str, float, float], ...] = (
     ("fp8", quantize_fp8, "float", 8, 0.06),
     ("fp8 x fp8", quantize_fp8, "fp8", 8, 0.1),
 )
+
+
+def backends_of(device_kind: str, platform: str) -> list[str]:
+    """The backends that exist for a device, the most specialised first."""
+    hopper = device_family(device_kind, platform) == "a Hopper GPU"
+    kernels = [name for name in BACKENDS[platform] if name in KERNELS]
+    return [name for name in kernels if hopper or name != HOPPER_ALONE] + ["xla"]
 
 
 def program_of(multiply: Callable[[jax.Array, Any], jax.Array], layers: int) -> Callable[..., Any]:
@@ -92,7 +96,7 @@ def measure(bench: Bench, case: MatmulCase) -> list[Row]:
     for name, quantize, activations, size, tolerance in FORMATS:
         bits[name] = size
         stored = copies(jax.jit(quantize)(weight), layers)
-        for backend in BACKENDS[device_family(bench.device_kind, bench.platform)]:
+        for backend in backends_of(bench.device_kind, bench.platform):
             multiply = functools.partial(quantized_matmul, activations=activations, backend=backend)
             setting = f"{name}, {backend}"
             programs[setting] = program_of(multiply, layers), [(*rows, *stored)], backend

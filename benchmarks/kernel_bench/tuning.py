@@ -25,7 +25,7 @@ from benchmarks.kernel_bench.prefill import LAYERS
 from benchmarks.kernel_bench.prefill import ours as prefill_program
 from benchmarks.kernel_bench.timing import interleaved, jax_candidate, relative_difference
 from pallas_kernels import DecodeTuning, MatmulTuning, PrefillTuning
-from pallas_kernels.devices import PLAIN, device_family
+from pallas_kernels.devices import PLAIN
 from pallas_kernels.quantized_matmul import quantize_int4, quantized_matmul
 
 Tuning = DecodeTuning | PrefillTuning | MatmulTuning
@@ -108,8 +108,8 @@ def candidates_of(bench: Bench, operation: str) -> tuple[str, list[Tuning]]:
     elif operation == "prefill":
         backend, start, values = bench.backends.prefill, tuning.prefill, PREFILL
     else:
-        family = device_family(bench.device_kind, bench.platform)
-        backend, start, values = matmul.BACKENDS[family][0], tuning.matmul, MATMUL
+        backend = matmul.backends_of(bench.device_kind, bench.platform)[0]
+        start, values = tuning.matmul, MATMUL
     found = [] if backend in PLAIN else neighbours(start, values, backend)
     return backend, found[:DRY_CHOICES] if bench.dry_run else found
 
