@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
 from benchmarks.gpu.sections import SECTIONS, Several
 from benchmarks.gpu.setting import Section, bare_setting
 from benchmarks.gpu.worker import answer, answer_section
@@ -235,6 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             section = check.section(name)
         keep(name, section, begin)
+        if name == STEP:
+            plots.steps(section.rows, (LEAST, BUSY, STEP), folder)
         for failure in section.failures:
             print(f"  FAILED: {failure}", flush=True)
     worker.close()

@@ -62,7 +62,7 @@ SECTIONS: dict[str, Single | Several] = {
     "matmul correctness": Several(products.cases, products.products, 1),
     "engine correctness": Single(engine.correctness, 1, 240),
     "write_kv speed": Single(writes.speed, 2),
-    "decode step": Several(decode_step.cases, decode_step.decode_step, 3, 240),
+    decode_step.STEP: Several(decode_step.cases, decode_step.decode_step, 3, 240),
     "host time": Single(engine.host, 3, 240),
     "transformers": Several(peers.cases, peers.generate, 3, 300, apart=True),
 }
