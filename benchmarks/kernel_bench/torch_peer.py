@@ -64,10 +64,11 @@ def page_tables(case: DecodeCase) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def gathered(
-    case: DecodeCase, pages: torch.Tensor, order: torch.Tensor
+    case: DecodeCase, pages: torch.Tensor, order: torch.Tensor, slots: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [B, KVH, tokens, D] of one layer's pages."""
-    held = pages[order.long()].reshape(case.slots, case.pages, *pages.shape[1:])
+    """Keys and values [slots, KVH, tokens, D] of the first slots of one layer's pages."""
+    held = pages[order[: slots * case.pages].long()]
+    held = held.reshape(slots, case.pages, *pages.shape[1:])
     held = held.permute(2, 0, 4, 1, 3, 5).flatten(3, 4)[:, :, :, : case.context]
     return held[0].contiguous(), held[1].contiguous()
 
@@ -102,7 +103,7 @@ class Attention:
 
     def difference(self, found: torch.Tensor) -> float:
         """|found - wanted| / |wanted| for the first layer's last rows of the first slot."""
-        k, v = gathered(self.shape, self.pages[0], self.tables[1])
+        k, v = gathered(self.shape, self.pages[0], self.tables[1], 1)
         last = len(self.q) // self.shape.slots
         rows = slice(max(0, last - CHECKED_ROWS), last)
         wanted = in_float32(self.q[rows].transpose(0, 1), k[0], v[0]).transpose(0, 1)
@@ -116,7 +117,10 @@ class Attention:
         rows = len(self.q) // shape.slots
         q = self.q.reshape(shape.slots, rows, shape.heads, -1).transpose(1, 2)
         mask = causal_lower_right(rows, shape.context) if isinstance(case, PrefillCase) else None
-        parts = [gathered(shape, self.pages[layer], self.tables[1]) for layer in range(self.layers)]
+        parts = [
+            gathered(shape, self.pages[layer], self.tables[1], shape.slots)
+            for layer in range(self.layers)
+        ]
 
         def layer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             attend = torch.nn.functional.scaled_dot_product_attention
