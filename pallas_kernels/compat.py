@@ -8,6 +8,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 NAMED_TRANSPOSE = jax.__version_info__ < (0, 11)
+INDEXED_LOAD = jax.__version_info__ < (0, 11)
 
 
 def transposed(ref: Any) -> Any:
@@ -15,6 +16,13 @@ def transposed(ref: Any) -> Any:
     if NAMED_TRANSPOSE:
         return plgpu.transpose_ref(ref, (1, 0))
     return ref.transpose((1, 0))
+
+
+def load_row(ref: Any, layout: Any) -> jax.Array:
+    """A vector in memory as registers laid out like a row or column of a tile."""
+    if INDEXED_LOAD:
+        return plgpu.load(ref, (), layout=layout, optimized=False)
+    return plgpu.load(ref, layout=layout, optimized=False)
 
 
 def mosaic_gpu_interpreter() -> type | None:
