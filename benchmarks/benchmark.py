@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Queries a second, P99 latency, peak memory and utilisation for several batch sizes.
+
+    python benchmarks/benchmark.py --batch_size 16 32 64 128 --warmup 10 --iterations 50
+
+A query is one request of a batch; a batch is queued at once and its latency ends with its last
+token. The processor's utilisation is of all its cores; the GPU's is what nvidia-smi samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from checkpoints import bundled_model_path
+from jaxserve import LLM
+from jaxserve.bench.measure import environment, run_workload
+from jaxserve.bench.percentiles import percentile
+from jaxserve.bench.workloads import fixed
+
+COLUMNS = (
+    "batch size",
+    "QPS",
+    "output tok/s",
+    "P50 latency, ms",
+    "P99 latency, ms",
+    "peak memory, MiB",
+    "peak device memory, MiB",
+    "CPU, %",
+    "GPU, %",
+)
+
+
+class GpuSampler:
+    """Samples the first GPU's utilisation in a thread; no samples where there is no nvidia-smi."""
+
+    def __init__(self, seconds: float = 0.2):
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._samples: list[float] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> GpuSampler:
+        if shutil.which("nvidia-smi"):
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self._samples) if self._samples else None
+
+    def _run(self) -> None:
+        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        while not self._stop.wait(self._seconds):
+            done = subprocess.run(query, capture_output=True, text=True, check=True)
+            self._samples.append(float(done.stdout.splitlines()[0]))
+
+
+def measure(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One row: the figures of `options.iterations` batches."""
+    vocab = llm.model_config.vocab_size
+    items = fixed(batch, options.input_len, options.output_len, vocab, options.seed)
+    for _ in range(options.warmup):
+        run_workload(llm, items)
+    with GpuSampler() as gpu:
+        begin, processor = time.perf_counter(), time.process_time()
+        latencies = [run_workload(llm, items).elapsed_time for _ in range(options.iterations)]
+        wall, processor = time.perf_counter() - begin, time.process_time() - processor
+    device = jax.devices()[0].memory_stats() or {}
+    peak = device.get("peak_bytes_in_use")
+    values = (
+        batch,
+        batch * options.iterations / wall,
+        batch * options.output_len * options.iterations / wall,
+        1e3 * percentile(latencies, 50),
+        1e3 * percentile(latencies, 99),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        None if peak is None else peak / 2**20,
+        100 * processor / wall / len(os.sched_getaffinity(0)),
+        gpu.mean,
+    )
+    return dict(zip(COLUMNS, values))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", help="model folder; the bundled model when left out")
+    parser.add_argument("--batch_size", "--batch-size", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--warmup", type=int, default=10, help="batches not counted")
+    parser.add_argument("--iterations", type=int, default=50, help="batches counted")
+    parser.add_argument("--input_len", "--input-len", type=int, default=32)
+    parser.add_argument("--output_len", "--output-len", type=int, default=32)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--load_format", "--load-format", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output_json", "--output-json", type=Path)
+    options = parser.parse_args(arguments)
+    length = options.input_len + options.output_len
+    rows = []
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    for batch in options.batch_size:
+        llm = LLM(
+            options.model or str(bundled_model_path()),
+            skip_tokenizer_init=True,
+            dtype=options.dtype,
+            load_format=options.load_format,
+            max_num_seqs=batch,
+            max_model_len=length,
+            compile_in_background=False,
+            compile_ahead=1000,
+        )
+        rows.append(measure(llm, batch, options))
+        llm.close()
+        cells = ["-" if value is None else f"{value:.1f}" for value in rows[-1].values()]
+        print(f"| {batch} | {' | '.join(cells[1:])} |", flush=True)
+    if options.output_json is not None:
+        report = {"rows": rows, "environment": environment()}
+        options.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
