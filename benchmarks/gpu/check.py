@@ -34,7 +34,7 @@ KERNELS_PART = 2
 START_LIMIT_S = 120
 TOGETHER = 3  # parts
 END_S = 15  # left for plots and the last report
-HUNG_CASES = 5  # failures of one section after which its other cases are left out
+HUNG_CASES = 4  # failures of one section after which its other cases are left out
 
 Results = dict[str, dict[str, Any]]
 

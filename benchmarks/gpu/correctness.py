@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -140,6 +141,8 @@ def run_all(
     executables, refused = compiled(programs)
     section.failures += [f"{backend} {label}: {reason}" for backend, reason in refused.items()]
     for backend, executable in executables.items():
+        # the last output of this process, should the kernel hang
+        print(f"{backend} {label} ...", file=sys.stderr, flush=True)
         yield backend, np.asarray(executable(*programs[backend][1]).astype(jnp.float32))
 
 

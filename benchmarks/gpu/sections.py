@@ -48,7 +48,7 @@ class Several:
     cases: Callable[[Setting], list[str]]
     run: Callable[[Setting, str], Section]
     part: int
-    limit_s: float = 90
+    limit_s: float = 60
     apart: bool = False
 
 

@@ -82,9 +82,20 @@ def traced(run: Callable[[], Any]) -> Kernels:
     Raises:
         NoTraceError: the profiler saw no kernel.
     """
+    options = jax.profiler.ProfileOptions()
+    # the device alone: to trace the host would slow down what feeds the device
+    options.host_tracer_level = 0
+    options.python_tracer_level = 0
+    options.raise_error_on_start_failure = True
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
+        try:
+            jax.profiler.start_trace(folder, profiler_options=options)
+        except RuntimeError as error:
+            raise NoTraceError(f"the profiler did not start: {error}") from error
+        try:
             run()
+        finally:
+            jax.profiler.stop_trace()
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         if not files:
             raise NoTraceError("the profiler wrote no trace")

@@ -92,6 +92,12 @@ def jax_candidate(
     return Candidate(name, lambda: difference(series, short, long) / operations, result)
 
 
+def poisons(error: Exception) -> bool:
+    """Whether nothing on the device can be trusted after it: its own errors, but for full memory."""
+    from_device = isinstance(error, jax.errors.JaxRuntimeError)
+    return from_device and "RESOURCE_EXHAUSTED" not in str(error)
+
+
 def interleaved(
     candidates: Sequence[Candidate], rounds: int = ROUNDS
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -105,6 +111,8 @@ def interleaved(
             try:
                 samples[candidate.name].append(candidate.sample())
             except Exception as error:  # told in the candidate's row
+                if poisons(error):
+                    raise
                 failed[candidate.name] = describe(error)
     medians = {}
     for name, found in samples.items():

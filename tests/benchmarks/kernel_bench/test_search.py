@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import pytest
-
 from benchmarks.isolated import WorkerError
-from benchmarks.kernel_bench import search
+from benchmarks.kernel_bench import search, tuning
 from pallas_kernels import DecodeTuning
-
-tuning = pytest.importorskip("benchmarks.kernel_bench.tuning")
 
 
 def test_neighbours_begin_with_the_start_and_change_at_most_two_fields():

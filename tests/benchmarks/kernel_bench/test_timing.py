@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -45,6 +46,19 @@ def test_candidates_take_turns_and_a_failing_one_is_told():
     assert order == ["a", "b", "c", "a", "b", "c", "a", "c"]
     assert medians["a"] == 2.0 and math.isnan(medians["c"])
     assert "b" not in medians and "gone" in failed["b"]
+
+
+def test_after_an_error_of_the_device_nothing_is_timed_but_full_memory_is_a_row():
+    def sample(message):
+        def raising():
+            raise jax.errors.JaxRuntimeError(message)
+
+        return Candidate("a", raising)
+
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        interleaved([sample("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS")])
+    _, failed = interleaved([sample("RESOURCE_EXHAUSTED: out of memory")])
+    assert "out of memory" in failed["a"]
 
 
 def test_a_program_runs_over_every_rotation_and_its_first_result_is_compared():
