@@ -4,7 +4,7 @@
     python benchmarks/tune_kernels.py --budget-seconds 540
 
 For each operation it starts from the chip's row of the table and tries every choice that differs
-in one or two fields. A choice is timed only after its result agreed with plain XLA's; one that does
+in up to three fields, and what the kernel chooses by itself. A choice is timed only after its result agreed with plain XLA's; one that does
 not compile, hangs or is wrong is listed with the reason. tuning.json has everything; the line for
 the table is printed last.
 """
@@ -27,6 +27,7 @@ from benchmarks.kernel_bench.report import number, table
 from benchmarks.kernel_bench.run import device_worker
 from benchmarks.kernel_bench.tuning import KINDS, table_row
 
+KERNELS_OWN = "left to the kernel"
 SHOWN = 10  # entries of a case in the Markdown; the JSON has all of them
 
 
@@ -44,7 +45,7 @@ def markdown(found: dict[str, Any]) -> str:
             shown = [*timed[:SHOWN], *failed[:SHOWN]]
             cells = [
                 (
-                    ", ".join(f"{k}={v}" for k, v in e["tuning"].items()),
+                    ", ".join(f"{k}={v}" for k, v in e["tuning"].items()) or KERNELS_OWN,
                     number(e["us"], 4),
                     e["reason"].replace("|", "/"),
                 )

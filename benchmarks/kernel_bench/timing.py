@@ -93,7 +93,7 @@ def jax_candidate(
 
 
 def poisons(error: Exception) -> bool:
-    """Whether nothing on the device can be trusted after it: its own errors, but for full memory."""
+    """Whether nothing on the device can be trusted after it: its errors, but for full memory."""
     from_device = isinstance(error, jax.errors.JaxRuntimeError)
     return from_device and "RESOURCE_EXHAUSTED" not in str(error)
 

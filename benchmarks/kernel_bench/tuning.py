@@ -62,12 +62,18 @@ MATMUL = {
     "splits": (None, 1, 2, 4, 8),
     "num_warps": (4, 8),
 }
-# fields that a backend does not read
-UNREAD = {
-    "mosaic_gpu": ("num_warps",),
-    "triton": ("consumers",),
-    "mosaic_tpu": ("num_warps", "consumers"),
+# the fields that a backend reads; a new backend is taken to read all of them
+READ = {
+    ("decode", "mosaic_gpu"): ("block_tokens", "stages", "waves"),
+    ("decode", "triton"): ("block_tokens", "stages", "num_warps", "waves"),
+    ("decode", "mosaic_tpu"): ("block_tokens", "stages"),
+    ("prefill", "mosaic_gpu"): ("block_tokens", "stages"),
+    ("prefill", "triton"): ("tile_rows", "block_tokens", "stages", "num_warps"),
+    ("prefill", "mosaic_tpu"): ("tile_rows", "block_tokens", "stages"),
+    ("matmul", "mosaic_gpu"): ("tile_m", "stages", "splits"),
+    ("matmul", "mosaic_tpu"): ("tile_m", "tile_n", "tile_k"),
 }
+MOST_CHANGES = 3  # fields in which a choice differs from the start
 AGREEMENT = 0.02  # of a choice's result with the plain XLA one, as norms
 INT4_AGREEMENT = 0.05
 DRY_CHOICES = 2
@@ -94,12 +100,11 @@ DRY_CASES: dict[str, tuple[Case, ...]] = {
 }
 
 
-def neighbours(start: Tuning, values: dict[str, tuple[Any, ...]], backend: str) -> list[Tuning]:
-    """The start, then every choice that differs from it in one or two fields, nearest first."""
-    fields = [name for name in values if name not in UNREAD.get(backend, ())]
+def neighbours(start: Tuning, values: dict[str, tuple[Any, ...]]) -> list[Tuning]:
+    """The start, then every choice that differs from it in a few fields, nearest first."""
     found: dict[Tuning, None] = {start: None}
-    for count in (1, 2):
-        for chosen in itertools.combinations(fields, count):
+    for count in range(1, MOST_CHANGES + 1):
+        for chosen in itertools.combinations(values, count):
             for combination in itertools.product(*(values[name] for name in chosen)):
                 found[dataclasses.replace(start, **dict(zip(chosen, combination)))] = None
     return list(found)
@@ -115,7 +120,10 @@ def candidates_of(bench: Bench, operation: str) -> tuple[str, list[Tuning]]:
     else:
         backend = matmul.backends_of(bench.device_kind, bench.platform)[0]
         start, values = tuning.matmul, MATMUL
-    found = [] if backend in PLAIN else neighbours(start, values, backend)
+    if backend in PLAIN:
+        return backend, []
+    read = READ.get((operation, backend), tuple(values))
+    found = neighbours(start, {name: values[name] for name in read})
     return backend, found[:DRY_CHOICES] if bench.dry_run else found
 
 
@@ -153,9 +161,13 @@ class Tuner:
         self._wanted: Any = None
 
     def choices(self, bench: Bench, operation: str) -> dict[str, Any]:
-        """The backend and every choice that is worth trying, as JSON."""
+        """The backend and every choice that is worth trying, as JSON.
+
+        The first one, empty, leaves the choice to the kernel.
+        """
         backend, found = candidates_of(bench, operation)
-        return {"backend": backend, "choices": [dataclasses.asdict(choice) for choice in found]}
+        choices = [dataclasses.asdict(choice) for choice in found]
+        return {"backend": backend, "choices": [{}, *choices] if choices else []}
 
     def measure(
         self, bench: Bench, case: Case, choices: list[dict[str, Any]]
@@ -175,10 +187,11 @@ class Tuner:
         kernel: dict[str, Any] = {"backend": candidates_of(bench, case.operation)[0]}
         if bench.backends.interpret is not None:
             kernel["interpret"] = bench.backends.interpret
-        programs = {
-            str(index): (functools.partial(program, tuning=kind(**choice), **kernel), rotations[0])
-            for index, choice in enumerate(choices)
-        }
+        programs = {}
+        for index, choice in enumerate(choices):
+            tuning = kind(**choice) if choice else None
+            run = functools.partial(program, tuning=tuning, **kernel)
+            programs[str(index)] = run, rotations[0]
         executables, refused = compiled(programs)
         right = []
         for name, executable in executables.items():
@@ -236,7 +249,7 @@ def table_row(device_kind: str, best: dict[str, dict[str, Any] | None]) -> str:
     """The line of `pallas_kernels/tuning.py` for a chip, fields at their default left out."""
     arguments = []
     for operation, values in best.items():
-        if values is None:
+        if not values:  # none ran, or the kernel's own choice is the best
             continue
         kind = KINDS[operation]
         plain = dataclasses.asdict(kind())
