@@ -4,9 +4,9 @@
     python benchmarks/tune_kernels.py --budget-seconds 540
 
 For each operation it starts from the chip's row of the table and tries every choice that differs
-in up to three fields, and what the kernel chooses by itself. A choice is timed only after its result agreed with plain XLA's; one that does
-not compile, hangs or is wrong is listed with the reason. tuning.json has everything; the line for
-the table is printed last.
+in up to three fields, and what the kernel chooses by itself. A choice is timed only after its
+result agreed with plain XLA's; one that does not compile, hangs or is wrong is listed with the
+reason. tuning.json has everything; the line for the table is printed last.
 """
 
 from __future__ import annotations
