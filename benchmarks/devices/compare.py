@@ -67,7 +67,7 @@ def measure_device(worker: Answering, shape: str, page_size: int, *, dry_run: bo
     length = workloads.DRY_LENGTH if dry_run else workloads.LENGTH
     for batch in batches:
         request = {"do": "engine", "shape": shape, "batch": batch, "length": length}
-        request["overrides"] = TINY if dry_run else {}
+        request |= {"overrides": TINY if dry_run else {}, "compile_ahead": 2 if dry_run else None}
         entry = {"workload": f"engine, {shape}, batch {batch}", "unit": "tok/s", "value": None}
         try:
             answer = worker.call(request, ENGINE_LIMIT_S)

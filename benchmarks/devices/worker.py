@@ -21,17 +21,18 @@ from jaxserve.bench.workloads import fixed
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:
     """Output tokens a second of one batch of equal requests, random weights; the second run."""
-    batch, length, settings = request["batch"], request["length"], request["overrides"]
-    vocab = (SHAPES[request["shape"]] | settings)["vocab_size"]
+    batch, length, overrides = request["batch"], request["length"], request["overrides"]
+    vocab = (SHAPES[request["shape"]] | overrides)["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
         llm = LLM(
-            model=str(write_config(request["shape"], Path(name), **settings)),
+            model=str(write_config(request["shape"], Path(name), **overrides)),
             load_format="dummy",
             skip_tokenizer_init=True,
             compile_in_background=False,
             max_num_seqs=max(2, batch),
             max_model_len=512,
             num_pages=max(2, batch) * 40 + 8,
+            compile_ahead=request["compile_ahead"],
         )
         try:
             items = fixed(batch, length, length, vocab, seed=0)

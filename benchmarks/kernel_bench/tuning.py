@@ -123,7 +123,8 @@ def candidates_of(bench: Bench, operation: str) -> tuple[str, list[Tuning]]:
     if backend in PLAIN:
         return backend, []
     read = READ.get((operation, backend), tuple(values))
-    found = neighbours(start, {name: values[name] for name in read})
+    # a chip without a row leaves the choice to the kernel: the defaults are where the search begins
+    found = neighbours(start or KINDS[operation](), {name: values[name] for name in read})
     return backend, found[:DRY_CHOICES] if bench.dry_run else found
 
 
