@@ -10,14 +10,16 @@ from pallas_kernels.quantized_matmul.formats import FP8, FP8_MAX, INT8_MAX
 
 def _row_scale(x: jax.Array, largest: float) -> jax.Array:
     highest = jnp.abs(x).max(axis=1)
-    return jnp.where(highest > 0.0, highest / largest, 1.0)
+    # a product: XLA may turn a division by a constant into one, and rounding must not depend on it
+    return jnp.where(highest > 0.0, highest * jnp.float32(1.0 / largest), 1.0)
 
 
 def quantize_rows_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x [M, K] as (int8[M, K], float32[M]): x is about values * scale, rounded to nearest even."""
     wide = x.astype(jnp.float32)
     scale = _row_scale(wide, INT8_MAX)
-    return jnp.round(wide / scale[:, None]).astype(jnp.int8), scale
+    rounded = jnp.clip(jnp.round(wide / scale[:, None]), -INT8_MAX, INT8_MAX)
+    return rounded.astype(jnp.int8), scale
 
 
 def quantize_rows_fp8(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -50,7 +50,7 @@ def integer_product(x: np.ndarray, weight: Int8Weight) -> tuple[np.ndarray, np.n
     """The int32 sums [M, N] of W8A8 and the float32 scales [M] of the rows of x."""
     wide = np.asarray(x, np.float32)
     highest = np.abs(wide).max(axis=1)
-    scale = np.where(highest > 0, highest / np.float32(127), np.float32(1)).astype(np.float32)
+    scale = np.where(highest > 0, highest * np.float32(1 / 127), np.float32(1)).astype(np.float32)
     rows = np.rint(wide / scale[:, None]).astype(np.int32)
     return rows @ np.asarray(weight.values, np.int32).T, scale
 
