@@ -20,8 +20,12 @@ from jaxserve.bench.shapes import SHAPES, write_config
 from jaxserve.bench.workloads import bytes_moved, fixed, uniform
 from jaxserve.engine import Engine
 
-SHAPE = "llama-3-8b"
-BATCHES = (64, 16, 1, 256)
+# shape and batch, or the mixed workload; the most telling ones first
+CASES = (
+    ("llama-3-8b", 64), ("llama-3-8b", 16), ("llama-3-8b", 1), ("llama-3-8b", 256),
+    ("llama-3-8b", "mixed"), ("llama-2-7b", 16), ("llama-2-7b", 64),
+)  # fmt: skip
+DRY_CASES = (("llama-125m", 2), ("llama-125m", "mixed"))
 LENGTH = 128  # tokens of a prompt and of an output
 TIMED_STEPS, TRACED_STEPS = 48, 8
 WAIT_STEPS = 4  # after the prompts: the first decode steps may still be one program larger
@@ -31,8 +35,13 @@ LEAST, BUSY, STEP = "least time", "device busy", "decode step"  # parts that the
 
 
 def cases(setting: Setting) -> list[str]:
-    """Batch sizes, and the mixed workload."""
-    return [str(batch) for batch in setting.pick(BATCHES, (2,))] + ["mixed"]
+    """Shape and batch size, or the mixed workload."""
+    return [f"{shape} {batch}" for shape, batch in setting.pick(CASES, DRY_CASES)]
+
+
+def rate_key(shape: str, batch: int) -> str:
+    """Where later sections find the tokens a second of whole requests."""
+    return f"tok_s {shape} {batch}"
 
 
 def step_seconds(engine: Engine, steps: int) -> float:
@@ -59,20 +68,21 @@ def mixed(setting: Setting, llm: LLM, vocab: int, shape: str) -> Section:
 def decode_step(setting: Setting, case: str) -> Section:
     """One batch size, or the mixed workload at 64 slots."""
     columns = ("workload", "part", "tok/s or calls", "ms", "remark")
-    shape = setting.pick(SHAPE, "llama-125m")
+    shape, kind = case.split()
     overrides: dict[str, Any] = setting.pick({}, TINY)
     vocab = (SHAPES[shape] | overrides)["vocab_size"]
-    batch = setting.pick(64, 2) if case == "mixed" else int(case)
+    batch = setting.pick(64, 2) if kind == "mixed" else int(kind)
     length = setting.pick(LENGTH, 8)
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name), **overrides)
         llm = make_llm(folder, max_num_seqs=max(2, batch), compile_ahead=setting.pick(8, 2))
         try:
             startup = f"start-up {llm.startup_seconds:.1f} s"
-            if case == "mixed":
+            if kind == "mixed":
                 section = mixed(setting, llm, vocab, shape)
             else:
                 section = steady(setting, llm, f"{shape}, batch {batch}", batch, length, vocab)
+                setting.shared[rate_key(shape, batch)] = section.rows[0][2]
         finally:
             llm.close()
     section.columns = columns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from benchmarks.gpu.decode_step import rate_key
 from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.isolated import WorkerError
@@ -14,6 +15,7 @@ from jaxserve.bench.shapes import SHAPES
 MODELS = ("llama-3-8b", "llama-2-7b")
 BATCHES = (16, 64, 1, 256)
 LENGTH = 128
+TARGET, TARGET_BATCH = 4.3, 16  # times transformers' tok/s
 
 
 def cases(setting: Setting) -> list[str]:
@@ -23,7 +25,7 @@ def cases(setting: Setting) -> list[str]:
 
 def generate(setting: Setting, case: str) -> Section:
     """Static batches, greedy, prompt and output of 128 tokens; random weights of the same shape."""
-    section = Section(columns=("shape", "batch", "transformers tok/s", "remark"))
+    section = Section(columns=("shape", "batch", "transformers tok/s", "jaxserve", "remark"))
     if importlib.util.find_spec("torch") is None:
         section.notes.append("Not measured: torch is not installed.")
         return section
@@ -48,7 +50,14 @@ def generate(setting: Setting, case: str) -> Section:
     finally:
         worker.close()
     for batch, rate in answer["tok_s"].items():
-        told = "time was up" if rate is None else f"attention: {answer['attention']}"
-        section.rows.append((case, int(batch), None if rate is None else round(rate, 1), told))
-    section.notes.append(answer["versions"])
+        if rate is None:
+            section.rows.append((case, int(batch), "", "", "time was up"))
+            continue
+        ours = setting.shared.get(rate_key(case, int(batch)))
+        ratio = "" if ours is None else f"{ours / rate:.2f}x"
+        told = f"attention: {answer['attention']}"
+        if ours is not None and int(batch) == TARGET_BATCH:
+            told += f"; >= {TARGET}x: {'met' if ours / rate >= TARGET else 'missed'}"
+        section.rows.append((case, int(batch), round(rate, 1), ratio, told))
+    section.notes += [answer["versions"], "The jaxserve column is from the decode step section."]
     return section

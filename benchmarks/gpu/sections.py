@@ -63,6 +63,6 @@ SECTIONS: dict[str, Single | Several] = {
     "engine correctness": Single(engine.correctness, 1, 240),
     "write_kv speed": Single(writes.speed, 2),
     decode_step.STEP: Several(decode_step.cases, decode_step.decode_step, 3, 240),
-    "host time": Single(engine.host, 3, 240),
     "transformers": Several(peers.cases, peers.generate, 3, 300, apart=True),
+    "host time": Single(engine.host, 3, 240),
 }
