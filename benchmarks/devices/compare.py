@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.devices import workloads
-from benchmarks.isolated import Worker, WorkerError
+from benchmarks.isolated import Worker, WorkerError, importing_from
 from benchmarks.kernel_bench.cases import as_request
 from benchmarks.kernel_bench.report import number, table
 from benchmarks.kernel_bench.rows import OURS
@@ -51,7 +51,7 @@ def _found(package: str) -> bool:
 
 def platform_worker(platform: str) -> Worker:
     """A process in which JAX has this platform alone."""
-    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform}
+    environment = importing_from(ROOT) | {"JAX_PLATFORMS": platform}
     return Worker([sys.executable, "-m", "benchmarks.devices.worker"], environment)
 
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
 from benchmarks.gpu.sections import SECTIONS, Several
 from benchmarks.gpu.setting import Section, bare_setting
 from benchmarks.gpu.worker import answer, answer_section
-from benchmarks.isolated import Inline, Worker, WorkerError
+from benchmarks.isolated import Inline, Worker, WorkerError, importing_from
 from benchmarks.kernel_bench import plots, report
 from benchmarks.kernel_bench.cases import all_cases, dry_cases
 from benchmarks.kernel_bench.report import table
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         worker: Answering = Inline(answer)
     else:
         command = [sys.executable, "-m", "benchmarks.gpu.worker"]
-        worker = Worker(command, {"PYTHONPATH": str(ROOT)})
+        worker = Worker(command, importing_from(ROOT))
     check = Check(worker, options.dry_run, deadline)
     try:
         kind = check.ask("device", START_LIMIT_S)

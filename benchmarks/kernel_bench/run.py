@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from benchmarks.isolated import Worker, WorkerError
+from benchmarks.isolated import Worker, WorkerError, importing_from
 from benchmarks.kernel_bench.bench import JAX_ALONE, JAX_SHARE
 from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
 from benchmarks.kernel_bench.rows import OURS, Row, missing
@@ -32,7 +32,7 @@ class Build:
         if importlib.util.find_spec("flashinfer") is not None:
             command = [sys.executable, "-m", "benchmarks.kernel_bench.torch_peer", "--build"]
             self._process = subprocess.Popen(
-                command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=sys.stderr
+                command, env=os.environ | importing_from(ROOT), stdout=sys.stderr
             )
 
     @property
@@ -77,7 +77,7 @@ class Answering(Protocol):
 def device_worker(*, with_torch: bool) -> Worker:
     """The process that owns the device."""
     share = JAX_SHARE if with_torch else JAX_ALONE
-    environment = {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_MEM_FRACTION": str(share)}
+    environment = importing_from(ROOT) | {"XLA_PYTHON_CLIENT_MEM_FRACTION": str(share)}
     return Worker([sys.executable, "-m", "benchmarks.kernel_bench.worker"], environment)
 
 

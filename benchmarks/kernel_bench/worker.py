@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.isolated import Worker, serve
+from benchmarks.isolated import Worker, importing_from, serve
 from benchmarks.kernel_bench import decode, matmul, prefill
 from benchmarks.kernel_bench.bench import Bench, make_bench
 from benchmarks.kernel_bench.cases import Case, DecodeCase, PrefillCase, from_request
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def torch_worker() -> Worker:
     """The process with torch in it; nothing is started before it is asked for something."""
     command = [sys.executable, "-m", "benchmarks.kernel_bench.torch_peer"]
-    return Worker(command, {"PYTHONPATH": str(ROOT)})
+    return Worker(command, importing_from(ROOT))
 
 
 def measure(bench: Bench, case: Case) -> list[Row]:

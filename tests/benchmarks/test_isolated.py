@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 import pytest
 
-from benchmarks.isolated import Inline, Worker, WorkerError
+from benchmarks.isolated import Inline, Worker, WorkerError, importing_from
 
 CHILD = """
 import os, sys, time
@@ -72,3 +73,10 @@ def test_inline_work_gives_the_same_types_and_errors():
     assert inline.call({"n": 1}, 1) == [1, 2]
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         inline.call({"n": 0}, 1)
+
+
+def test_what_a_user_put_on_the_path_stays_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "/carried/wheels")
+    assert importing_from(tmp_path) == {"PYTHONPATH": f"{tmp_path}{os.pathsep}/carried/wheels"}
+    monkeypatch.delenv("PYTHONPATH")
+    assert importing_from(tmp_path) == {"PYTHONPATH": str(tmp_path)}
