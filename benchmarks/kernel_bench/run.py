@@ -77,7 +77,7 @@ class Answering(Protocol):
 def device_worker(*, with_torch: bool) -> Worker:
     """The process that owns the device."""
     share = JAX_SHARE if with_torch else JAX_ALONE
-    environment = importing_from(ROOT) | {"XLA_PYTHON_CLIENT_MEM_FRACTION": str(share)}
+    environment = importing_from(ROOT) | {"XLA_CLIENT_MEM_FRACTION": str(share)}
     return Worker([sys.executable, "-m", "benchmarks.kernel_bench.worker"], environment)
 
 
