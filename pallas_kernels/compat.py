@@ -20,9 +20,9 @@ def transposed(ref: Any) -> Any:
 
 def load_row(ref: Any, layout: Any) -> jax.Array:
     """A vector in memory as registers laid out like a row or column of a tile."""
-    if INDEXED_LOAD:
-        return plgpu.load(ref, (), layout=layout, optimized=False)
-    return plgpu.load(ref, layout=layout, optimized=False)
+    load: Any = plgpu.load
+    indices = ((),) if INDEXED_LOAD else ()
+    return load(ref, *indices, layout=layout, optimized=False)
 
 
 def mosaic_gpu_interpreter() -> type | None:

@@ -24,9 +24,7 @@ BACKENDS = ("reference", "xla", "mosaic_gpu", "triton", "mosaic_tpu")
 KERNELS = tuple(coverage.MATMUL)
 
 
-def _check(
-    x: jax.Array, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype
-) -> None:
+def _check(x: jax.Array, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype) -> None:
     if x.ndim != 2 or x.shape[0] < 1:
         raise KernelError("x.shape", x.shape, "[rows, inputs] with at least one row")
     if x.dtype not in FLOAT_DTYPES:

@@ -66,7 +66,9 @@ def mosaic_gpu(shape: MatmulShape) -> KernelError | None:
     if shape.dtype not in (jnp.bfloat16, jnp.float16):
         return KernelError("x.dtype", shape.dtype, "bfloat16 or float16")
     if shape.inputs % shape.block:
-        return KernelError("inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}")
+        return KernelError(
+            "inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}"
+        )
     if shape.outputs % 16 or shape.outputs < 128:
         return KernelError("outputs", shape.outputs, "a multiple of 16, at least 128")
     return None
@@ -86,7 +88,9 @@ def mosaic_tpu(shape: MatmulShape) -> KernelError | None:
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return KernelError("x.dtype", shape.dtype, "bfloat16 or float32")
     if shape.inputs % shape.block:
-        return KernelError("inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}")
+        return KernelError(
+            "inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}"
+        )
     if shape.outputs % 128:
         return KernelError("outputs", shape.outputs, "a multiple of 128")
     return None

@@ -1,7 +1,7 @@
 """quantized_matmul for NVIDIA Hopper in Pallas Mosaic GPU.
 
-The operands are swapped: out^T [N, M] = weight [N, K] @ x^T [K, M], so that output channels fill the
-64 rows that wgmma wants and a decode step of 8 rows of x is a tile of 8 columns. A thread block
+The operands are swapped: out^T [N, M] = weight [N, K] @ x^T [K, M], so that output channels fill
+the 64 rows that wgmma wants and a decode step of 8 rows of x is a tile of 8 columns. A thread block
 owns 128 output channels, one tile of rows of x and one part of K. Its third warpgroup brings
 stored weights and x by TMA into a ring of shared-memory stages; the first two each read 64 output
 channels of stored weights into registers, convert them there to the type of x and multiply them
@@ -164,13 +164,17 @@ def _kernel(
                 ready,
             )
             plgpu.copy_gmem_to_smem(
-                x_gmem.at[pl.ds(row, plan.tile_rows), pl.ds((begin + step) * plan.width, plan.width)],
+                x_gmem.at[
+                    pl.ds(row, plan.tile_rows), pl.ds((begin + step) * plan.width, plan.width)
+                ],
                 x_smem.at[stage],
                 ready,
             )
             if plan.groups:
                 groups = pl.ds((begin + step) * plan.groups, plan.groups)
-                plgpu.copy_gmem_to_smem(scales_gmem.at[groups, channels], scales_smem.at[stage], ready)
+                plgpu.copy_gmem_to_smem(
+                    scales_gmem.at[groups, channels], scales_smem.at[stage], ready
+                )
                 if has_zeros:
                     plgpu.copy_gmem_to_smem(
                         zeros_gmem.at[groups, channels], zeros_smem.at[stage], ready
@@ -191,10 +195,10 @@ def _kernel(
             held = zeros_smem.at[stage, group, own] if plan.groups else zeros_gmem.at[0, channels]
             return load_row(held, ROW).astype(jnp.float32)
 
-        def converted(stage: jax.Array, held: jax.Array, nibble: int) -> jax.Array:
-            """A piece of the stored weights [64, columns] in the type of x."""
+        def converted(stage: jax.Array, held: jax.Array, nibble: int, group: int = 0) -> jax.Array:
+            """A piece of the stored weights [64, columns] in the type of x, zero at its group's."""
             if plan.stored == jnp.uint16:
-                zero = zero_of(stage, nibble * PIECE // plan.group if plan.group else 0)
+                zero = zero_of(stage, group)
                 return centred_nibbles(held, nibble, zero, plan.operand, plan.staged)
             if plan.stored != jnp.int8:
                 # the hardware converts float8 to float16 only
@@ -255,7 +259,7 @@ def _kernel(
 
                     def summed(acc: Any, nibbles: range = nibbles, group: int = group) -> jax.Array:
                         for nibble in nibbles:
-                            weights, first = converted(stage, held, nibble), nibble * PIECE
+                            weights, first = converted(stage, held, nibble, group), nibble * PIECE
                             if size < PIECE:
                                 inside = group * size - first
                                 weights = weights[:, inside : inside + size]

@@ -147,7 +147,9 @@ def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) ->
     widths = [width for width in range(unit, max(wanted, unit) + 1, unit) if inputs % width == 0]
     channels = tuning.tile_n if tuning else TILE_CHANNELS
     return _Plan(
-        tile_rows=min(-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, tuning.tile_m if tuning else TILE_ROWS),
+        tile_rows=min(
+            -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, tuning.tile_m if tuning else TILE_ROWS
+        ),
         tile_channels=channels if outputs_of(weight) % channels == 0 else LANES,
         width=max(widths, default=inputs),
         group=group if group < inputs else None,

@@ -26,9 +26,7 @@ def matmul(
     """x @ weight.T, both converted to float32 first."""
     if activations == "int8":
         rows, row_scale = quantize_rows_int8(x)
-        total = lax.dot_general(
-            rows, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32
-        )
+        total = lax.dot_general(rows, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32)
         out = total.astype(jnp.float32) * row_scale[:, None] * weight[1]
         return out.astype(out_dtype)
     if activations == "fp8":

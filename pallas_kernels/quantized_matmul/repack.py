@@ -14,6 +14,8 @@ of activation size ("act-order") makes it irregular.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pallas_kernels.errors import KernelError
@@ -50,11 +52,12 @@ def _weight(nibbles: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> Int4W
     if group not in (*GROUPS, inputs):
         raise KernelError("group", group, f"32, 64, 128 or all {inputs} inputs")
     symmetric = bool((zeros == SYMMETRIC_ZERO).all())
-    return Int4Weight(
-        packed=pack_int4(np.ascontiguousarray(nibbles.T)),
-        scales=scales.astype(np.float32),
-        zeros=None if symmetric else zeros,
-    )
+    arrays: list[Any] = [
+        pack_int4(np.ascontiguousarray(nibbles.T)),
+        scales.astype(np.float32),
+        None if symmetric else zeros,
+    ]
+    return Int4Weight(*arrays)
 
 
 def repack_awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> Int4Weight:

@@ -176,7 +176,9 @@ def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) ->
     is_int4 = isinstance(weight, Int4Weight)
     group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
     few = rows <= FEW_ROWS
-    wanted = tuning.tile_m if tuning else 128
+    # a sum of a group and the total, both of 128 x 128, would not fit the registers
+    default = FEW_ROWS if is_int4 else 128
+    wanted = tuning.tile_m if tuning else default
     tile_rows = max(MIN_TILE, min(pl.next_power_of_2(rows), wanted))
     tile_channels = tuning.tile_n if tuning else (64 if few else 128)
     width = BLOCK if is_int4 else (tuning.tile_k if tuning else 128 if few else 64)
@@ -229,7 +231,7 @@ def matmul(
         # Ampere has no conversion from float8, and Triton refuses the type there
         stored = lax.bitcast_convert_type(stored, jnp.uint8)
     partial_type = out_dtype if plan.splits == 1 else jnp.float32
-    few = plan.tile_rows <= FEW_ROWS
+    few = rows <= FEW_ROWS
     out = pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         grid=(-(-outputs // plan.tile_channels), -(-rows // plan.tile_rows), plan.splits),

@@ -30,9 +30,7 @@ def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
             shape((groups, outputs), jnp.uint8) if "zeros" in options else None,
         )
     if name == "int8":
-        return Int8Weight(
-            shape((outputs, inputs), jnp.int8), shape((outputs,), jnp.float32)
-        )
+        return Int8Weight(shape((outputs, inputs), jnp.int8), shape((outputs,), jnp.float32))
     scale = shape(() if options else (outputs,), jnp.float32)
     return Fp8Weight(shape((outputs, inputs), formats.FP8), scale)
 

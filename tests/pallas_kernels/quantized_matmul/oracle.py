@@ -50,8 +50,9 @@ def integer_product(x: np.ndarray, weight: Int8Weight) -> tuple[np.ndarray, np.n
     """The int32 sums [M, N] of W8A8 and the float32 scales [M] of the rows of x."""
     wide = np.asarray(x, np.float32)
     highest = np.abs(wide).max(axis=1)
-    scale = np.where(highest > 0, highest * np.float32(1 / 127), np.float32(1)).astype(np.float32)
-    rows = np.rint(wide / scale[:, None]).astype(np.int32)
+    factor = np.divide(np.float32(127), highest, out=np.ones_like(highest), where=highest > 0)
+    rows = np.rint(wide * factor[:, None]).astype(np.int32)
+    scale = highest * np.float32(1 / 127)
     return rows @ np.asarray(weight.values, np.int32).T, scale
 
 
@@ -77,8 +78,9 @@ def random_weight(
     if name == "fp8":
         return quantize_fp8(jnp.asarray(matrix), per_tensor=bool(options))
     group = None if options[0] == "row" else int(options[0])
-    # a mean away from zero: a forgotten zero point is a large error
-    shifted = matrix + 0.5 * np.abs(matrix).max(axis=1, keepdims=True)
+    # a mean away from zero, on either side: zero points of every size
+    away = np.where(np.arange(outputs) % 2, 0.5, -0.5)[:, None]
+    shifted = matrix + away * np.abs(matrix).max(axis=1, keepdims=True)
     asymmetric = "zeros" in options
     return quantize_int4(
         jnp.asarray(shifted if asymmetric else matrix), group, asymmetric=asymmetric

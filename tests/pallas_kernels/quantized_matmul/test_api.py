@@ -11,7 +11,6 @@ from pallas_kernels import KernelError
 from pallas_kernels.quantized_matmul import Int4Weight, Int8Weight, quantized_matmul
 from tests.pallas_kernels.quantized_matmul import oracle
 
-
 QUICK = ("int8", "fp8 tensor", "int4 64 zeros")
 KINDS = [
     pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in oracle.KINDS

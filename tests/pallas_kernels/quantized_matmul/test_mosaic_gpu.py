@@ -97,9 +97,7 @@ def test_fp8_activations():
     weight = oracle.random_weight(rng, 128, 256, "fp8")
     x = oracle.random_rows(rng, 3, 256, "bfloat16")
     got = interpreted(x, weight, MatmulTuning(stages=2, splits=1), activations="fp8")
-    want = quantized_matmul(
-        x, weight, activations="fp8", backend="reference", out_dtype="float32"
-    )
+    want = quantized_matmul(x, weight, activations="fp8", backend="reference", out_dtype="float32")
     assert oracle.relative_error(got, np.asarray(want, np.float64)) <= 1e-5
 
 
