@@ -192,7 +192,7 @@ CASES = (
     Case("decode", "mosaic_tpu", TPUS, Attention(context=8192, window=4096), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 32, 32, page_size=128), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 16, 8, 256, soft_cap=50.0), "matmul"),
-    Case("decode", "mosaic_tpu", TPUS, Attention(16, 64, 8, sinks=True, splits=7), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 64, 8, sinks=True), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, dtype="float32")),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="int8"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="int8", scales="page"), "matmul"),
@@ -206,6 +206,11 @@ CASES = (
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, dtype="float32")),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, pages="int8", scales="page"), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, pages="float8_e4m3fn"), "matmul"),
+    # the write on TPU
+    Case("write_kv", "mosaic_tpu", TPUS, Attention(2048), "dma", quick=TPUS),
+    Case("write_kv", "mosaic_tpu", TPUS, Attention(16, page_size=128), "dma"),
+    Case("write_kv", "mosaic_tpu", TPUS, Attention(2048, pages="int8"), "dma"),
+    Case("write_kv", "mosaic_tpu", TPUS, Attention(2048, pages="float8_e4m3fn"), "dma"),
     # quantised matrix products
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(1), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(), "wgmma", quick=("h200",)),

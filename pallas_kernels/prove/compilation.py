@@ -89,6 +89,6 @@ def attempt(name: str, kind: str, compilation: Callable[[], Proof]) -> Proof:
     except CompilerMissingError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        failure = f"does not compile: {type(error).__name__}: {lines[0][:300]}"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        failure = f"does not compile: {type(error).__name__}: {' '.join(lines[:2])[:300]}"
         return Proof(name, kind, time.perf_counter() - begin, None, (), (), (failure,))

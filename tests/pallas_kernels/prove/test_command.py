@@ -32,14 +32,14 @@ def test_one_failed_proof_exits_nonzero_and_the_others_are_reported(
     def proof(case, kind):
         if case.backend == "xla":
             return PASSED
-        raise ValueError("the tile is too large\nsecond line")
+        raise ValueError("\nthe tile is too large\n  by 4 bytes\nthird line")
 
     monkeypatch.setattr(command, "prove_case", proof)
     table, data = tmp_path / "table.md", tmp_path / "data.json"
     arguments = ["--device", "h200", "--markdown", str(table), "--json", str(data)]
     assert command.main(arguments) == prove.EXIT_FAILED
     captured = capsys.readouterr()
-    assert "does not compile: ValueError: the tile is too large" in captured.err
+    assert "does not compile: ValueError: the tile is too large by 4 bytes\n" in captured.err
     assert "| good | h200 |" in captured.out
     assert "| good | h200 |" in table.read_text()
     assert len(json.loads(data.read_text())["proofs"]) == len(prove.cases_for("h200"))
