@@ -70,8 +70,7 @@ STEPS = {
 # shape, devices that share its heads and weights, kinds: what docs/memory.md shows
 FULL = (
     ("llama-3-8b", 1, ("h200", "h100", "a100")),
-    ("llama-3-70b", 8, ("h200", "h100", "a100")),
-    ("llama-3-8b", 8, ("v5e", "v6e")),
+    ("llama-3-70b", 8, ("h200",)),
 )
 
 

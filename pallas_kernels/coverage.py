@@ -64,6 +64,22 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     return None
 
 
+def triton_decode(shape: AttentionShape) -> KernelError | None:
+    """Why the Triton decode kernel does not cover a shape; None when it does."""
+    if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
+        return KernelError("head_dim", shape.head_dim, "16 to 256")
+    if shape.page_size is not None and shape.page_size not in (8, 16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "8, 16, 32, 64 or 128 tokens")
+    if shape.group is not None and shape.group > 64:
+        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    return None
+
+
+def triton_prefill(shape: AttentionShape) -> KernelError | None:
+    """Why the Triton prefill kernel does not cover a shape; None when it does."""
+    return triton_decode(shape)
+
+
 def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: jax.Array) -> None:
     """Raises a refusal with the shapes that were refused.
 
@@ -82,5 +98,6 @@ def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: j
 # backends whose coverage is limited; "xla" and "reference" take every problem
 DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_decode,
+    "triton": triton_decode,
 }
-PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {}
+PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {"triton": triton_prefill}

@@ -9,7 +9,7 @@ from typing import Any
 from pallas_kernels import coverage
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
-from pallas_kernels.tuning import ChipTuning, chip_tuning
+from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
 
 # backends with nothing to tune and nothing to interpret
 PLAIN = ("reference", "xla")
@@ -29,7 +29,10 @@ class Candidates:
 FAMILIES = {
     "a CPU": Candidates(),
     "a TPU": Candidates(),
-    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "xla")),
+    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "triton", "xla"), prefill=("triton", "xla")),
+    "an Ampere, Ada or Blackwell GPU": Candidates(
+        decode=("triton", "xla"), prefill=("triton", "xla")
+    ),
     "an NVIDIA GPU": Candidates(),
 }
 
@@ -95,7 +98,11 @@ def device_family(device_kind: str, platform: str) -> str:
             "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
         )
     words = device_kind.replace("-", " ").split()
-    return "a Hopper GPU" if any(word in HOPPER_NAMES for word in words) else "an NVIDIA GPU"
+    if any(word in HOPPER_NAMES for word in words):
+        return "a Hopper GPU"
+    if any(word in LARGE_GPUS or word in SMALL_GPUS for word in words):
+        return "an Ampere, Ada or Blackwell GPU"
+    return "an NVIDIA GPU"
 
 
 def choose_backends(

@@ -47,7 +47,7 @@ class PrefillTuning:
     block_tokens: int = 64
     stages: int = 2
     consumers: int = 2
-    num_warps: int = 4
+    num_warps: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,38 @@ class ChipTuning:
     matmul: MatmulTuning = MatmulTuning()
 
 
+# multiprocessors of GPUs that the Triton kernels run on, by a word of jax.Device.device_kind:
+# those with 160 KiB of shared memory a multiprocessor or more, and those with 99 KiB a thread block
+LARGE_GPUS = {
+    "A100": 108, "A800": 108, "A30": 56,
+    "B200": 148, "GB200": 148, "B300": 148, "GB300": 148,
+}  # fmt: skip
+SMALL_GPUS = {
+    "A2": 10, "A10": 72, "A10G": 80, "A16": 10, "A40": 84, "A4000": 48, "A5000": 64, "A6000": 84,
+    "3060": 28, "3070": 46, "3080": 68, "3090": 82,
+    "L4": 58, "L20": 92, "L40": 142, "L40S": 142, "Ada": 142,
+    "4060": 24, "4070": 46, "4080": 76, "4090": 128,
+    "5060": 30, "5070": 48, "5080": 84, "5090": 170, "Blackwell": 188,
+}  # fmt: skip
+
 # by a word of jax.Device.device_kind
 CHIPS = {
     "H200": ChipTuning(),
     "H100": ChipTuning(),
-    "A100": ChipTuning(decode=DecodeTuning(multiprocessors=108)),
-    "L4": ChipTuning(decode=DecodeTuning(multiprocessors=58)),
-    "4090": ChipTuning(decode=DecodeTuning(multiprocessors=128)),
-    "B200": ChipTuning(decode=DecodeTuning(multiprocessors=148)),
+    **{
+        name: ChipTuning(
+            decode=DecodeTuning(stages=3, multiprocessors=multiprocessors),
+            prefill=PrefillTuning(stages=3),
+        )
+        for name, multiprocessors in LARGE_GPUS.items()
+    },
+    **{
+        name: ChipTuning(
+            decode=DecodeTuning(block_tokens=32, stages=3, multiprocessors=multiprocessors),
+            prefill=PrefillTuning(block_tokens=32, stages=3),
+        )
+        for name, multiprocessors in SMALL_GPUS.items()
+    },
 }
 
 

@@ -24,10 +24,12 @@ DECODE_MODULES = {
     "reference": "reference",
     "xla": "xla",
     "mosaic_gpu": "mosaic_gpu_decode",
+    "triton": "triton_decode",
 }
 PREFILL_MODULES = {
     "reference": "reference",
     "xla": "xla_prefill",
+    "triton": "triton_prefill",
 }
 
 
@@ -87,7 +89,8 @@ def paged_decode_attention(
         splits: parts into which each slot's tokens are divided; None chooses from the shapes. An
             option of the GPU and TPU kernels.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
-        backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper) or "reference".
+        backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
+            later) or "reference".
         tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
@@ -146,7 +149,7 @@ def paged_prefill_attention(
         k_scale: scale of 8-bit keys, as for `paged_decode_attention`.
         v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
-        backend: "xla" (any device) or "reference".
+        backend: "xla" (any device), "triton" (NVIDIA Ampere and later) or "reference".
         tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 

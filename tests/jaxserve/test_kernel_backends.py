@@ -11,6 +11,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
 from jaxserve.loading import load_engine
 from pallas_kernels import Backends
+from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning
 from tests.tiny_models import VOCAB_SIZE
 
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="the oracle")
@@ -46,9 +47,25 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
     return list(result.values())
 
 
-BACKENDS: dict[str, tuple[Backends, dict]] = {}
+BACKENDS: dict[str, tuple[Backends, dict]] = {
+    "triton": (
+        Backends(
+            decode="triton",
+            prefill="triton",
+            write_kv="xla",
+            reason="interpreted",
+            tuning=ChipTuning(
+                decode=DecodeTuning(block_tokens=16),
+                prefill=PrefillTuning(tile_rows=16, block_tokens=16),
+            ),
+            interpret=True,
+        ),
+        {},
+    ),
+}
 
 
+@pytest.mark.slow  # interpreters are slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
     backends, settings = BACKENDS[name]

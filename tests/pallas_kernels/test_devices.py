@@ -11,8 +11,9 @@ from pallas_kernels import AttentionShape, KernelError, choose_backends, storage
 
 HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
 HOPPER += ["NVIDIA GH200 480GB", "NVIDIA H100-SXM5-80GB"]
-OTHER = ["NVIDIA A100-SXM4-80GB", "NVIDIA L4", "Tesla T4", "NVIDIA GeForce RTX 4090"]
-OTHER += ["NVIDIA B200", "NVIDIA GB200", "NVIDIA RTX PRO 6000 Blackwell Server Edition"]
+AMPERE_ADA_BLACKWELL = ["NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA GeForce RTX 4090"]
+AMPERE_ADA_BLACKWELL += ["NVIDIA B200", "NVIDIA RTX PRO 6000 Blackwell Server Edition"]
+OTHER = ["Tesla T4", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 2080 Ti"]
 
 
 @pytest.mark.parametrize("kind", HOPPER)
@@ -21,9 +22,18 @@ def test_hopper_runs_mosaic_gpu(kind):
         backends = choose_backends(kind, platform)
         assert (backends.decode, backends.prefill, backends.write_kv) == (
             "mosaic_gpu",
-            "xla",
+            "triton",
             "xla",
         )
+
+
+@pytest.mark.parametrize("kind", AMPERE_ADA_BLACKWELL)
+def test_ampere_ada_and_blackwell_run_triton(kind):
+    backends = choose_backends(kind, "gpu")
+    assert (backends.decode, backends.prefill, backends.write_kv) == ("triton", "triton", "xla")
+    assert "Ampere, Ada or Blackwell" in backends.reason
+    small = kind not in ("NVIDIA A100-SXM4-80GB", "NVIDIA B200")
+    assert backends.tuning.decode.block_tokens == (32 if small else 64)
 
 
 @pytest.mark.parametrize(
@@ -40,17 +50,24 @@ def test_everything_else_runs_xla_and_says_why(kind, platform):
     ("shape", "named"),
     [
         ({"pool_dtype": jnp.dtype("float32")}, "kv_pages.dtype=float32"),
-        ({"head_dim": 72}, "head_dim=72"),
+        ({"head_dim": 80}, "head_dim=80"),
         ({"page_size": 8}, "page_size=8"),
-        ({"group": 128}, "heads / kv_heads=128"),
+        ({"pool_dtype": jnp.dtype("int8")}, "kv_pages.dtype=int8"),
     ],
 )
-def test_shapes_that_the_hopper_kernel_lacks_are_chosen_away_with_a_reason(shape, named):
+def test_shapes_that_the_hopper_kernel_lacks_go_to_the_next_with_a_reason(shape, named):
     covered = AttentionShape(128, 16, 8, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"))
     assert choose_backends("NVIDIA H200", "gpu", covered).decode == "mosaic_gpu"
     backends = choose_backends("NVIDIA H200", "gpu", replace(covered, **shape))
-    assert backends.decode == "xla"
+    assert backends.decode == "triton"
     assert named in backends.reason
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"])
+def test_shapes_that_no_gpu_kernel_covers_run_xla(kind):
+    backends = choose_backends(kind, "gpu", AttentionShape(head_dim=512))
+    assert (backends.decode, backends.prefill) == ("xla", "xla")
+    assert "the triton prefill kernel does not cover head_dim=512" in backends.reason
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,270 @@
+"""Paged decode attention for NVIDIA GPUs in Pallas Triton: Ampere, Ada, Blackwell, float32 pages.
+
+One thread block attends the query heads of one KV head of one slot over one split of its tokens.
+The heads of the group are the rows of a tile (at least 16, the smallest of the matrix
+instructions); keys and values are gathered through the page table, token by token, into tiles in
+shared memory that the compiler fills ahead of their use by cp.async. A second kernel merges the
+splits that hold tokens by their log-sum-exp (Dao et al., "Flash-Decoding for long-context
+inference", 2023); with one split there is none.
+
+JAX has deprecated its Triton backend since 0.11 in favour of Mosaic GPU. It is used here because
+Mosaic GPU has the matrix instructions of Ampere and Ada only since 0.11, for 16- and 8-bit types
+only, and JAX's interpreter runs neither them nor the cp.async copies that feed them: such a kernel
+could be compiled but not checked without the GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels import coverage
+from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.triton_block import (
+    MASKED,
+    HeadPages,
+    Options,
+    attend_blocks,
+    empty_softmax,
+    head_columns,
+    normalized,
+    padded,
+    pool_rows,
+    require_addressable,
+    row_share,
+    vector,
+)
+from pallas_kernels.pages import compute_dtype
+from pallas_kernels.tuning import DecodeTuning
+
+MATRIX_ROWS = 16  # rows of the matrix instructions
+MAX_SPLITS = 64
+
+
+class Operands(NamedTuple):
+    """References of the kernel's operands; None for what a call does without."""
+
+    q: Any  # [B, H, D]
+    kv: Any  # the pool as rows, [NP * page_size * 2 * KVH, D]
+    table: Any  # int32[B, P]
+    lens: Any  # int32[B]
+    first_page: Any  # int32[1]
+    sinks: Any  # float32[H]
+    k_scale: Any  # float32[1] or float32[NP, KVH]
+    v_scale: Any
+
+
+def split_blocks(
+    length: jax.Array, split: jax.Array, *, window: int | None, block: int, splits: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The blocks of tokens that a split attends, and how many splits have any.
+
+    Returns:
+        The first visible token, the first block, the block after the last, the live splits.
+    """
+    first_key = jnp.int32(0) if window is None else jnp.maximum(length - window, 0)
+    first_block = lax.div(first_key, jnp.int32(block))
+    last_block = lax.div(length + (block - 1), jnp.int32(block))
+    share = jnp.maximum(lax.div(last_block - first_block + (splits - 1), jnp.int32(splits)), 1)
+    live = lax.div(last_block - first_block + share - 1, share)
+    begin = first_block + split * share
+    return first_key, begin, jnp.minimum(begin + share, last_block), live
+
+
+def number_of_splits(slots: int, kv_heads: int, blocks: int, tuning: DecodeTuning) -> int:
+    """Into how many thread blocks a slot's tokens are divided; depends on static facts only.
+
+    Enough to give every multiprocessor the wanted number of thread blocks, as far as blocks of
+    tokens suffice.
+    """
+    wanted = -(-tuning.waves * tuning.multiprocessors // (slots * kv_heads))
+    return max(1, min(wanted, blocks, MAX_SPLITS))
+
+
+def _split_kernel(
+    given: Operands,
+    out: Any,
+    lse: Any = None,
+    *,
+    options: Options,
+    block: int,
+    splits: int,
+    page_size: int,
+    kv_heads: int,
+) -> None:
+    """Writes normalised [B, H, D] where `lse` is None, else partials [B, H, splits, D]."""
+    q, kv = given.q, given.kv
+    split, kv_head, slot = (pl.program_id(axis) for axis in range(3))
+    group, head_dim = q.shape[1] // kv_heads, q.shape[2]
+    rows = max(MATRIX_ROWS, padded(group))
+
+    length = given.lens[slot]
+    first_key, begin, end, _ = split_blocks(
+        length, split, window=options.window, block=block, splits=splits
+    )
+    row = jnp.arange(rows)
+    head = kv_head * group + row
+    columns, exists = head_columns(head_dim)
+    held = jnp.broadcast_to((row < group)[:, None], (rows, columns.shape[0]))
+    if exists is not None:
+        held &= exists[None, :]
+    query = plt.load(q.at[slot, head[:, None], columns[None, :]], mask=held, other=0)
+    query = query.astype(compute_dtype(kv.dtype, q.dtype))
+    sinks = None
+    if given.sinks is not None:
+        # part of the first split: a slot with tokens has one
+        sinks = plt.load(given.sinks.at[head], mask=(row < group) & (split == 0), other=MASKED)
+    pages = HeadPages(
+        kv=kv,
+        table=given.table,
+        k_scale=given.k_scale,
+        v_scale=given.v_scale,
+        row=slot,
+        kv_head=kv_head,
+        first_page=given.first_page[0],
+        page_size=page_size,
+        kv_heads=kv_heads,
+    )
+
+    softmax = attend_blocks(
+        pages,
+        query,
+        empty_softmax(rows, columns.shape[0], sinks),
+        (begin, end),
+        (first_key, length),
+        size=block,
+        position=None,
+        masked=True,
+        options=options,
+    )
+    result, log_sum = normalized(pages, softmax)
+    if lse is None:
+        place = out.at[slot, head[:, None], columns[None, :]]
+        plt.store(place, result.astype(out.dtype), mask=held)
+        return
+
+    @pl.when(begin < end)
+    def store_partial() -> None:
+        plt.store(out.at[slot, head[:, None], split, columns[None, :]], result, mask=held)
+        plt.store(lse.at[slot, head, split], log_sum, mask=row < group)
+
+
+def _merge_kernel(
+    partial: Any,  # float32[B, H, splits, D]
+    lse: Any,  # float32[B, H, splits]
+    lens: Any,  # int32[B]
+    out: Any,  # [B, H, D]
+    *,
+    window: int | None,
+    block: int,
+) -> None:
+    head, slot = pl.program_id(0), pl.program_id(1)
+    splits, head_dim = partial.shape[2:]
+    *_, live = split_blocks(lens[slot], jnp.int32(0), window=window, block=block, splits=splits)
+    split = jnp.arange(padded(splits))
+    columns, exists = head_columns(head_dim)
+    filled = split < live
+    logs = plt.load(lse.at[slot, head, split], mask=filled, other=MASKED)
+    weights = jnp.where(filled, jnp.exp2(logs - logs.max()), 0.0)
+    held = jnp.broadcast_to(filled[:, None], (split.shape[0], columns.shape[0]))
+    if exists is not None:
+        held &= exists[None, :]
+    place = partial.at[slot, head, split[:, None], columns[None, :]]
+    merged = (plt.load(place, mask=held, other=0) * weights[:, None]).sum(axis=0)
+    total = weights.sum()
+    merged = merged / jnp.where(total == 0.0, 1.0, total)
+    plt.store(out.at[slot, head, columns], merged.astype(out.dtype), mask=exists)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("scale", "soft_cap", "window", "splits", "interpret", "tuning")
+)
+def decode(
+    q: jax.Array,  # [B, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    window: int | None = None,
+    sinks: jax.Array | None = None,  # float32[H]
+    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None = None,
+    splits: int | None = None,
+    first_page: jax.Array,  # int32[]
+    interpret: bool | None = None,
+    tuning: DecodeTuning | None = None,
+) -> jax.Array:  # [B, H, D]
+    """Attention of one query row a slot on an NVIDIA GPU.
+
+    Float pages: queries and softmax weights are rounded to the type of the pages before they are
+    multiplied; quantised pages are converted, exactly, to the type of the queries. float32
+    products are IEEE float32, not TF32. Scores, maxima, sums and partial outputs are float32.
+
+    Args:
+        splits: thread blocks that share the tokens of a slot; None chooses by static shapes.
+        interpret: True runs Pallas' interpreter; None compiles for the GPU.
+        tuning: block of tokens, warps, stages; None takes those of the table.
+
+    Raises:
+        KernelError: the kernel does not cover the shapes or types; names them.
+    """
+    refusal = coverage.triton_decode(coverage.AttentionShape.of(q, kv_pages))
+    coverage.require(refusal, "triton", q, kv_pages)
+    require_addressable(kv_pages)
+    tuning = tuning or DecodeTuning()
+    if splits is not None and splits > MAX_SPLITS:
+        raise KernelError("splits", splits, f"at most {MAX_SPLITS}: they are merged in one tile")
+    slots, heads, head_dim = q.shape
+    page_size, _, kv_heads, _ = kv_pages.shape[1:]
+    block = row_share(tuning.block_tokens, "block_tokens", q, kv_pages)
+    blocks = -(-page_table.shape[1] * page_size // block)
+    splits = splits or number_of_splits(slots, kv_heads, blocks, tuning)
+    operands = Operands(
+        q=q,
+        kv=pool_rows(kv_pages),
+        table=page_table,
+        lens=kv_lens,
+        first_page=first_page.reshape(1),
+        sinks=sinks,
+        k_scale=vector(k_scale),
+        v_scale=vector(v_scale),
+    )
+    attended = result_like(q, q.shape, q.dtype)
+    partial = (
+        result_like(q, (slots, heads, splits, head_dim), jnp.float32),
+        result_like(q, (slots, heads, splits), jnp.float32),
+    )
+    result = pl.pallas_call(
+        functools.partial(
+            _split_kernel,
+            options=Options(scale, soft_cap, window),
+            page_size=page_size,
+            kv_heads=kv_heads,
+            block=block,
+            splits=splits,
+        ),
+        out_shape=attended if splits == 1 else partial,
+        grid=(splits, kv_heads, slots),
+        compiler_params=plt.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.stages),
+        interpret=bool(interpret),
+        name="paged_decode",
+    )(operands)
+    if splits == 1:
+        return result
+    return pl.pallas_call(
+        functools.partial(_merge_kernel, window=window, block=block),
+        out_shape=attended,
+        grid=(heads, slots),
+        compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
+        interpret=bool(interpret),
+        name="paged_decode_merge",
+    )(*result, kv_lens)

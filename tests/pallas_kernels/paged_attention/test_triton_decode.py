@@ -1,0 +1,281 @@
+"""The Triton decode kernel: in Pallas' interpreter against float64, and lowered for CUDA."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
+from jaxlib.triton import dialect
+
+from pallas_kernels import KernelError, paged_decode_attention
+from pallas_kernels.paged_attention import triton_decode
+from pallas_kernels.tuning import DecodeTuning
+from tests.pallas_kernels import oracle
+from tests.pallas_kernels.cases import paged_case
+
+SMALL = DecodeTuning(block_tokens=16)
+
+# heads, kv_heads, head_dim, page size, type, splits, options
+QUICK = [
+    (3, 1, 80, 8, "float8_e4m3fn", 7, {"window": 17, "soft_cap": 2.0, "sinks": True}),
+]
+MORE = [
+    (4, 2, 64, 16, "bfloat16", 2, {}),
+    (3, 1, 80, 8, "float32", 1, {"window": 17, "sinks": True}),
+    (2, 2, 64, 32, "float8_e4m3fn", 2, {}),
+    (20, 1, 96, 64, "float16", 7, {"soft_cap": 20.0}),
+    (8, 1, 256, 16, "bfloat16", 1, {"window": 1}),
+    (8, 2, 128, 128, "int8", 2, {"window": 50, "sinks": True, "per_page": False}),
+    (8, 2, 64, 16, "int8", 1, {"query": "float16"}),
+    (4, 4, 64, 16, "uint8", 2, {"query": "float32", "sinks": True}),
+    (16, 2, 128, 32, "uint16", 7, {"window": 40}),
+    (4, 1, 256, 8, "float32", 7, {"soft_cap": 5.0}),
+]
+
+
+def problem(rng, lengths, shape, **fixed):
+    """A case, and the options of the call."""
+    heads, kv_heads, head_dim, page_size, pool, _, options = shape
+    options = dict(options)
+    made = {name: options.pop(name) for name in ("per_page", "query") if name in options}
+    case = paged_case(
+        rng,
+        lengths,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        pool=pool,
+        first_page=3,
+        **made,
+        **fixed,
+    )
+    if options.pop("sinks", False):
+        options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
+    return case, {"scale": head_dim**-0.5, **options, **case.options}
+
+
+def interpreted(case, splits, tuning=SMALL, **options):
+    return paged_decode_attention(
+        *case[:4], backend="triton", splits=splits, tuning=tuning, interpret=True, **options
+    )
+
+
+def check(shape, seed=0):
+    page_size, pool, splits = shape[3:6]
+    rng = np.random.default_rng(seed)
+    longest = 5 * page_size
+    lengths = [longest - 1, longest, 0, 1, page_size - 1, page_size, page_size + 1]
+    case, options = problem(rng, lengths, shape)
+    got = interpreted(case, splits, **options)
+    want = oracle.decode(*case[:4], **options)
+    assert got.dtype == case.q.dtype
+    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
+    assert not np.asarray(got, np.float32)[2].any()
+
+
+@pytest.mark.parametrize("shape", QUICK, ids=str)
+def test_random_page_tables(shape):
+    """Boundary lengths, shared pages, page ids in random order, NaN wherever nobody may look."""
+    check(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MORE, ids=str)
+def test_random_page_tables_of_more_shapes(shape):
+    check(shape, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_random_lengths_and_splits(splits):
+    """Idle slots, more splits than a slot has blocks, blocks longer than pages and shorter."""
+    shape = (4, 2, 64, 16, "float32", splits, {})
+    for block in (16, 32):
+        rng = np.random.default_rng(splits)
+        for _ in range(3):
+            lengths = [int(length) for length in rng.integers(0, 200, 6)]
+            lengths[int(rng.integers(0, 6))] = 0
+            case, options = problem(rng, lengths, shape, columns=13, total=80)
+            got = interpreted(case, splits, DecodeTuning(block_tokens=block), **options)
+            want = oracle.decode(*case[:4], **options)
+            assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float32"]
+
+
+def test_every_e4m3_number_is_read_exactly():
+    """One key a token and one value: the output is the value, NaN included."""
+    bits = np.arange(256, dtype=np.uint8)
+    pool = jnp.asarray(np.tile(bits.reshape(32, 8, 1, 1, 1), (1, 1, 2, 1, 16)))
+    table = jnp.arange(32, dtype=jnp.int32)[:, None]
+    got = [
+        paged_decode_attention(
+            jnp.zeros((32, 1, 16), jnp.float32),
+            pool,
+            table,
+            jnp.full((32,), offset + 1, jnp.int32),
+            scale=1.0,
+            window=1,
+            k_scale=jnp.float32(0.0),
+            v_scale=jnp.float32(2.0),
+            splits=1,
+            backend="triton",
+            tuning=SMALL,
+            interpret=True,
+        )
+        for offset in range(8)
+    ]
+    got = np.stack(got, axis=1).reshape(256, 16)
+    want = 2.0 * bits.view(jnp.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(got, np.tile(want[:, None], (1, 16)))
+
+
+def test_splits_share_the_blocks_of_each_slot():
+    """Every visible block is in one split, and the live splits are the first ones."""
+    block, window = 16, 100
+    for splits in (1, 2, 7):
+        for length in (0, 1, 15, 16, 17, 99, 100, 101, 1000):
+            seen = []
+            for split in range(splits):
+                first_key, begin, end, live = map(
+                    int,
+                    triton_decode.split_blocks(
+                        jnp.int32(length),
+                        jnp.int32(split),
+                        window=window,
+                        block=block,
+                        splits=splits,
+                    ),
+                )
+                assert (begin < end) == (split < live)
+                seen += range(begin, end)
+            assert seen == list(range(first_key // block, -(-length // block)))
+
+
+def test_the_number_of_splits_fills_the_gpu_and_no_more():
+    chip = DecodeTuning(multiprocessors=108, waves=2)
+    assert triton_decode.number_of_splits(slots=256, kv_heads=8, blocks=64, tuning=chip) == 1
+    assert triton_decode.number_of_splits(slots=1, kv_heads=8, blocks=256, tuning=chip) == 27
+    assert triton_decode.number_of_splits(slots=1, kv_heads=8, blocks=4, tuning=chip) == 4
+    assert triton_decode.number_of_splits(slots=1, kv_heads=1, blocks=999, tuning=chip) == 64
+
+
+def operands(heads=8, kv_heads=2, head_dim=64, page_size=16, pool=jnp.bfloat16, pages=4096):
+    shape = jax.ShapeDtypeStruct
+    return (
+        shape((16, heads, head_dim), jnp.float32 if pool == jnp.float32 else jnp.bfloat16),
+        shape((pages, page_size, 2, kv_heads, head_dim), pool),
+        shape((16, 64), jnp.int32),
+        shape((16,), jnp.int32),
+    )
+
+
+def decode(*given, **options):
+    return paged_decode_attention(*given, scale=0.1, backend="triton", **options)
+
+
+def lowered_for_cuda(function, *given):
+    device = AbstractDevice("NVIDIA A100-SXM4-80GB", 108, "gpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",))
+
+
+def triton_kernels(lowered):
+    """The Triton modules inside a lowered program, as text."""
+
+    def walk(operation):
+        if operation.name == "stablehlo.custom_call":
+            parameters = operation.attributes["mhlo.backend_config"]
+            with ir.Context() as context:
+                dialect.register_dialect(context)
+                context.load_all_available_dialects()
+                code = ir.StringAttr(parameters["ir"]).value_bytes
+                yield ir.Module.parse(code, context).operation.get_asm()
+        for region in operation.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    yield from walk(inner.operation)
+
+    yield from walk(lowered.compiler_ir("stablehlo").operation)
+
+
+@pytest.mark.parametrize(("pages", "bits"), [(2**15, 32), (2**16 + 1, 64)])
+def test_a_pool_of_more_than_four_gibibytes_is_addressed_in_64_bits(pages, bits):
+    given = operands(kv_heads=8, head_dim=128, pages=pages)
+    assert (np.prod(given[1].shape) * 2 > 2**32) == (bits == 64)
+    (kernel,) = triton_kernels(lowered_for_cuda(lambda *given: decode(*given, splits=1), *given))
+    assert f"tensor<64x128x!tt.ptr<bf16>>, tensor<64x128xi{bits}>" in kernel, kernel
+
+
+@pytest.mark.parametrize("splits", [1, 7])
+def test_lowers_for_an_a100_without_a_gpu(splits):
+    """e4m3 pages too, for which an A100 has no instructions."""
+
+    def call(scale, *given):
+        return decode(*given, splits=splits, k_scale=scale, v_scale=scale, window=100)
+
+    scale = jax.ShapeDtypeStruct((4096, 2), jnp.float32)
+    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn)).as_text()
+    assert text.count("xla.gpu.triton") == min(splits, 2)
+
+
+@pytest.mark.slow
+def test_runs_under_shard_map():
+    rng = np.random.default_rng(5)
+    case, options = problem(rng, [33, 0, 16], (4, 2, 64, 16, "float32", 2, {}))
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    heads, pages = P(None, "model"), P(None, None, None, "model")
+    sharded = jax.shard_map(
+        lambda *given: interpreted((*given, None), 2, **options),
+        mesh=mesh,
+        in_specs=(heads, pages, P(), P()),
+        out_specs=heads,
+        check_vma=False,  # Pallas' interpreter does not keep the axes
+    )
+    got = sharded(*case[:4])
+    want = oracle.decode(*case[:4], **options)
+    assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float32"]
+
+
+def test_lowers_under_shard_map():
+    """Manual mesh axes are checked: the kernel says over which axes its results vary."""
+    mesh = AbstractMesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    heads, pages = P(None, "model"), P(None, None, None, "model")
+    given = operands()
+    sharded = jax.shard_map(decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads)
+    assert jax.eval_shape(sharded, *given).shape == given[0].shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "field"),
+    [
+        ({"head_dim": 512}, "head_dim"),
+        ({"page_size": 24}, "page_size"),
+        ({"heads": 65, "kv_heads": 1}, "heads / kv_heads"),
+        ({"pool": jnp.int8, "pages": 2**19 + 1}, "kv_pages.shape"),
+    ],
+    ids=str,
+)
+def test_uncovered_shapes_are_refused_by_name(shape, field):
+    given = operands(**shape)
+    scales = {}
+    if "pool" in shape:
+        scales = {name: jnp.float32(1.0) for name in ("k_scale", "v_scale")}
+    with pytest.raises(KernelError, match="triton backend takes") as caught:
+        jax.eval_shape(lambda *given: decode(*given, **scales), *given)
+    assert caught.value.field == field
+    assert str(given[1].shape) in str(caught.value)
+
+
+def test_blocks_are_powers_of_two():
+    with pytest.raises(KernelError, match="tuning"):
+        jax.eval_shape(lambda *given: decode(*given, tuning=DecodeTuning(48)), *operands())
+
+
+def test_splits_are_as_many_as_one_tile_merges():
+    assert jax.eval_shape(lambda *given: decode(*given, splits=64), *operands())
+    with pytest.raises(KernelError, match="splits=65"):
+        jax.eval_shape(lambda *given: decode(*given, splits=65), *operands())
