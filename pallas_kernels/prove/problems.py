@@ -20,7 +20,8 @@ from pallas_kernels.paged_attention import (
 from pallas_kernels.prove.cases import Attention, Case
 from pallas_kernels.prove.compilation import prove
 from pallas_kernels.prove.cost import COSTS
-from pallas_kernels.prove.proof import Proof, Requirements
+from pallas_kernels.prove.matmul_problem import matmul_call, matmul_cost
+from pallas_kernels.prove.proof import Cost, Proof, Requirements
 from pallas_kernels.prove.targets import absent_mesh, device_name
 from pallas_kernels.tuning import chip_tuning
 from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
@@ -82,6 +83,7 @@ def _options(p: Attention, pool: jax.ShapeDtypeStruct) -> tuple[dict[str, Any], 
 
 def _attention(case: Case, kind: str) -> Problem:
     p = case.problem
+    assert isinstance(p, Attention)
     pool = _pool(p)
     options, option_specs = _options(p, pool)
     static: dict[str, Any] = {"scale": p.head_dim**-0.5, "backend": case.backend}
@@ -117,6 +119,7 @@ def _attention(case: Case, kind: str) -> Problem:
 
 def _write(case: Case, kind: str) -> Problem:
     p = case.problem
+    assert isinstance(p, Attention)
     pool = _pool(p)
     token = jax.ShapeDtypeStruct((p.rows, p.kv_heads, p.head_dim), p.dtype)
     index = jax.ShapeDtypeStruct((p.rows,), jnp.int32)
@@ -142,12 +145,20 @@ def _write(case: Case, kind: str) -> Problem:
     )
 
 
+def _matmul(case: Case, kind: str) -> Problem:
+    function, operands = matmul_call(case, kind)
+    specs = jax.tree.map(lambda leaf: EVERYWHERE, operands)
+    return Problem(function, operands, specs, EVERYWHERE)
+
+
 BUILDERS = {
+    "quantized_matmul": _matmul,
     "decode": _attention,
     "prefill": _attention,
     "write_kv": _write,
     "write_kv_scaled": _write,
 }
+COST: dict[str, Callable[[Any], Cost]] = {"quantized_matmul": matmul_cost, **COSTS}
 
 
 def _over(mesh: Mesh, problem: Problem) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -191,6 +202,6 @@ def prove_case(case: Case, kind: str) -> Proof:
             in_place=problem.in_place,
             max_temporaries=MAX_TEMPORARIES if own or problem.in_place else None,
         ),
-        cost=COSTS[case.operation](case.problem),
+        cost=COST[case.operation](case.problem),
         donate_argnums=(0,) if problem.in_place else (),
     )
