@@ -24,14 +24,20 @@ class Candidates:
 
     decode: Sequence[str] = ("xla",)
     prefill: Sequence[str] = ("xla",)
+    write_kv: Sequence[str] = ("xla",)
     linear: Sequence[str] = ("xla",)
-    write_kv: str = "xla"
 
 
 FAMILIES = {
-    "a CPU": Candidates(*(("native", "xla"),) * 3),
-    "a TPU": Candidates(),
-    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "triton", "xla"), prefill=("triton", "xla")),
+    "a CPU": Candidates(
+        decode=("native", "xla"), prefill=("native", "xla"), linear=("native", "xla")
+    ),
+    "a TPU": Candidates(
+        decode=("mosaic_tpu", "xla"), prefill=("mosaic_tpu", "xla"), write_kv=("mosaic_tpu", "xla")
+    ),
+    "a Hopper GPU": Candidates(
+        decode=("mosaic_gpu", "triton", "xla"), prefill=("mosaic_gpu", "triton", "xla")
+    ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
         decode=("triton", "xla"), prefill=("triton", "xla")
     ),
@@ -139,14 +145,14 @@ def choose_backends(
             notes.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
-    decode, prefill, linear = (first(operation) for operation in coverage.OPERATIONS)
+    decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
     if "native" in (decode, prefill, linear):
         notes.append(native.availability().reason)
     return Backends(
         decode=decode,
         prefill=prefill,
+        write_kv=write_kv,
         linear=linear,
-        write_kv=FAMILIES[family].write_kv,
         reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind),
     )

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.programs import Program, ProgramTable, lanes_for, wanted_shapes
@@ -177,7 +178,8 @@ class Runner:
             state_shardings,
         )
         blob = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
-        compiled = step.lower(self._leaves, state, blob).compile()
+        options = compiler_options(self._mesh.devices.flat[0].platform)
+        compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
         analysis = compiled.memory_analysis()
         temporary = analysis.temp_size_in_bytes if analysis is not None else 0
         return Program(layout, result, compiled, temporary)

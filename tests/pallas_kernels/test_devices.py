@@ -23,7 +23,7 @@ def test_hopper_runs_mosaic_gpu(kind):
         backends = choose_backends(kind, platform)
         assert (backends.decode, backends.prefill, backends.write_kv) == (
             "mosaic_gpu",
-            "triton",
+            "mosaic_gpu",
             "xla",
         )
 
@@ -39,7 +39,7 @@ def test_ampere_ada_and_blackwell_run_triton(kind):
 
 @pytest.mark.parametrize(
     ("kind", "platform"),
-    [("TPU v5 lite", "tpu"), *((kind, "gpu") for kind in OTHER)],
+    [(kind, "gpu") for kind in OTHER],
 )
 def test_everything_else_runs_xla_and_says_why(kind, platform):
     backends = choose_backends(kind, platform)
@@ -66,13 +66,28 @@ def test_native_linear_layers_refuse_float16_by_name():
     assert "float16" in backends.reason
 
 
+def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
+    covered = AttentionShape(128, 16, 4, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"), kv_heads=8)
+    for kind, cores in (("TPU v5 lite", 1), ("TPU v5", 2), ("TPU v6 lite", 1)):
+        backends = choose_backends(kind, "tpu", covered)
+        assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
+        assert backends.tuning.decode.multiprocessors == cores
+    backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=64))
+    assert (backends.decode, backends.prefill, backends.write_kv) == ("xla",) * 3
+    assert "head_dim=64" in backends.reason
+    backends = choose_backends(
+        "TPU v6 lite", "tpu", replace(covered, kv_heads=1, pool_dtype=jnp.dtype("int8"))
+    )
+    assert (backends.decode, backends.write_kv) == ("mosaic_tpu", "xla")
+
+
 @pytest.mark.parametrize(
     ("shape", "named"),
     [
         ({"pool_dtype": jnp.dtype("float32")}, "kv_pages.dtype=float32"),
-        ({"head_dim": 80}, "head_dim=80"),
+        ({"head_dim": 72}, "head_dim=72"),
         ({"page_size": 8}, "page_size=8"),
-        ({"pool_dtype": jnp.dtype("int8")}, "kv_pages.dtype=int8"),
+        ({"pool_dtype": jnp.dtype("uint8")}, "kv_pages.dtype=uint8"),
     ],
 )
 def test_shapes_that_the_hopper_kernel_lacks_go_to_the_next_with_a_reason(shape, named):
