@@ -76,8 +76,8 @@ class ChipTuning:
     """The choices for one chip, by operation; None leaves one to the kernel, by the shape."""
 
     decode: DecodeTuning | None = None
-    prefill: PrefillTuning = PrefillTuning()
-    matmul: MatmulTuning = MatmulTuning()
+    prefill: PrefillTuning | None = None
+    matmul: MatmulTuning | None = None
 
 
 def tpu_tuning(cores: int) -> ChipTuning:

@@ -220,7 +220,8 @@ def prefill(
     shape = coverage.AttentionShape.of(q, kv_pages)
     coverage.require(coverage.mosaic_tpu(shape), "mosaic_tpu", q, kv_pages)
     coverage.require(coverage.mosaic_tpu_table(page_table.shape), "mosaic_tpu", q, kv_pages)
-    tuning = tpu_tuning(cores=1).prefill if tuning is None else tuning
+    tuning = tuning or tpu_tuning(cores=1).prefill
+    assert tuning is not None
     if tuning.block_tokens % LANES:
         raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
     return _attend(
