@@ -31,7 +31,11 @@ SHAPES = [
     (71, 1, 16, 1),
     (3, 3, 36, 16),
 ]
-MATRIX = [(SHAPES[0], pool) for pool in oracle.TOLERANCE]
+QUICK_POOLS = ("uint16", "float32", "int8", "uint8")
+MATRIX = [
+    pytest.param(SHAPES[0], pool, marks=() if pool in QUICK_POOLS else pytest.mark.slow)
+    for pool in oracle.TOLERANCE
+]
 MATRIX += [(shape, "uint16") for shape in SHAPES[1:]]
 MATRIX += [
     pytest.param(shape, "float32", marks=() if shape == SHAPES[3] else pytest.mark.slow)
