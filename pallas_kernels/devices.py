@@ -140,8 +140,12 @@ def choose_backends(
         names = getattr(FAMILIES[family], operation)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            if refusal is None:
+            drawback = native.drawback() if name == "native" else None
+            if refusal is None and drawback is None:
                 return name
+            if refusal is None:
+                notes.append(f"the native {operation} kernel is not chosen: {drawback}")
+                continue
             notes.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
@@ -164,7 +168,7 @@ def require_backend(
     """Refuses a backend that does not run on a device or does not cover a shape.
 
     Args:
-        operation: "decode", "prefill" or "linear".
+        operation: "decode", "prefill", "write_kv" or "linear".
         backend: its name.
         device_kind, platform: as for choose_backends.
         shape: the model's attention.

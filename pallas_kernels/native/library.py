@@ -59,6 +59,13 @@ def instruction_set() -> str:
     return "-".join(["AVX512", *(name for flag, name in names.items() if flag in features)])
 
 
+def drawback() -> str | None:
+    """Why the kernels, although they run here, are not the ones to choose; None when they are."""
+    if "avx512f" in build.cpu_features():
+        return None
+    return "without AVX512 they are no faster than XLA's"
+
+
 def linear_rows() -> int | None:
     """The most rows for which the native linear layers beat XLA's on this CPU; None: always.
 

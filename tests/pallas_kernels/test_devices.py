@@ -7,7 +7,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import AttentionShape, KernelError, choose_backends, storage_dtype
+from pallas_kernels import (
+    AttentionShape,
+    KernelError,
+    choose_backends,
+    require_backend,
+    storage_dtype,
+)
 from pallas_kernels.native import Availability
 
 HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
@@ -52,11 +58,23 @@ def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypa
     state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")
     monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
     monkeypatch.setattr("pallas_kernels.native.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.drawback", lambda: None)
     backends = choose_backends("cpu", "cpu")
     name = "native" if available else "xla"
     assert (backends.decode, backends.prefill, backends.linear) == (name, name, name)
     assert backends.write_kv == "xla"
     assert state.reason in backends.reason
+
+
+def test_a_cpu_without_avx512_runs_xla_unless_told_otherwise(monkeypatch):
+    state = Availability(True, "native code for AVX2")
+    monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"avx2"}))
+    backends = choose_backends("cpu", "cpu")
+    assert (backends.decode, backends.prefill, backends.linear) == ("xla", "xla", "xla")
+    assert "without AVX512" in backends.reason
+    for operation in ("decode", "prefill", "linear"):
+        require_backend(operation, "native", "cpu", "cpu", AttentionShape())
 
 
 def test_native_linear_layers_refuse_float16_by_name():
