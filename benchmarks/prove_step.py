@@ -106,6 +106,7 @@ class Setting:
             group=config.num_heads // config.num_kv_heads,
             pool_dtype=jnp.dtype(DTYPE),
             query_dtype=jnp.dtype(DTYPE),
+            kv_heads=config.num_kv_heads // self.devices,
         )
         return choose_backends(device_name(self.kind), platform_of(self.kind), shape)
 
@@ -127,7 +128,7 @@ def abstract_state(setting: Setting, config: ModelConfig, mesh: Mesh) -> DeviceS
     """The engine's device state as ShapeDtypeStructs with their shardings."""
     assert setting.num_pages
     pool = (config.num_layers * setting.num_pages, setting.page_size, 2)
-    pool += (config.num_kv_heads, config.head_dim)
+    pool += (config.num_kv_heads, setting.backends().stored_head_dim(config.head_dim))
     dtype = storage_dtype(jnp.dtype(DTYPE), platform_of(setting.kind))
     everywhere = NamedSharding(mesh, PartitionSpec())
     table = (MAX_NUM_SEQS + 1, -(-MAX_MODEL_LEN // setting.page_size))

@@ -115,7 +115,8 @@ def load_engine(
     def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
         return Runner(settings, model_config, model, mesh, backends, num_pages)
 
-    resolved = _plan_memory(config, resolved, model_config, mesh, make_runner)
+    head_dim = backends.stored_head_dim(model_config.head_dim)
+    resolved = _plan_memory(config, resolved, model_config, mesh, head_dim, make_runner)
     assert resolved.num_pages and resolved.max_model_len and resolved.block_size
     assert resolved.max_num_seqs and resolved.max_num_batched_tokens
     progress(
@@ -160,6 +161,7 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
         group=model.num_heads // model.num_kv_heads,
         pool_dtype=storage_dtype(dtype, device.platform),
         query_dtype=dtype,
+        kv_heads=model.num_kv_heads // config.tensor_parallel_size,
     )
     chosen = choose_backends(device.device_kind, device.platform, shape)
     if config.tensor_parallel_size > 1 and chosen.linear != "xla":
@@ -183,9 +185,13 @@ def _plan_memory(
     config: EngineConfig,
     model: ModelConfig,
     mesh: Mesh,
+    head_dim: int,
     make_runner: Callable[[EngineConfig, int], Runner],
 ) -> EngineConfig:
-    """Settle `num_pages`, and lower `max_model_len` to what fits if the user left it open."""
+    """Settle `num_pages`, and lower `max_model_len` to what fits if the user left it open.
+
+    `head_dim` is that of the pool.
+    """
     assert config.max_model_len and config.max_num_seqs and config.block_size
     device = mesh.devices.flat[0]
     num_pages = config.num_pages
@@ -194,7 +200,7 @@ def _plan_memory(
         num_pages = plan_num_pages(
             budget_bytes=_cache_bytes(config, device, make_runner),
             bytes_per_page=page_bytes(
-                model.num_layers, config.block_size, heads, model.head_dim, _itemsize(config)
+                model.num_layers, config.block_size, heads, head_dim, _itemsize(config)
             ),
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,

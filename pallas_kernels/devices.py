@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pallas_kernels import coverage, native
@@ -20,12 +20,16 @@ HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Backends of each operation on a family of devices, the best first."""
+    """Backends of each operation on a family of devices, the best first.
+
+    `head_dim_multiple`: heads are stored padded with zeros to a multiple of so many elements.
+    """
 
     decode: Sequence[str] = ("xla",)
     prefill: Sequence[str] = ("xla",)
     write_kv: Sequence[str] = ("xla",)
     linear: Sequence[str] = ("xla",)
+    head_dim_multiple: int = 1
 
 
 FAMILIES = {
@@ -33,7 +37,11 @@ FAMILIES = {
         decode=("native", "xla"), prefill=("native", "xla"), linear=("native", "xla")
     ),
     "a TPU": Candidates(
-        decode=("mosaic_tpu", "xla"), prefill=("mosaic_tpu", "xla"), write_kv=("mosaic_tpu", "xla")
+        decode=("mosaic_tpu", "xla"),
+        prefill=("mosaic_tpu", "xla"),
+        write_kv=("mosaic_tpu", "xla"),
+        # XLA would bring a pool of smaller heads into another order around every kernel
+        head_dim_multiple=128,
     ),
     "a Hopper GPU": Candidates(
         decode=("mosaic_gpu", "triton", "xla"), prefill=("mosaic_gpu", "triton", "xla")
@@ -58,6 +66,7 @@ class Backends:
         interpret: parameters of the kernels' interpreter, which runs them on any device, slowly;
             None compiles them.
         linear: for linear.
+        head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
     """
 
     decode: str
@@ -67,6 +76,11 @@ class Backends:
     tuning: ChipTuning = field(default_factory=ChipTuning)
     interpret: Any = None
     linear: str = "xla"
+    head_dim_multiple: int = 1
+
+    def stored_head_dim(self, head_dim: int) -> int:
+        """The head_dim of the page pool for a model's."""
+        return -(-head_dim // self.head_dim_multiple) * self.head_dim_multiple
 
     @property
     def decode_options(self) -> dict[str, Any]:
@@ -134,6 +148,9 @@ def choose_backends(
     """
     family = device_family(device_kind, platform)
     judged = shape or AttentionShape()
+    multiple = FAMILIES[family].head_dim_multiple
+    if judged.head_dim is not None:
+        judged = replace(judged, head_dim=-(-judged.head_dim // multiple) * multiple)
     notes: list[str] = []
 
     def first(operation: str) -> str:
@@ -159,6 +176,7 @@ def choose_backends(
         linear=linear,
         reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind),
+        head_dim_multiple=multiple,
     )
 
 

@@ -211,7 +211,8 @@ class Runner:
         """Pages start as zeros: a masked row of uninitialised memory could hold NaN."""
         c = self._model_config
         dtype = storage_dtype(jnp.dtype(self._config.dtype), self._mesh.devices.flat[0].platform)
-        pool = (c.num_layers * self._num_pages, self._page_size, 2, c.num_kv_heads, c.head_dim)
+        head_dim = self._backends.stored_head_dim(c.head_dim)
+        pool = (c.num_layers * self._num_pages, self._page_size, 2, c.num_kv_heads, head_dim)
         slots, pages = self._max_num_seqs + 1, -(-self._max_model_len // self._page_size)
         return DeviceState(
             kv_pages=jnp.zeros(pool, dtype),

@@ -65,6 +65,17 @@ BACKENDS: dict[str, tuple[Backends, dict]] = {
         ),
         {},
     ),
+    "mosaic_tpu": (
+        Backends(
+            decode="mosaic_tpu",
+            prefill="mosaic_tpu",
+            write_kv="mosaic_tpu",
+            reason="interpreted",
+            interpret=True,
+            head_dim_multiple=128,  # the model's heads are smaller
+        ),
+        {},
+    ),
     "native": (NATIVE, {}),
 }
 

@@ -90,9 +90,9 @@ def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
         backends = choose_backends(kind, "tpu", covered)
         assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
         assert backends.tuning.decode.multiprocessors == cores
-    backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=64))
+    backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=320))
     assert (backends.decode, backends.prefill, backends.write_kv) == ("xla",) * 3
-    assert "head_dim=64" in backends.reason
+    assert "head_dim=384" in backends.reason
     backends = choose_backends(
         "TPU v6 lite", "tpu", replace(covered, kv_heads=1, pool_dtype=jnp.dtype("int8"))
     )
@@ -129,6 +129,15 @@ def test_shapes_that_no_gpu_kernel_covers_run_xla(kind):
 def test_unknown_devices_are_refused(kind, platform):
     with pytest.raises(KernelError, match=kind):
         choose_backends(kind, platform)
+
+
+def test_heads_are_padded_where_the_device_wants_them_so():
+    bfloat16 = jnp.dtype("bfloat16")
+    shape = AttentionShape(64, 128, 8, bfloat16, bfloat16, kv_heads=8)
+    on_tpu = choose_backends("TPU v5 lite", "tpu", shape)
+    assert (on_tpu.decode, on_tpu.stored_head_dim(64)) == ("mosaic_tpu", 128)
+    assert on_tpu.stored_head_dim(128) == 128
+    assert choose_backends("NVIDIA H200", "gpu", shape).stored_head_dim(80) == 80
 
 
 def test_storage_dtype():
