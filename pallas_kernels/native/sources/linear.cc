@@ -15,8 +15,14 @@ constexpr int64_t kActivationBytes = 384 << 10;  // of x that stay in the second
 // Lane i of the result is lane first + i % period of v.
 template <class V>
 inline V repeat(V v, int64_t first, int64_t period) {
+#if defined(__clang__)  // has no shuffle by a variable
+  V out;
+  for (int i = 0; i < 16; ++i) out[i] = v[first + (i & (period - 1))];
+  return out;
+#else
   const I32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return __builtin_shuffle(v, (lane & int32_t(period - 1)) + int32_t(first));
+#endif
 }
 
 // Lane i of the result is element i / period.
