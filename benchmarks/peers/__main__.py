@@ -52,9 +52,19 @@ def settings_of(text: str) -> tuple[str, dict[str, Any]]:
     return name, settings
 
 
-def interpreter(name: str, given: dict[str, str]) -> str:
-    """The engine's own, else that of its family (`llama.cpp` for `llama.cpp-q8_0`), else this."""
-    return given.get(name) or given.get(name.split("-")[0]) or sys.executable
+def variable_of(text: str) -> tuple[str, tuple[str, str]]:
+    engine, rest = assignment(text)
+    name, equals, value = rest.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE=NAME=VALUE")
+    return engine, (name, value)
+
+
+def for_engine(name: str, given: list[tuple[str, Any]]) -> list[Any]:
+    """What was given for the engine's family (`llama.cpp` of `llama.cpp-q8_0`), then for itself."""
+    family = name.split("-")[0]
+    general = [value for engine, value in given if engine == family]
+    return general + [value for engine, value in given if engine == name and name != family]
 
 
 def make_cells(options: argparse.Namespace, vocab_size: int) -> list[Cell]:
@@ -90,12 +100,16 @@ def job_of(options: argparse.Namespace, cells: list[Cell]) -> dict[str, Any]:
 def starter(
     name: str, options: argparse.Namespace, job: dict[str, Any], workload: Path, logs: Path
 ) -> Callable[[], Worker]:
-    job = job | {"settings": dict(options.settings).get(name, {})}
+    settings: dict[str, Any] = {}
+    for given in for_engine(name, options.settings):
+        settings |= given
+    job = job | {"settings": settings}
     # the worker's folder is another one; a virtual environment's link must not be followed
-    python = os.path.abspath(interpreter(name, dict(options.python)))
+    python = os.path.abspath([sys.executable, *for_engine(name, options.python)][-1])
     command = [python, "-m", "benchmarks.peers.worker", name]
     command += ["--job", json.dumps(job), "--workload", str(workload)]
-    return lambda: Worker(command, ROOT, logs / f"{name}.log", options.timeout)
+    variables = dict(for_engine(name, options.env))
+    return lambda: Worker(command, ROOT, logs / f"{name}.log", options.timeout, variables)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,7 +145,15 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ENGINE=JSON",
-        help="settings of an engine's own configuration",
+        help="settings of an engine's own configuration, and of its variants'",
+    )
+    add(
+        "--env",
+        type=variable_of,
+        action="append",
+        default=[],
+        metavar="ENGINE=NAME=VALUE",
+        help="environment variable of the processes of an engine and its variants",
     )
     add("--converted", type=Path, help="folder of converted weights; a temporary one by default")
     add("--log-dir", type=Path, help="folder of what the engines print; default: not kept")

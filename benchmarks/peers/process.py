@@ -19,19 +19,29 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """One engine's process, in a process group of its own.
+    """One engine's process, in a process group of its own, stopped while it has nothing to do.
+
+    Stopped, because some engines poll while they wait, at the cost of the one that is timed.
 
     Args:
         command: program and arguments that speak the protocol of `worker.py`.
         folder: working directory, where the package `benchmarks` is found.
         log: file that takes what the engine prints.
+        environment: variables on top of this process's own.
         timeout: seconds that one answer may take, the start included.
 
     Raises:
         WorkerError: it ended, reported a reason, or was silent for `timeout`.
     """
 
-    def __init__(self, command: list[str], folder: Path, log: Path, timeout: float):
+    def __init__(
+        self,
+        command: list[str],
+        folder: Path,
+        log: Path,
+        timeout: float,
+        environment: dict[str, str] | None = None,
+    ):
         self._timeout, self._log = timeout, log
         self._answers: queue.Queue[str | None] = queue.Queue()
         begin = time.perf_counter()
@@ -40,7 +50,7 @@ class Worker:
                 self._process = subprocess.Popen(
                     command,
                     cwd=folder,
-                    env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+                    env=os.environ | {"HF_HUB_OFFLINE": "1"} | (environment or {}),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=sink,
@@ -58,13 +68,14 @@ class Worker:
                 answer = self._answer()
             if answer.get("event") != "ready":
                 raise WorkerError(str(answer.get("reason", answer)))
-        except WorkerError:
-            self.close(patience=1.0)
+        except BaseException:
+            self.close(patience=0.2)
             raise
         # from the start of the process to its first token
         self.startup_seconds = time.perf_counter() - begin - self.conversion_seconds
         self.versions: dict[str, str] = answer["versions"]
         self.peak_rss_mib = float(answer["peak_rss_mib"])
+        self._signal(signal.SIGSTOP)
 
     def run(self, cell: int) -> dict[str, Any]:
         """The figures of one cell.
@@ -74,6 +85,7 @@ class Worker:
         """
         stdin = self._process.stdin
         assert stdin is not None
+        self._signal(signal.SIGCONT)
         try:
             stdin.write(json.dumps({"run": cell}) + "\n")
             stdin.flush()
@@ -82,20 +94,25 @@ class Worker:
         answer = self._answer()
         if "error" in answer:
             raise WorkerError(str(answer["error"]))
+        self._signal(signal.SIGSTOP)
         self.peak_rss_mib = max(self.peak_rss_mib, float(answer["peak_rss_mib"]))
         return answer
 
     def close(self, patience: float = 20.0) -> None:
         """Ask it to end, after `patience` seconds make it; what it started itself goes with it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         try:
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
                 self._process.wait(timeout=patience)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # all have ended
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(self._process.pid, number)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

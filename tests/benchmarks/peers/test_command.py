@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -14,13 +15,28 @@ from benchmarks.peers.workload import fixed_batch
 from checkpoints import bundled_model_path
 
 
-def test_an_interpreter_serves_its_family():
-    given = {"llama.cpp": "/l", "transformers-continuous": "/c", "jaxserve": "/j"}
-    found = {name: command.interpreter(name, given) for name in ENGINES}
-    assert found["llama.cpp"] == found["llama.cpp-q8_0"] == "/l"
-    assert found["transformers-continuous"] == "/c"
-    assert found["transformers"] == found["vllm"] == sys.executable
-    assert found["jaxserve"] == found["jaxserve-int8"] == "/j"
+def test_what_is_given_for_an_engine_serves_its_variants():
+    given = [("llama.cpp-q8_0", 1), ("llama.cpp", 2), ("transformers-continuous", 3)]
+    found = {name: command.for_engine(name, given) for name in ENGINES}
+    assert found.pop("llama.cpp") == [2]
+    assert found.pop("llama.cpp-q8_0") == [2, 1]  # its own comes last and wins
+    assert found.pop("transformers-continuous") == [3]
+    assert not any(found.values())
+
+
+def test_options_reach_the_worker(tmp_path, monkeypatch):
+    words = ["--model", "m", "--python", "vllm=bin/python", "--env", "vllm=A=b=c"]
+    words += ["--settings", 'vllm={"seed": 1}', "--settings", 'jaxserve={"seed": 2}']
+    options = command.build_parser().parse_args(words)
+    monkeypatch.setattr(command, "Worker", lambda *arguments: arguments)
+    start = command.starter("vllm", options, {"slots": 4}, tmp_path / "w", tmp_path)
+    words, folder, log, timeout, variables = start()
+    assert words[:4] == [os.path.abspath("bin/python"), "-m", "benchmarks.peers.worker", "vllm"]
+    assert json.loads(words[5]) == {"slots": 4, "settings": {"seed": 1}}
+    assert (folder / "benchmarks/peers/worker.py").is_file() and log == tmp_path / "vllm.log"
+    assert (timeout, variables) == (1800.0, {"A": "b=c"})
+    start = command.starter("jaxserve-int8", options, {}, tmp_path / "w", tmp_path)
+    assert start()[0][0] == sys.executable and json.loads(start()[0][5])["settings"] == {"seed": 2}
 
 
 def test_the_default_is_the_published_comparison():
@@ -43,6 +59,7 @@ def test_the_default_is_the_published_comparison():
         ["--python", "vllm"],
         ["--settings", "vllm={"],
         ["--settings", "vllm=[1]"],
+        ["--env", "vllm=NAME"],
         ["--batch-sizes", "--mixed", "0"],
     ],
 )

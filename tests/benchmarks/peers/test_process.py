@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,32 @@ def test_commands_are_answered(start):
     assert worker.run(0)["tokens"] == 8
     assert worker.run(1)["tokens"] == 4
     assert worker.peak_rss_mib == 7.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the state is read from /proc")
+def test_a_worker_is_stopped_while_it_waits(start):
+    worker = start("works")
+    state = Path(f"/proc/{worker._process.pid}/stat")
+
+    def stopped() -> bool:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if state.read_text().rsplit(")", 1)[1].split()[0] == "T":
+                return True
+        return False
+
+    assert stopped()
+    worker.run(0)
+    assert stopped()
+    worker.close()
+    assert worker._process.returncode == 0  # it was asked, and ended by itself
+
+
+def test_variables_reach_the_worker(tmp_path):
+    script = "import json, os; print(json.dumps({'event': 'no', 'reason': os.environ['ANSWER']}))"
+    command = [sys.executable, "-S", "-c", script]
+    with pytest.raises(WorkerError, match="forty-two"):
+        Worker(command, tmp_path, tmp_path / "log", 20.0, {"ANSWER": "forty-two"})
 
 
 def test_a_conversion_is_not_start_up(start):
