@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Proof, without a GPU, that the engine's whole step compiles for one.
+"""Proof, without an accelerator, that the engine's whole step compiles for one.
 
     python -m benchmarks.prove_step --device h200 --shape llama-3-8b
+    python -m benchmarks.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
+    python -m benchmarks.prove_step --full --markdown docs/memory.md
 
-Compiles a decode and a mixed step of a model shape with the kernels that the engine chooses on that
-GPU, and reports temporaries, donated bytes and spills. Exit codes: 0 all pass, 1 one fails, 3 this
-machine cannot compile for a GPU (JAX's CUDA plugin or ptxas is missing).
+Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
+kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
+the pool stays in place. Exit codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.memory_table import StepProof, memory_document
 from jaxserve.bench.shapes import SHAPES
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.memory_plan import cache_budget, page_bytes, plan_num_pages
 from jaxserve.execution.programs import lanes_for
 from jaxserve.execution.step import DeviceState, StepSpec, run_step, split_model
 from jaxserve.models.attention import kv_pages_spec
@@ -30,16 +37,78 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.sampling.variant import Variant
-from pallas_kernels import AttentionShape, choose_backends, storage_dtype
-from pallas_kernels.gpu_targets import GPU_TARGETS, CompilerMissingError, gpu_mesh
-from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof, markdown, prove
-
-PAGE_SIZE = 16
-STEP_SHAPES = (
-    StepShape(16, 0, 0, Variant.GREEDY),
-    StepShape(256, 0, 0, Variant.FILTERED),
-    StepShape(256, 2048, lanes_for(2048, 256), Variant.GREEDY),
+from pallas_kernels import AttentionShape, Backends, choose_backends, storage_dtype
+from pallas_kernels.gpu_targets import CompilerMissingError
+from pallas_kernels.prove import (
+    EXIT_FAILED,
+    EXIT_UNAVAILABLE,
+    KINDS,
+    MATRIX_INSTRUCTION,
+    Cost,
+    Proof,
+    Requirements,
+    absent_mesh,
+    attempt,
+    device_memory,
+    device_name,
+    markdown,
+    platform_of,
+    prove,
+    write_json,
 )
+
+MAX_MODEL_LEN = 8192
+MAX_NUM_SEQS = 256
+DTYPE = "bfloat16"
+UTILIZATION = 0.9  # of a device's memory: the engine's default
+TEMPORARIES = 2**30  # kept free of pages
+STEPS = {
+    "decode[16]": StepShape(16, 0, 0, Variant.GREEDY),
+    "decode[256]": StepShape(256, 0, 0, Variant.FILTERED),
+    "mixed[256,2048]": StepShape(256, 2048, lanes_for(2048, 256), Variant.GREEDY),
+}
+# shape, devices that share its heads and weights, kinds: what docs/memory.md shows
+FULL = (
+    ("llama-3-8b", 1, ("h200", "h100", "a100")),
+    ("llama-3-70b", 8, ("h200",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which steps of which model are compiled for which devices."""
+
+    kind: str
+    devices: int
+    shape: str
+    layers: int | None
+    num_pages: int | None
+    page_size: int
+
+    def config(self) -> ModelConfig:
+        """The model, with all of its layers or the first few."""
+        settings = dict(SHAPES[self.shape])
+        if self.layers:
+            settings["num_hidden_layers"] = self.layers
+        return ModelConfig.from_hf(settings)
+
+    def mesh(self) -> Mesh:
+        """A mesh with the engine's axes over devices that are not there."""
+        devices = absent_mesh(self.kind, self.devices).devices.reshape(1, self.devices)
+        return Mesh(devices, ("data", "model"))
+
+    def backends(self) -> Backends:
+        """The kernels that the engine chooses."""
+        config = self.config()
+        shape = AttentionShape(
+            head_dim=config.head_dim,
+            page_size=self.page_size,
+            group=config.num_heads // config.num_kv_heads,
+            pool_dtype=jnp.dtype(DTYPE),
+            query_dtype=jnp.dtype(DTYPE),
+            kv_heads=config.num_kv_heads // self.devices,
+        )
+        return choose_backends(device_name(self.kind), platform_of(self.kind), shape)
 
 
 def abstract_leaves(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[Any, tuple[Any, ...]]:
@@ -55,115 +124,218 @@ def abstract_leaves(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[Any, t
     return split_model(nnx.merge(graph, nnx.from_flat_state(placed)))
 
 
-def prove_step(
-    name: str,
-    config: ModelConfig,
-    shape: StepShape,
-    *,
-    mesh: Mesh,
-    kind: str,
-    num_pages: int,
-    max_model_len: int,
-    max_num_seqs: int = 256,
-) -> Proof:
-    """Compile one program of the engine for absent GPUs and judge it."""
-    layout = BlobLayout(shape, PAGE_SIZE, config.vocab_size)
-    result = ResultLayout(shape, 20 if shape.variant >= Variant.RICH else 0)
-    spec = StepSpec(
-        config=config,
-        layout=layout,
-        result=result,
-        num_pages=num_pages,
-        max_num_seqs=max_num_seqs,
-        backends=choose_backends(
-            GPU_TARGETS[kind].name,
-            "gpu",
-            AttentionShape(
-                head_dim=config.head_dim,
-                page_size=PAGE_SIZE,
-                group=config.num_heads // config.num_kv_heads,
-                pool_dtype=jnp.dtype("bfloat16"),
-                query_dtype=jnp.dtype("bfloat16"),
-            ),
-        ),
-        mesh=mesh,
-    )
-    graphdef, leaves = abstract_leaves(config, mesh, "bfloat16")
-    pool = (config.num_layers * num_pages, PAGE_SIZE, 2, config.num_kv_heads, config.head_dim)
-    dtype = storage_dtype(jnp.dtype("bfloat16"), "gpu")
-    pool_sharding = NamedSharding(mesh, kv_pages_spec())
+def abstract_state(setting: Setting, config: ModelConfig, mesh: Mesh) -> DeviceState:
+    """The engine's device state as ShapeDtypeStructs with their shardings."""
+    assert setting.num_pages
+    pool = (config.num_layers * setting.num_pages, setting.page_size, 2)
+    pool += (config.num_kv_heads, setting.backends().stored_head_dim(config.head_dim))
+    dtype = storage_dtype(jnp.dtype(DTYPE), platform_of(setting.kind))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    table = (max_num_seqs + 1, -(-max_model_len // PAGE_SIZE))
-    history = (max_num_seqs + 1, max_model_len + 1)
-    state = DeviceState(
-        jax.ShapeDtypeStruct(pool, dtype, sharding=pool_sharding),
+    table = (MAX_NUM_SEQS + 1, -(-MAX_MODEL_LEN // setting.page_size))
+    history = (MAX_NUM_SEQS + 1, MAX_MODEL_LEN + 1)
+    return DeviceState(
+        jax.ShapeDtypeStruct(pool, dtype, sharding=NamedSharding(mesh, kv_pages_spec())),
         jax.ShapeDtypeStruct(table, jnp.int32, sharding=everywhere),
         jax.ShapeDtypeStruct(history, jnp.int32, sharding=everywhere),
     )
-    shardings: Any = DeviceState
-    pool_bytes = state.kv_pages.size * dtype.itemsize // mesh.size
-    return prove(
-        name,
-        partial(run_step, spec, graphdef),
-        leaves,
-        state,
-        jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
-        mesh=mesh,
-        kind=kind,
-        wgmma=True,
-        in_place=pool_bytes,
-        max_temporaries=pool_bytes // 2,
-        donate_argnums=1,
-        out_shardings=(shardings(pool_sharding, everywhere, everywhere), everywhere),
+
+
+def with_pages(setting: Setting, weights: int) -> Setting:
+    """The setting with the pages that the engine would plan, where none are given."""
+    if setting.num_pages is not None:
+        return setting
+    config = setting.config()
+    budget = cache_budget(
+        limit_bytes=device_memory(setting.kind),
+        utilization=UTILIZATION,
+        weight_bytes=weights,
+        temporary_bytes=TEMPORARIES,
+    )
+    heads = config.num_kv_heads // setting.devices
+    itemsize = jnp.dtype(DTYPE).itemsize
+    pages = plan_num_pages(
+        budget_bytes=budget,
+        bytes_per_page=page_bytes(
+            config.num_layers, setting.page_size, heads, config.head_dim, itemsize
+        ),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_model_len=MAX_MODEL_LEN,
+        page_size=setting.page_size,
+    )
+    return replace(setting, num_pages=pages)
+
+
+def device_bytes(leaves: Any) -> int:
+    """Bytes of one device's share of abstract arrays."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(leaves)
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def step_cost(setting: Setting, config: ModelConfig, step: StepShape, weights: int) -> Cost:
+    """Weights and the full pool are read once, the embedding table by row; chunks begin at 0."""
+    rows, itemsize = step.num_decode + step.num_prefill, jnp.dtype(DTYPE).itemsize
+    table = config.vocab_size * config.hidden_size // setting.devices
+    head = 0 if config.tie_word_embeddings else table
+    layers = weights // itemsize - table - head
+    products = rows * layers + (step.num_decode + step.num_lanes) * table
+    row = config.num_layers * config.num_heads * config.head_dim // setting.devices
+    assert setting.num_pages
+    pool_tokens = setting.num_pages * setting.page_size
+    chunk = step.num_prefill // max(step.num_lanes, 1)
+    seen = pool_tokens + step.num_prefill * (chunk + 1) // 2
+    keys = 2 * config.num_layers * config.num_kv_heads * config.head_dim // setting.devices
+    moved = (layers + table + keys * (pool_tokens + step.num_prefill)) * itemsize
+    return Cost(2 * products + 4 * row * seen, moved, "shapes")
+
+
+def requirements(
+    setting: Setting, backends: Backends, step: StepShape, pool_bytes: int
+) -> Requirements:
+    """What the step must fulfil: matrix instructions of its kernels, the pool in place."""
+    used = {"paged_decode": backends.decode}
+    if step.num_prefill:
+        used["paged_prefill"] = backends.prefill
+    instructions = {
+        kernel: MATRIX_INSTRUCTION[backend]
+        for kernel, backend in used.items()
+        if backend in MATRIX_INSTRUCTION
+    }
+    return Requirements(
+        instructions=instructions,
+        own_kernel=bool(instructions),
+        in_place=pool_bytes,
+        max_temporaries=pool_bytes // 2,
+        capacity=device_memory(setting.kind),
+        # where the engine turns this off; a TPU's compiler may when the device is nearly full
+        recomputed=0 if platform_of(setting.kind) == "gpu" else None,
+    )
+
+
+def prove_step(setting: Setting, step: StepShape) -> StepProof:
+    """Compile one program of the engine for absent devices and judge it.
+
+    Raises:
+        CompilerMissingError: what compiles for this kind is not installed.
+    """
+    config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
+    graphdef, leaves = abstract_leaves(config, mesh, DTYPE)
+    weights = device_bytes(leaves)
+    setting = with_pages(setting, weights)
+    assert setting.num_pages
+    layout = BlobLayout(step, setting.page_size, config.vocab_size)
+    spec = StepSpec(
+        config=config,
+        layout=layout,
+        result=ResultLayout(step, 20 if step.variant >= Variant.RICH else 0),
+        num_pages=setting.num_pages,
+        max_num_seqs=MAX_NUM_SEQS,
+        backends=backends,
+        mesh=mesh,
+    )
+    state = abstract_state(setting, config, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    shardings: Any = DeviceState
+    pool = device_bytes(state.kv_pages)
+    parallel = f", {setting.devices} devices" if setting.devices > 1 else ""
+    name = f"{setting.shape}, {config.num_layers} layers{parallel}, {step.name}"
+
+    def compilation() -> Proof:
+        return prove(
+            name,
+            partial(run_step, spec, graphdef),
+            leaves,
+            state,
+            jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
+            mesh=mesh,
+            kind=setting.kind,
+            wanted=requirements(setting, backends, step, pool),
+            cost=step_cost(setting, config, step, weights),
+            compiler_options=compiler_options(platform_of(setting.kind)),
+            donate_argnums=1,
+            out_shardings=(
+                shardings(state.kv_pages.sharding, everywhere, everywhere),
+                everywhere,
+            ),
+        )
+
+    return StepProof(
+        shape=setting.shape,
+        layers=config.num_layers,
+        devices=setting.devices,
+        step=step.name,
+        backends=(backends.decode, backends.prefill if step.num_prefill else None),
+        pool_tokens=setting.num_pages * setting.page_size,
+        weights=weights,
+        pool=pool,
+        proof=attempt(name, setting.kind, compilation),
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=["h200", "h100"], default="h200")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
+    parser.add_argument("--full", action="store_true", help="all models and devices of the docs")
+    parser.add_argument("--device", nargs="+", choices=KINDS, default=["h200"])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
+    parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
-    parser.add_argument("--num-pages", type=int, default=16384, help="KV pages a layer")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="absent GPUs")
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens a page")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="absent devices")
+    parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
+    parser.add_argument("--json", type=Path, help="also write all that is known to this file")
     options = parser.parse_args(arguments)
+    for name in ("layers", "num_pages", "page_size", "tensor_parallel"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1, not {value}")
+    return options
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """What the options ask for: every shape on every device, or the list of the docs."""
+    models = [(shape, options.tensor_parallel, options.device) for shape in options.shape]
+    return [
+        Setting(kind, devices, shape, options.layers, options.num_pages, options.page_size)
+        for shape, devices, kinds in (FULL if options.full else models)
+        for kind in kinds
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the proofs; 0 when all pass, 1 when one fails, 3 when this machine cannot compile."""
+    options = parse(arguments)
     # compilation is on the host; without this JAX would look for a driver
     jax.config.update("jax_platforms", "cpu")
-    settings = dict(SHAPES[options.shape])
-    if options.layers:
-        settings["num_hidden_layers"] = options.layers
-    config = ModelConfig.from_hf(settings)
-    try:
-        mesh = absent_mesh(options.device, options.tensor_parallel_size)
-        proofs = [
-            prove_step(
-                f"{options.shape}, {config.num_layers} layers, {shape.name}",
-                config,
-                shape,
-                mesh=mesh,
-                kind=options.device,
-                num_pages=options.num_pages,
-                max_model_len=8192,
-            )
-            for shape in STEP_SHAPES
-        ]
-    except CompilerMissingError as error:
-        print(f"cannot prove anything here: {error}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    devices = f"{options.tensor_parallel_size} x {GPU_TARGETS[options.device].name}"
-    table = f"jax {jax.__version__}, {devices}\n\n{markdown(proofs)}"
-    print(table)
-    if options.output:
-        options.output.write_text(table + "\n")
-    return EXIT_FAILED if any(proof.failures for proof in proofs) else 0
-
-
-def absent_mesh(kind: str, count: int) -> Mesh:
-    """A mesh with the engine's axes over GPUs that are not there."""
-    devices = gpu_mesh(kind, count).devices.reshape(1, count)
-    return Mesh(devices, ("data", "model"))
+    steps: list[StepProof] = []
+    missing: list[str] = []
+    for setting in settings(options):
+        try:
+            for name in options.step:
+                steps.append(prove_step(setting, STEPS[name]))
+                proof = steps[-1].proof
+                print(f"{proof.device}: {proof.name}: {proof.seconds:.0f} s", file=sys.stderr)
+                if options.markdown:  # after every step: an interrupted run leaves what it has
+                    options.markdown.write_text(memory_document(steps))
+        except CompilerMissingError as error:
+            missing.append(f"cannot prove anything for {setting.kind} here: {error}")
+    proofs = [step.proof for step in steps]
+    if steps:
+        print(f"jax {jax.__version__}\n\n{markdown(proofs)}\n{memory_document(steps)}")
+    if options.json:
+        write_json(options.json, proofs)
+    for line in missing:
+        print(line, file=sys.stderr)
+    for proof in proofs:
+        for failure in proof.failures:
+            print(f"FAILED: {proof.name} on {proof.device}: {failure}", file=sys.stderr)
+    if any(proof.failures for proof in proofs):
+        return EXIT_FAILED
+    return EXIT_UNAVAILABLE if missing else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 from jaxserve.errors import ValidationError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
+QUANTIZATIONS = ("int8",)
 PRESETS = ("chat", "bulk", "ab")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
@@ -34,7 +35,11 @@ class EngineConfig:
         max_logprobs: most logprobs a request may ask for; -1 lifts the limit to the vocabulary.
         overlap: dispatch step N+1 before step N's tokens are seen; False is the oracle.
         served_model_name: names the server answers to; the model path when empty.
-        decode_backend, prefill_backend: attention kernels; None chooses from the device kind.
+        decode_backend, prefill_backend, linear_backend: kernels of attention and of the linear
+            layers; None chooses from the device kind.
+        quantization: "int8" keeps the weights of the linear layers as 8-bit integers with a scale
+            an output, and rounds each token's activations to 8-bit integers at every step; None
+            keeps `dtype`.
         compile_ahead: programs that are compiled before the engine is ready, chosen by the device
             kind when None; the rest are compiled in the background while a larger one serves.
         compile_in_background: whether that rest is compiled at all.
@@ -64,6 +69,8 @@ class EngineConfig:
     served_model_name: tuple[str, ...] = ()
     decode_backend: str | None = None
     prefill_backend: str | None = None
+    linear_backend: str | None = None
+    quantization: str | None = None
     compile_ahead: int | None = None
     compile_in_background: bool = True
     kv_cache_memory_bytes: int | None = None
@@ -73,6 +80,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("preset", self.preset, PRESETS)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             _at_least(name, getattr(self, name), 1)

@@ -28,6 +28,7 @@ from jaxserve.execution.memory_plan import (
 from jaxserve.execution.runner import Runner
 from jaxserve.memory.manager import PageManager
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layers import LinearForm
 from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -93,7 +94,10 @@ def load_engine(
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
     backends = backends or _choose_backends(resolved, model_config, device)
-    progress(f"kernels: decode {backends.decode}, prefill {backends.prefill} ({backends.reason})")
+    progress(
+        f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
+        f"linear {backends.linear} ({backends.reason})"
+    )
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
     model = load_model(
@@ -103,6 +107,7 @@ def load_engine(
         dtype=resolved.dtype,
         load_format=resolved.load_format,
         seed=resolved.seed,
+        form=LinearForm(backends.linear, resolved.quantization),
     )
     loaded = time.monotonic()
     progress(f"loaded {resolved.model} in {loaded - start:.1f} s")
@@ -110,7 +115,8 @@ def load_engine(
     def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
         return Runner(settings, model_config, model, mesh, backends, num_pages)
 
-    resolved = _plan_memory(config, resolved, model_config, mesh, make_runner)
+    head_dim = backends.stored_head_dim(model_config.head_dim)
+    resolved = _plan_memory(config, resolved, model_config, mesh, head_dim, make_runner)
     assert resolved.num_pages and resolved.max_model_len and resolved.block_size
     assert resolved.max_num_seqs and resolved.max_num_batched_tokens
     progress(
@@ -155,9 +161,14 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
         group=model.num_heads // model.num_kv_heads,
         pool_dtype=storage_dtype(dtype, device.platform),
         query_dtype=dtype,
+        kv_heads=model.num_kv_heads // config.tensor_parallel_size,
     )
     chosen = choose_backends(device.device_kind, device.platform, shape)
-    for operation in ("decode", "prefill"):
+    if config.tensor_parallel_size > 1 and chosen.linear != "xla":
+        # XLA splits its own products over the devices and would gather the weights for others
+        reason = f"{chosen.reason}; sharded linear layers run on xla"
+        chosen = replace(chosen, linear="xla", reason=reason)
+    for operation in ("decode", "prefill", "linear"):
         asked = getattr(config, f"{operation}_backend")
         if asked is not None:
             try:
@@ -174,9 +185,13 @@ def _plan_memory(
     config: EngineConfig,
     model: ModelConfig,
     mesh: Mesh,
+    head_dim: int,
     make_runner: Callable[[EngineConfig, int], Runner],
 ) -> EngineConfig:
-    """Settle `num_pages`, and lower `max_model_len` to what fits if the user left it open."""
+    """Settle `num_pages`, and lower `max_model_len` to what fits if the user left it open.
+
+    `head_dim` is that of the pool.
+    """
     assert config.max_model_len and config.max_num_seqs and config.block_size
     device = mesh.devices.flat[0]
     num_pages = config.num_pages
@@ -185,7 +200,7 @@ def _plan_memory(
         num_pages = plan_num_pages(
             budget_bytes=_cache_bytes(config, device, make_runner),
             bytes_per_page=page_bytes(
-                model.num_layers, config.block_size, heads, model.head_dim, _itemsize(config)
+                model.num_layers, config.block_size, heads, head_dim, _itemsize(config)
             ),
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -228,7 +243,7 @@ def _itemsize(config: EngineConfig) -> int:
 def _footprint(config: EngineConfig, model: ModelConfig, mesh: Mesh, runner: Runner) -> Footprint:
     itemsize = _itemsize(config)
     weights = runner.weight_bytes * mesh.shape["model"]
-    if not model.tie_word_embeddings:
+    if not model.tie_word_embeddings or config.quantization is not None:
         weights -= model.vocab_size * model.hidden_size * itemsize
     token = page_bytes(model.num_layers, 1, model.num_kv_heads, model.head_dim, itemsize)
     return Footprint(weights, token)

@@ -1,4 +1,5 @@
-"""Kernels of jaxserve: attention over paged keys and values, and the write into the pages.
+"""Kernels of jaxserve: attention over paged keys and values, the write into the pages, and products
+with weights that stay quantised.
 
 Importing this package loads no GPU or TPU compiler: a backend is imported when it is first asked
 for by name.
@@ -13,6 +14,18 @@ from pallas_kernels.paged_attention import (
     paged_prefill_attention,
 )
 from pallas_kernels.pages import storage_dtype
+from pallas_kernels.quantized_matmul import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+    quantized_matmul,
+    repack_awq,
+    repack_gptq,
+)
 from pallas_kernels.tuning import ChipTuning, DecodeTuning, MatmulTuning, PrefillTuning, chip_tuning
 from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
 
@@ -21,15 +34,25 @@ __all__ = [
     "Backends",
     "ChipTuning",
     "DecodeTuning",
+    "Fp8Weight",
+    "Int4Weight",
+    "Int8Weight",
     "KernelError",
     "MatmulTuning",
     "PrefillLanes",
     "PrefillTuning",
+    "QuantizedWeight",
     "ScaledPages",
     "chip_tuning",
     "choose_backends",
     "paged_decode_attention",
     "paged_prefill_attention",
+    "quantize_fp8",
+    "quantize_int4",
+    "quantize_int8",
+    "quantized_matmul",
+    "repack_awq",
+    "repack_gptq",
     "require_backend",
     "storage_dtype",
     "write_kv",

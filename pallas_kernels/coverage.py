@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.pages import value_dtype
+from pallas_kernels.native import availability
+from pallas_kernels.pages import is_quantized
+from pallas_kernels.tpu_pages import Order, memory_order
+
+MOSAIC_GPU_POOLS = tuple(
+    jnp.dtype(name) for name in ("bfloat16", "float16", "int8", "float8_e4m3fn")
+)
+TPU_TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest of the scalars
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class AttentionShape:
         group: query heads a KV head.
         pool_dtype: element type of the pages; uint16 and uint8 stand for what their bits hold.
         query_dtype: type of the queries.
+        kv_heads: KV heads of one device.
     """
 
     head_dim: int | None = None
@@ -32,6 +41,7 @@ class AttentionShape:
     group: int | None = None
     pool_dtype: np.dtype | None = None
     query_dtype: np.dtype | None = None
+    kv_heads: int | None = None
 
     @staticmethod
     def of(q: jax.Array, kv_pages: jax.Array) -> AttentionShape:
@@ -43,24 +53,75 @@ class AttentionShape:
             group=q.shape[1] // kv_heads,
             pool_dtype=jnp.dtype(kv_pages.dtype),
             query_dtype=jnp.dtype(q.dtype),
+            kv_heads=kv_heads,
         )
 
 
 def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
-    if shape.pool_dtype is not None and value_dtype(shape.pool_dtype) not in (
-        jnp.bfloat16,
-        jnp.float16,
-    ):
+    pool, query = shape.pool_dtype, shape.query_dtype
+    if pool is not None and pool not in MOSAIC_GPU_POOLS:
+        return KernelError("kv_pages.dtype", pool, "bfloat16, float16, int8 or float8_e4m3fn")
+    if query is not None and query not in (jnp.bfloat16, jnp.float16):
+        return KernelError("q.dtype", query, "bfloat16 or float16")
+    if query is not None and pool is not None and not is_quantized(pool) and query != pool:
+        return KernelError("q.dtype", query, f"that of the pages, {pool}")
+    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
+        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    if shape.group is not None and shape.group > 64:
+        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    return None
+
+
+def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
+    if shape.pool_dtype is not None and shape.pool_dtype not in (jnp.bfloat16, jnp.float16):
         return KernelError("kv_pages.dtype", shape.pool_dtype, "bfloat16 or float16")
     if None not in (shape.query_dtype, shape.pool_dtype) and shape.query_dtype != shape.pool_dtype:
         return KernelError("q.dtype", shape.query_dtype, f"that of the pages, {shape.pool_dtype}")
-    if shape.head_dim is not None and shape.head_dim not in (64, 128):
-        return KernelError("head_dim", shape.head_dim, "64 or 128")
-    if shape.page_size is not None and shape.page_size not in (16, 32, 64):
-        return KernelError("page_size", shape.page_size, "16, 32 or 64 tokens")
-    if shape.group is not None and shape.group > 64:
-        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
+        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    return None
+
+
+def mosaic_tpu(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
+    pools = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
+    if shape.pool_dtype is not None and shape.pool_dtype not in pools:
+        return KernelError(
+            "kv_pages.dtype", shape.pool_dtype, "float32, bfloat16, int8 or float8_e4m3fn"
+        )
+    if shape.query_dtype is not None and shape.query_dtype not in pools[:2]:
+        return KernelError("q.dtype", shape.query_dtype, "float32 or bfloat16")
+    # another size is padded in memory, and XLA would bring the pool into another order for a kernel
+    if shape.head_dim is not None and shape.head_dim not in (128, 256):
+        return KernelError("head_dim", shape.head_dim, "128 or 256")
+    if shape.head_dim == 256 and shape.kv_heads is not None and shape.kv_heads % 8:
+        return KernelError("kv_heads", shape.kv_heads, "a multiple of 8 where head_dim is 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    return None
+
+
+def mosaic_tpu_write(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not write pages in place; None when it does."""
+    refusal = mosaic_tpu(shape)
+    if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
+        return refusal
+    # four tokens share a 32-bit row there, and a DMA writes whole ones
+    if memory_order(shape.kv_heads, shape.pool_dtype) is Order.HEADS:
+        return KernelError("kv_heads", shape.kv_heads, "4 or a multiple of 8 for 8-bit pages")
+    return None
+
+
+def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
+    """Why a page table [rows, pages] does not fit the scalar memory of a TPU; None when it does."""
+    if math.prod(shape) > TPU_TABLE_ENTRIES:
+        return KernelError("page_table.shape", shape, f"at most {TPU_TABLE_ENTRIES} entries")
     return None
 
 
@@ -78,6 +139,25 @@ def triton_decode(shape: AttentionShape) -> KernelError | None:
 def triton_prefill(shape: AttentionShape) -> KernelError | None:
     """Why the Triton prefill kernel does not cover a shape; None when it does."""
     return triton_decode(shape)
+
+
+def native(shape: AttentionShape) -> KernelError | None:
+    """Why the native kernels cannot be called on this machine; None when they can.
+
+    They take every shape and type. The first call on a machine compiles them.
+    """
+    del shape
+    state = availability()
+    if state.available:
+        return None
+    return KernelError("backend", "'native'", f"another backend, because {state.reason}")
+
+
+def native_linear(shape: AttentionShape) -> KernelError | None:
+    """Why the native linear layers cannot be used; None when they can."""
+    if shape.query_dtype is not None and shape.query_dtype not in (jnp.bfloat16, jnp.float32):
+        return KernelError("dtype", shape.query_dtype, "bfloat16 or float32")
+    return native(shape)
 
 
 def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: jax.Array) -> None:
@@ -98,6 +178,20 @@ def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: j
 # backends whose coverage is limited; "xla" and "reference" take every problem
 DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_decode,
+    "mosaic_tpu": mosaic_tpu,
+    "native": native,
     "triton": triton_decode,
 }
-PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {"triton": triton_prefill}
+PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_gpu": mosaic_gpu_prefill,
+    "mosaic_tpu": mosaic_tpu,
+    "native": native,
+    "triton": triton_prefill,
+}
+WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_tpu": mosaic_tpu_write,
+}
+LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "native": native_linear,
+}
+OPERATIONS = {"decode": DECODE, "prefill": PREFILL, "write_kv": WRITE, "linear": LINEAR}

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pallas_kernels import coverage
+from pallas_kernels import coverage, native
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
 
+PORTABLE = ("reference", "xla")  # backends that run on any device
 # backends with nothing to tune and nothing to interpret
-PLAIN = ("reference", "xla")
+PLAIN = (*PORTABLE, "native")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Backends of each operation on a family of devices, the best first."""
+    """Backends of each operation on a family of devices, the best first.
+
+    `head_dim_multiple`: heads are stored padded with zeros to a multiple of so many elements.
+    """
 
     decode: Sequence[str] = ("xla",)
     prefill: Sequence[str] = ("xla",)
-    write_kv: str = "xla"
+    write_kv: Sequence[str] = ("xla",)
+    linear: Sequence[str] = ("xla",)
+    head_dim_multiple: int = 1
 
 
 FAMILIES = {
-    "a CPU": Candidates(),
-    "a TPU": Candidates(),
-    "a Hopper GPU": Candidates(decode=("mosaic_gpu", "triton", "xla"), prefill=("triton", "xla")),
+    "a CPU": Candidates(
+        decode=("native", "xla"), prefill=("native", "xla"), linear=("native", "xla")
+    ),
+    "a TPU": Candidates(
+        decode=("mosaic_tpu", "xla"),
+        prefill=("mosaic_tpu", "xla"),
+        write_kv=("mosaic_tpu", "xla"),
+        # XLA would bring a pool of smaller heads into another order around every kernel
+        head_dim_multiple=128,
+    ),
+    "a Hopper GPU": Candidates(
+        decode=("mosaic_gpu", "triton", "xla"), prefill=("mosaic_gpu", "triton", "xla")
+    ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
         decode=("triton", "xla"), prefill=("triton", "xla")
     ),
@@ -49,6 +65,8 @@ class Backends:
         tuning: tile sizes for the device.
         interpret: parameters of the kernels' interpreter, which runs them on any device, slowly;
             None compiles them.
+        linear: for linear.
+        head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
     """
 
     decode: str
@@ -57,6 +75,12 @@ class Backends:
     reason: str
     tuning: ChipTuning = field(default_factory=ChipTuning)
     interpret: Any = None
+    linear: str = "xla"
+    head_dim_multiple: int = 1
+
+    def stored_head_dim(self, head_dim: int) -> int:
+        """The head_dim of the page pool for a model's."""
+        return -(-head_dim // self.head_dim_multiple) * self.head_dim_multiple
 
     @property
     def decode_options(self) -> dict[str, Any]:
@@ -124,23 +148,35 @@ def choose_backends(
     """
     family = device_family(device_kind, platform)
     judged = shape or AttentionShape()
-    refusals: list[str] = []
+    multiple = FAMILIES[family].head_dim_multiple
+    if judged.head_dim is not None:
+        judged = replace(judged, head_dim=-(-judged.head_dim // multiple) * multiple)
+    notes: list[str] = []
 
     def first(operation: str) -> str:
         names = getattr(FAMILIES[family], operation)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            if refusal is None:
+            drawback = native.drawback() if name == "native" else None
+            if refusal is None and drawback is None:
                 return name
-            refusals.append(f"the {name} {operation} kernel does not cover {refusal}")
+            if refusal is None:
+                notes.append(f"the native {operation} kernel is not chosen: {drawback}")
+                continue
+            notes.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
+    decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
+    if "native" in (decode, prefill, linear):
+        notes.append(native.availability().reason)
     return Backends(
-        decode=first("decode"),
-        prefill=first("prefill"),
-        write_kv=FAMILIES[family].write_kv,
-        reason="; ".join([f"{device_kind} is {family}", *refusals]),
+        decode=decode,
+        prefill=prefill,
+        write_kv=write_kv,
+        linear=linear,
+        reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind),
+        head_dim_multiple=multiple,
     )
 
 
@@ -150,7 +186,7 @@ def require_backend(
     """Refuses a backend that does not run on a device or does not cover a shape.
 
     Args:
-        operation: "decode" or "prefill".
+        operation: "decode", "prefill", "write_kv" or "linear".
         backend: its name.
         device_kind, platform: as for choose_backends.
         shape: the model's attention.
@@ -159,7 +195,7 @@ def require_backend(
         KernelError: says which backends run there, or what the backend does not cover.
     """
     family = device_family(device_kind, platform)
-    allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PLAIN])
+    allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PORTABLE])
     if backend not in allowed:
         raise KernelError(operation, repr(backend), f"on {family} one of {', '.join(allowed)}")
     refusal = _refusal(operation, backend, shape)
@@ -173,5 +209,5 @@ def require_backend(
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:
-    covers = coverage.DECODE if operation == "decode" else coverage.PREFILL
-    return covers[backend](shape) if backend in covers else None
+    covers = coverage.OPERATIONS[operation].get(backend)
+    return None if covers is None else covers(shape)

@@ -42,6 +42,7 @@ class GpuTarget:
         l2_cache: bytes of second-level cache.
         clock: GHz.
         memory: bytes of device memory.
+        threads: most threads a multiprocessor.
     """
 
     name: str
@@ -54,6 +55,7 @@ class GpuTarget:
     l2_cache: int
     clock: float
     memory: int
+    threads: int = 2048
 
     @property
     def architecture(self) -> str:
@@ -75,6 +77,14 @@ GPU_TARGETS = {
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 167936, 166912, 64, 2_039_040_000_000, 41943040,
         1.41, 85_100_068_864,
     ),
+    "l4": GpuTarget(
+        "NVIDIA L4", (8, 9), 58, 102400, 101376, 128, 300_096_000_000, 50331648,
+        2.04, 23_603_970_048, 1536,
+    ),
+    "b200": GpuTarget(
+        "NVIDIA B200", (10, 0), 148, 233472, 232448, 128, 7_672_320_000_000, 132644864,
+        1.965, 191_514_411_008,
+    ),
 }  # fmt: skip
 
 
@@ -92,7 +102,7 @@ gpu_device_info {{
   shared_memory_per_core: {target.shared_memory}
   shared_memory_per_block: 49152 shared_memory_per_block_optin: {target.block_shared_memory}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: {target.threads}
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   device_address_bits: 64 driver_version: "13.0.0" runtime_version: "13.0.0"

@@ -73,11 +73,19 @@ class MatmulTuning:
 
 @dataclass(frozen=True, slots=True)
 class ChipTuning:
-    """The choices for one chip, by operation."""
+    """The choices for one chip, by operation; None leaves one to the kernel, by the shape."""
 
-    decode: DecodeTuning = DecodeTuning()
-    prefill: PrefillTuning = PrefillTuning()
-    matmul: MatmulTuning = MatmulTuning()
+    decode: DecodeTuning | None = None
+    prefill: PrefillTuning | None = None
+    matmul: MatmulTuning | None = None
+
+
+def tpu_tuning(cores: int) -> ChipTuning:
+    """The choices for a TPU with so many TensorCores, of which a program sees one device."""
+    return ChipTuning(
+        decode=DecodeTuning(block_tokens=256, stages=4, multiprocessors=cores),
+        prefill=PrefillTuning(tile_rows=256, block_tokens=256, stages=4),
+    )
 
 
 # multiprocessors of GPUs that the Triton kernels run on, by a word of jax.Device.device_kind:
@@ -94,7 +102,7 @@ SMALL_GPUS = {
     "5060": 30, "5070": 48, "5080": 84, "5090": 170, "Blackwell": 188,
 }  # fmt: skip
 
-# by a word of jax.Device.device_kind
+# by jax.Device.device_kind or a word of it; `multiprocessors` of a TPU are its TensorCores
 CHIPS = {
     "H200": ChipTuning(),
     "H100": ChipTuning(),
@@ -112,10 +120,14 @@ CHIPS = {
         )
         for name, multiprocessors in SMALL_GPUS.items()
     },
+    "TPU v5 lite": tpu_tuning(cores=1),
+    "TPU v5": tpu_tuning(cores=2),
+    "TPU v5p": tpu_tuning(cores=2),
+    "TPU v6 lite": tpu_tuning(cores=1),
 }
 
 
 def chip_tuning(device_kind: str) -> ChipTuning:
     """The choices for a device kind such as "NVIDIA H200"; the defaults for an unknown one."""
-    words = device_kind.replace("-", " ").split()
+    words = [device_kind, *device_kind.replace("-", " ").split()]
     return next((CHIPS[word] for word in words if word in CHIPS), ChipTuning())

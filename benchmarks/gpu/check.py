@@ -1,151 +1,247 @@
-"""Runs the sections of gpu_check one after the other and writes what they found.
-
-A section is a function from Setting to Section. A new one is appended to SECTIONS; one that raises
-is reported as failed and the others go on.
-"""
+"""gpu_check: runs its sections in processes of their own and writes what they found as it comes."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from benchmarks.gpu import bandwidth, correctness, engine, machine, speed
-from benchmarks.gpu.setting import Section, Setting
-from pallas_kernels import Backends, choose_backends
+from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
+from benchmarks.gpu.sections import SECTIONS, Several
+from benchmarks.gpu.setting import Section, bare_setting
+from benchmarks.gpu.worker import answer, answer_section
+from benchmarks.isolated import Inline, Worker, WorkerError, importing_from
+from benchmarks.kernel_bench import plots, report
+from benchmarks.kernel_bench.cases import all_cases, dry_cases
+from benchmarks.kernel_bench.report import table
+from benchmarks.kernel_bench.rows import Row, count_verdicts
+from benchmarks.kernel_bench.run import Answering, Build, device_worker, failures_of, run_cases
+from benchmarks.kernel_bench.worker import ROOT, Answers
 
-SECTIONS: list[tuple[str, Callable[[Setting], Section]]] = [
-    ("machine", machine.machine),
-    ("bandwidth", bandwidth.bandwidth),
-    ("decode correctness", correctness.decode),
-    ("prefill correctness", correctness.prefill),
-    ("write_kv correctness", correctness.writes),
-    ("decode speed", speed.decode),
-    ("prefill speed", speed.prefill),
-    ("write_kv speed", speed.writes),
-    ("engine correctness", engine.correctness),
-    ("host time", engine.host),
-    ("engine speed", engine.speed),
-]
 EXIT_FAILED = 1
 EXIT_NO_GPU = 3
-USABLE_MEMORY = 0.6  # of the device: the pool, and what building it needs
+KERNELS = "kernels"  # the section that benchmarks/kernels.py is as well
+KERNELS_PART = 2
+START_LIMIT_S = 120
+TOGETHER = 3  # parts
+END_S = 15  # left for plots and the last report
+HUNG_CASES = 4  # failures of one section after which its other cases are left out
+
+Results = dict[str, dict[str, Any]]
 
 
-def gpu_setting() -> Setting | None:
-    """The first GPU of this machine; None where there is none."""
-    if jax.default_backend() != "gpu":
-        return None
-    device = jax.devices()[0]
-    limit = (device.memory_stats() or {})["bytes_limit"]
-    return Setting(
-        device_kind=device.device_kind,
-        backends=choose_backends(device.device_kind, device.platform),
-        memory=int(limit * USABLE_MEMORY),
-    )
+class Check:
+    """One run: what is asked, the process that answers, and what was found so far."""
 
+    def __init__(self, worker: Answering, dry_run: bool, deadline: float):
+        self.worker = worker
+        self.dry_run = dry_run
+        self.deadline = deadline
+        self.shared: dict[str, float] = {}
 
-def dry_setting() -> Setting:
-    """Tiny shapes on the CPU; the decode kernel in the interpreter where JAX has one for it."""
-    from pallas_kernels.compat import mosaic_gpu_interpreter
+    @property
+    def left(self) -> float:
+        """Seconds until the end of the budget."""
+        return self.deadline - time.monotonic()
 
-    interpreter = mosaic_gpu_interpreter()
-    return Setting(
-        device_kind="dry run",
-        backends=Backends(
-            decode="mosaic_gpu" if interpreter else "xla",
-            prefill="xla",
-            write_kv="xla",
-            reason="a dry run"
-            + ("" if interpreter else f": jax {jax.__version__} cannot interpret mosaic_gpu"),
-        ),
-        memory=2**30,
-        dry_run=True,
-        interpret=interpreter() if interpreter else None,
-    )
+    def ask(self, do: str, limit_s: float, **request: Any) -> Any:
+        """One request to the process that owns the device."""
+        seconds = max(1.0, min(limit_s, self.left))
+        request |= {"do": do, "dry_run": self.dry_run, "shared": self.shared, "seconds": seconds}
+        return self.worker.call(request, seconds)
 
+    def ask_section(self, name: str, do: str, limit_s: float, **request: Any) -> Any:
+        """The same of a section; one that is apart is asked here, the device's process ended."""
+        section = SECTIONS[name]
+        request |= {"section": name}
+        if not (isinstance(section, Several) and section.apart):
+            return self.ask(do, limit_s, **request)
+        self.worker.close()
+        seconds = max(1.0, min(limit_s, self.left))
+        setting = bare_setting(self.dry_run, self.shared, seconds)
+        here = Inline(functools.partial(answer_section, setting))
+        return here.call(request | {"do": do}, seconds)
 
-def run_sections(setting: Setting, only: list[str]) -> dict[str, dict]:
-    """Every section's result, or the traceback of the one that raised."""
-    results = {}
-    for name, function in SECTIONS:
-        if only and name not in only:
-            continue
-        print(f"{name} ...", flush=True)
-        begin = time.perf_counter()
+    def section(self, name: str) -> Section:
+        """A whole section; a case that fails, crashes or hangs is a failure of the section."""
+        found = Section()
+        wanted = SECTIONS[name]
+        failed = 0
         try:
-            result = function(setting)
-        # the other sections are still worth the machine's time; the exit status tells
-        except Exception as error:
-            result = Section(failures=[f"{type(error).__name__}: {error}"])
-            traceback.print_exc()
-        seconds = round(time.perf_counter() - begin, 1)
-        results[name] = {**asdict(result), "seconds": seconds}
-        for failure in result.failures:
-            print(f"  FAILED: {failure}", flush=True)
-    return results
+            cases = self.ask_section(name, "cases", START_LIMIT_S) or [None]
+        except WorkerError as error:
+            return Section(failures=[str(error)])
+        for done, case in enumerate(cases):
+            if self.left < END_S or failed == HUNG_CASES:
+                why = "time is up" if failed < HUNG_CASES else "too many failed"
+                found.failures.append(f"{len(cases) - done} cases were not run: {why}")
+                break
+            try:
+                answer = self.ask_section(name, "run", wanted.limit_s, case=case)
+            except WorkerError as error:
+                found.failures.append(f"{case or name}: {error}")
+                failed += 1
+                continue
+            self.shared |= answer["shared"]
+            found.join(Section(**answer["section"]))
+        return found
 
 
-def markdown(setting: Setting, results: dict[str, dict]) -> str:
+def kernels(
+    dry_run: bool, budget: float, folder: Path, progress: Callable[[Section], None]
+) -> Section:
+    """The kernel benchmark in the time that is left; its own files are kernels.json and so on."""
+    section = Section(notes=["The rows are in kernels.md."])
+
+    def written(rows: list[Row], device: dict[str, Any], notes: list[str]) -> None:
+        report.write(folder, KERNELS, rows, device, notes)
+        met, total = count_verdicts(rows)
+        section.columns = ("cases", "targets met", "targets")
+        section.rows = [(len({row.label for row in rows}), met, total)]
+        progress(section)
+
+    answers = Answers() if dry_run else None
+    worker: Answering = Inline(answers) if answers else device_worker(with_torch=True)
+    build = None if dry_run else Build()
+    options = {"dry_run": dry_run, "torch": not dry_run, "rounds": 3}
+    try:
+        rows, device, notes = run_cases(
+            worker,
+            dry_cases() if dry_run else all_cases(),
+            options,
+            deadline=time.monotonic() + budget,
+            progress=written,
+            build=build,
+        )
+    except WorkerError as error:
+        section.failures.append(str(error))
+        return section
+    finally:
+        worker.close()
+        if build is not None:
+            build.close()
+    plots.kernels(rows, device, folder)
+    section.failures = failures_of(rows)
+    section.notes += notes
+    return section
+
+
+def markdown(kind: str, dry_run: bool, results: Results) -> str:
     """The results as a report."""
-    lines = [f"# {setting.device_kind}", ""]
-    if setting.dry_run:
+    lines = [f"# {kind}", ""]
+    if dry_run:
         lines += ["A dry run on a CPU with tiny shapes: no number here means anything.", ""]
     for name, result in results.items():
         lines += [f"## {name}", "", f"{result['seconds']} s"]
         lines += ["", *(f"FAILED: {failure}" for failure in result["failures"]), *result["notes"]]
         if result["rows"]:
-            lines += ["", "| " + " | ".join(result["columns"]) + " |"]
-            lines += ["|" + "---|" * len(result["columns"])]
-            lines += ["| " + " | ".join(map(str, row)) + " |" for row in result["rows"]]
+            lines += ["", *table(result["columns"], result["rows"])]
         lines.append("")
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0 when every section passed, 1 when one failed, 3 when there is no GPU."""
-    names = [name for name, _ in SECTIONS]
-    parser = argparse.ArgumentParser(
+def chosen(only: list[str], part: int | None) -> list[str]:
+    """Names of the sections to run: the machine and its bandwidth belong to every part."""
+    parts = {name: section.part for name, section in SECTIONS.items()} | {KERNELS: KERNELS_PART}
+    if only:
+        return [name for name in parts if name in only]
+    return [name for name, place in parts.items() if part is None or place in (0, part)]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
         prog="benchmarks/gpu_check",
-        description="Checks and measures jaxserve's kernels on the GPU of this machine.",
+        description="Checks and measures jaxserve's kernels and engine on the GPU of this machine.",
     )
-    parser.add_argument(
+    names = [*SECTIONS, KERNELS]
+    made.add_argument(
         "--dry-run", action="store_true", help="run every section on the CPU with tiny shapes"
     )
-    parser.add_argument(
+    made.add_argument(
         "--only", action="append", choices=names, default=[], help="run this section (repeatable)"
     )
-    parser.add_argument("--output", type=Path, help="folder for the results")
-    options = parser.parse_args(arguments)
+    made.add_argument(
+        "--part",
+        choices=[f"{part}/{TOGETHER}" for part in range(1, TOGETHER + 1)],
+        help="1/3: correctness; 2/3: the kernels' speed; 3/3: the engine",
+    )
+    made.add_argument(
+        "--budget-seconds", type=float, default=570, help="what is not begun by then is left out"
+    )
+    made.add_argument("--output", type=Path, help="folder for the results")
+    return made
+
+
+def results_folder(options: argparse.Namespace, kind: str) -> Path:
+    """Where the results go: as told, a temporary folder, or one by the device's name."""
+    if options.output is not None:
+        return options.output
+    if options.dry_run:
+        return Path(tempfile.mkdtemp(prefix="gpu_check-"))
+    return ROOT / "benchmarks" / "results" / "-".join(kind.lower().split())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when every section passed, 1 when one failed, 3 when there is no GPU."""
+    options = parser().parse_args(arguments)
+    deadline = time.monotonic() + options.budget_seconds
     if options.dry_run:
         jax.config.update("jax_platforms", "cpu")
-    setting = dry_setting() if options.dry_run else gpu_setting()
-    if setting is None:
+        worker: Answering = Inline(answer)
+    else:
+        command = [sys.executable, "-m", "benchmarks.gpu.worker"]
+        worker = Worker(command, importing_from(ROOT))
+    check = Check(worker, options.dry_run, deadline)
+    try:
+        kind = check.ask("device", START_LIMIT_S)
+    except WorkerError as error:
         print(
-            f"gpu_check needs an NVIDIA GPU; JAX sees {jax.devices()}. --dry-run runs without one.",
+            f"gpu_check needs an NVIDIA GPU: {error}. --dry-run runs without one.",
             file=sys.stderr,
         )
+        worker.close()
         return EXIT_NO_GPU
-    results = run_sections(setting, options.only)
-    folder = options.output
-    if folder is None and options.dry_run:
-        folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
-    if folder is None:
-        name = "-".join(setting.device_kind.lower().split())
-        folder = Path(__file__).parents[1] / "results" / name
+    folder = results_folder(options, kind)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu_check.json").write_text(json.dumps(results, indent=1))
-    report = markdown(setting, results)
-    (folder / "gpu_check.md").write_text(report)
-    print(f"\n{report}\nwritten to {folder}")
+    part = int(options.part[0]) if options.part else None
+    stem = f"gpu_check-part{part}" if part else "gpu_check"
+    results: Results = {}
+
+    def keep(name: str, section: Section, begin: float) -> None:
+        results[name] = {**asdict(section), "seconds": round(time.monotonic() - begin, 1)}
+        (folder / f"{stem}.json").write_text(json.dumps(results, indent=1))
+        (folder / f"{stem}.md").write_text(markdown(kind, options.dry_run, results))
+
+    for name in chosen(options.only, part):
+        begin = time.monotonic()
+        print(f"{name} ...", flush=True)
+        if check.left < END_S:
+            section = Section(failures=["not run: time is up"])
+        elif name == KERNELS:
+            worker.close()  # it would hold the device's memory
+            budget = check.left - END_S
+            section = kernels(
+                options.dry_run, budget, folder, lambda found, b=begin: keep(KERNELS, found, b)
+            )
+        else:
+            section = check.section(name)
+        keep(name, section, begin)
+        if name == STEP:
+            plots.steps(section.rows, (LEAST, BUSY, STEP), folder)
+        for failure in section.failures:
+            print(f"  FAILED: {failure}", flush=True)
+    worker.close()
+    print(f"\n{markdown(kind, options.dry_run, results)}\nwritten to {folder}")
     failed = [name for name, result in results.items() if result["failures"]]
     if failed:
         print(f"FAILED: {', '.join(failed)}", file=sys.stderr)

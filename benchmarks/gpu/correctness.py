@@ -1,176 +1,208 @@
-"""Sections: the kernels' results on this device, against float32 on it and float64 on the host."""
+"""Sections: every attention backend of the device against float64 NumPy, on small ragged problems.
+
+The problems and the oracle are those of the tests: every page type and head size, groups, page
+sizes, windows, soft caps, sinks and scales, NaN wherever nobody may look.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.problems import Problem, Shape, ragged
 from benchmarks.gpu.setting import Section, Setting
-from pallas_kernels import (
-    PrefillLanes,
-    paged_decode_attention,
-    paged_prefill_attention,
-    storage_dtype,
-    write_kv,
+from benchmarks.kernel_bench.bench import compiled
+from pallas_kernels import AttentionShape, paged_decode_attention, paged_prefill_attention
+from tests.pallas_kernels import oracle
+from tests.pallas_kernels.cases import packed_lanes, paged_case
+
+POOLS = ("bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
+HEAD_DIMS = (128, 64, 80, 96, 256)
+GROUPS = (4, 1, 8)
+PAGE_SIZES = (16, 32, 64, 128)
+SPLITS = (None, 1, 7)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": 37},
+    {"soft_cap": 20.0},
+    {"sinks": True},
+    {"window": 50, "soft_cap": 30.0, "sinks": True},
+    {"per_page": False},
 )
-
-# softmax weights are rounded to the type of the pages; everything else is float32
-TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-5}
-SAMPLED_ROWS = 8  # rows that are also computed in float64 on the host
+FIRST_PAGE = 3
+CHUNKS, CONTEXTS = (70, 0, 1, 129, 33), (0, 5, 300, 64, 17)
 
 
-def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest difference over the largest magnitude; infinite where got is not finite."""
-    difference = np.abs(got.astype(np.float64) - want)
-    if not np.isfinite(difference).all():
-        return float("inf")
-    return float(difference.max() / max(np.abs(want).max(), 1e-30))
+class Small(NamedTuple):
+    """One problem of the matrix."""
 
+    pool: str
+    head_dim: int
+    group: int
+    page_size: int
+    splits: int | None
+    options: dict[str, Any]
 
-@jax.jit
-def pages_of(kv_pages: jax.Array, page_ids: jax.Array) -> jax.Array:
-    """The named pages in float32."""
-    return kv_pages[page_ids].astype(jnp.float32)
+    @property
+    def label(self) -> str:
+        """For a table."""
+        told = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        splits = f", splits {self.splits}" if self.splits else ""
+        sizes = f"{2 * self.group}/2x{self.head_dim} page {self.page_size}"
+        return f"{self.pool} {sizes}{splits}{', ' if told else ''}{told}"
 
-
-def float64_row(problem: Problem, row: int, scale: float, window: int | None) -> np.ndarray:
-    """Attention of one slot in NumPy, float64: [H, D]."""
-    length = int(problem.kv_lens[row])
-    q = np.asarray(problem.q[row].astype(jnp.float32), np.float64)
-    if length == 0:
-        return np.zeros_like(q)
-    kv_heads, head_dim = problem.kv_pages.shape[3:]
-    held = np.asarray(pages_of(problem.kv_pages, problem.page_table[row]), np.float64)
-    held = held.reshape(-1, 2, kv_heads, head_dim)[:length]
-    held = held[max(0, length - window) if window else 0 :]
-    grouped = q.reshape(kv_heads, -1, head_dim)
-    scores = scale * np.einsum("kgd,tkd->kgt", grouped, held[:, 0])
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("kgt,tkd->kgd", weights, held[:, 1]).reshape(q.shape)
-
-
-def decode_shapes(setting: Setting) -> list[Shape]:
-    """Groups 1, 4, 8 x head_dim 64, 128, both types, page sizes, windows; then the large ones."""
-    slots, context = setting.pick((33, 2048), (8, 80))
-    shapes: list[Shape] = []
-    for index, (group, head_dim) in enumerate(itertools.product((1, 4, 8), (64, 128))):
-        shapes.append(
-            Shape(
-                slots,
-                context,
-                heads=2 * group,
-                kv_heads=2,
-                head_dim=head_dim,
-                page_size=(16, 32, 64)[index % 3],
-                dtype=("bfloat16", "float16")[index % 2],
-                window=(None, context // 3)[index // 2 % 2],
-            )
+    @property
+    def shape(self) -> AttentionShape:
+        """By which a backend takes or refuses it."""
+        eight_bits = self.pool in ("int8", "float8_e4m3fn")
+        return AttentionShape(
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            group=self.group,
+            pool_dtype=jnp.dtype(self.pool),
+            query_dtype=jnp.dtype("bfloat16" if eight_bits else self.pool),
         )
-    if setting.dry_run:
-        shapes = shapes[2:3]
-    else:
-        shapes += [
-            Shape(256, 16384, 8, 1, 64),
-            Shape(256, 4096, 32, 8, 128),
-            Shape(64, 16384, 32, 8, 128),
-            Shape(8, 16384, 32, 8, 128, window=4096),
-            Shape(1, 16384, 32, 8, 128),
-            Shape(1, 17, 32, 8, 128),
-            Shape(16, 4096, 32, 32, 128),
-            Shape(16, 4096, 64, 1, 128),
-        ]
-    return shapes
 
 
-def decode(setting: Setting) -> Section:
-    """The chosen decode backend and the XLA one, with NaN wherever nobody may look."""
-    section = Section(columns=("backend", "shape", "rows float32", "rows float64", "tolerance"))
+def matrix() -> list[Small]:
+    """Every type with every head size; the other choices go round at different speeds."""
+    found = []
+    for index, (head_dim, pool) in enumerate(itertools.product(HEAD_DIMS, POOLS)):
+        options = OPTIONS[index % len(OPTIONS)]
+        if pool not in ("int8", "float8_e4m3fn"):
+            options = {name: value for name, value in options.items() if name != "per_page"}
+        group, page_size = GROUPS[index % 3], PAGE_SIZES[index % 4]
+        found.append(Small(pool, head_dim, group, page_size, SPLITS[index // 2 % 3], options))
+    return found
+
+
+def cases(setting: Setting) -> list[str]:
+    """The matrix as JSON, one string a problem."""
+    return [json.dumps(small) for small in matrix()[: setting.pick(None, 1)]]
+
+
+def as_small(case: str) -> Small:
+    """The inverse of `cases`."""
+    return Small(*json.loads(case))
+
+
+def call_options(small: Small, heads: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The options that the kernel and the oracle take."""
+    found = {k: v for k, v in small.options.items() if k in ("window", "soft_cap")}
+    if small.options.get("sinks"):
+        found["sinks"] = rng.standard_normal(heads, np.float32)
+    return found | {"scale": small.head_dim**-0.5}
+
+
+def decode(setting: Setting, case: str) -> Section:
+    """One problem of decode attention by every backend that covers it."""
+    small = as_small(case)
     rng = np.random.default_rng(0)
-    for seed, shape in enumerate(decode_shapes(setting)):
-        problem = ragged(shape, seed)
-        scale = shape.head_dim**-0.5
-        options = {"scale": scale, "window": shape.window}
-        attend = functools.partial(paged_decode_attention, **options)
-        oracle = problem._replace(q=problem.q.astype(jnp.float32))
-        want = np.asarray(jax.jit(functools.partial(attend, backend="reference"))(*oracle))
-        edge = min(shape.slots, 8)
-        sampled = [*range(edge), *rng.integers(0, shape.slots, SAMPLED_ROWS)]
-        exact = np.stack([float64_row(problem, row, **options) for row in sampled])
-        for backend in dict.fromkeys((setting.backends.decode, "xla")):
-            extra = {"interpret": setting.interpret} if backend == "mosaic_gpu" else {}
-            run = jax.jit(functools.partial(attend, backend=backend, **extra))
-            got = np.asarray(run(*problem).astype(jnp.float32))
-            errors = relative_error(got, want), relative_error(got[sampled], exact)
-            limit = TOLERANCE[shape.dtype]
-            section.rows.append((backend, str(shape), *(f"{e:.1e}" for e in errors), limit))
-            if max(errors) > limit:
-                section.failures.append(f"{backend} {shape}: errors {errors} > {limit}")
-            if got[np.asarray(problem.kv_lens) == 0].any():
-                section.failures.append(f"{backend} {shape}: an idle slot is not zero")
+    page = small.page_size
+    lengths = [3 * page - 1, 3 * page, 0, 1, page - 1, page, page + 1, 5 * page]
+    if not setting.dry_run:
+        lengths += [int(length) for length in rng.integers(1, 1500, 5)]
+    problem = _paged(rng, small, lengths)
+    options = call_options(small, problem.q.shape[1], rng)
+    want = oracle.decode(
+        problem.q, problem.kv_pages, problem.page_table, problem.lengths,
+        **options, **problem.options,
+    )  # fmt: skip
+    section = Section(columns=("backend", "problem", "error", "tolerance"))
+    operands = (problem.q, problem.kv_pages, problem.page_table, problem.lengths)
+    programs = {}
+    for backend, interpret in setting.covering("decode", small.shape):
+        run = functools.partial(
+            paged_decode_attention,
+            backend=backend,
+            interpret=interpret,
+            splits=None if backend == "xla" else small.splits,
+            **_on_device(options),
+            **problem.options,
+        )
+        programs[backend] = run, operands
+    for backend, got in run_all(section, small.label, programs):
+        _judge(section, backend, small, got, want)
+        if got[2].any():
+            section.failures.append(f"{backend} {small.label}: the idle slot is not zero")
     return section
 
 
-def prefill(setting: Setting) -> Section:
-    """Packed chunks of several requests against the reference, and rows of no lane are zero."""
-    section = Section(columns=("backend", "type", "chunks", "contexts", "error", "tolerance"))
-    chunks, contexts = setting.pick(
-        ([700, 0, 1, 129, 64], [0, 5, 3000, 513, 64]), ([20, 0, 1, 9], [0, 5, 40, 17])
+def run_all(
+    section: Section, label: str, programs: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Compiles the backends at the same time; each one's result, or its failure in the section."""
+    executables, refused = compiled(programs)
+    section.failures += [f"{backend} {label}: {reason}" for backend, reason in refused.items()]
+    for backend, executable in executables.items():
+        # the last output of this process, should the kernel hang
+        print(f"{backend} {label} ...", file=sys.stderr, flush=True)
+        yield backend, np.asarray(executable(*programs[backend][1]).astype(jnp.float32))
+
+
+def prefill(setting: Setting, case: str) -> Section:
+    """One problem of prefill attention by every backend that covers it."""
+    small = as_small(case)
+    rng = np.random.default_rng(1)
+    chunks, contexts = setting.pick((CHUNKS, CONTEXTS), ((20, 0, 1, 9), (0, 5, 40, 17)))
+    lanes, region = packed_lanes(rng, list(chunks), list(contexts), gaps=True)
+    lengths = [chunk + context if chunk else 0 for chunk, context in zip(chunks, contexts)]
+    problem = _paged(rng, small, lengths, rows=region)
+    options = call_options(small, problem.q.shape[1], rng)
+    want = oracle.prefill(
+        problem.q, problem.kv_pages, problem.page_table, lanes, **options, **problem.options
     )
-    pages = 1 + -(-max(map(sum, zip(chunks, contexts))) // 16)
-    types = [("bfloat16", 100), ("float16", None), ("float32", None)]
-    for dtype, window in setting.pick(types, types[:1]):
-        problem = ragged(Shape(len(chunks), pages * 16, 8, 2, 64, dtype=dtype), seed=1)
-        pool = jnp.nan_to_num(problem.kv_pages)
-        starts = np.cumsum([2, *chunks[:-1]])
-        lanes = PrefillLanes(*(jnp.asarray(part, jnp.int32) for part in (starts, chunks, contexts)))
-        region = int(sum(chunks)) + 5
-        q = jax.random.normal(jax.random.key(3), (region, 8, 64), jnp.float32)
-        attend = functools.partial(paged_prefill_attention, scale=0.125, window=window)
-        reference = jax.jit(functools.partial(attend, backend="reference"))
-        rounded = q.astype(dtype)
-        want = np.asarray(reference(rounded.astype(jnp.float32), pool, problem.page_table, lanes))
-        run = jax.jit(functools.partial(attend, backend=setting.backends.prefill))
-        got = np.asarray(run(rounded, pool, problem.page_table, lanes).astype(jnp.float32))
-        error, limit = relative_error(got, want), TOLERANCE[dtype]
-        section.rows.append(
-            (setting.backends.prefill, dtype, chunks, contexts, f"{error:.1e}", limit)
+    section = Section(columns=("backend", "problem", "error", "tolerance"))
+    owned = np.zeros(region, bool)
+    for start, length in zip(np.asarray(lanes.start), np.asarray(lanes.length)):
+        owned[start : start + length] = True
+    operands = (problem.q, problem.kv_pages, problem.page_table, lanes)
+    programs = {}
+    for backend, interpret in setting.covering("prefill", small.shape):
+        run = functools.partial(
+            paged_prefill_attention,
+            backend=backend,
+            interpret=interpret,
+            **_on_device(options),
+            **problem.options,
         )
-        if error > limit:
-            section.failures.append(f"prefill {dtype}: error {error} > {limit}")
-        if got[:2].any() or got[-3:].any():
-            section.failures.append(f"prefill {dtype}: rows of no lane are not zero")
+        programs[backend] = run, operands
+    for backend, found in run_all(section, small.label, programs):
+        _judge(section, backend, small, found, want)
+        if found[~owned].any():
+            section.failures.append(f"{backend} {small.label}: rows of no lane are not zero")
     return section
 
 
-def writes(setting: Setting) -> Section:
-    """New keys and values land in place, bit for bit, and nothing else changes."""
-    section = Section(columns=("type", "tokens", "pages", "equal", "bytes copied"))
-    tokens, pages = setting.pick((2048, 65536), (40, 16))
-    rng = np.random.default_rng(0)
-    for dtype in ("bfloat16", "float16", "float32"):
-        platform = "cpu" if setting.dry_run else "gpu"
-        pool = jnp.zeros((pages, 16, 2, 4, 64), storage_dtype(dtype, platform))
-        k, v = jax.random.normal(jax.random.key(0), (2, tokens, 4, 64), dtype)
-        places = rng.permutation(np.arange(16, pages * 16))[:tokens]
-        where = [jnp.asarray(part, jnp.int32) for part in np.divmod(places, 16)]
-        operands = (pool, k, v, *where)
-        write = functools.partial(write_kv, backend=setting.backends.write_kv)
-        want = np.asarray(jax.jit(functools.partial(write_kv, backend="reference"))(*operands))
-        compiled = jax.jit(write, donate_argnums=0).lower(*operands).compile()
-        memory: Any = compiled.memory_analysis()
-        size = pool.nbytes
-        got = np.asarray(compiled(*operands))
-        equal = bool((got.view(np.uint8) == want.view(np.uint8)).all())
-        section.rows.append((dtype, tokens, pages, equal, memory.temp_size_in_bytes))
-        if not equal:
-            section.failures.append(f"write_kv {dtype}: other bits than the reference")
-        if memory.alias_size_in_bytes < size or memory.temp_size_in_bytes > size // 2:
-            section.failures.append(f"write_kv {dtype}: the pool is copied")
-    return section
+def _paged(rng: np.random.Generator, small: Small, lengths: list[int], **sizes: Any) -> Any:
+    return paged_case(
+        rng,
+        lengths,
+        heads=2 * small.group,
+        kv_heads=2,
+        head_dim=small.head_dim,
+        page_size=small.page_size,
+        pool=small.pool,
+        first_page=FIRST_PAGE,
+        per_page=small.options.get("per_page", True),
+        share=False,
+        **sizes,
+    )
+
+
+def _on_device(options: dict[str, Any]) -> dict[str, Any]:
+    sinks = {"sinks": jnp.asarray(options["sinks"])} if "sinks" in options else {}
+    return options | sinks
+
+
+def _judge(section: Section, backend: str, small: Small, got: np.ndarray, want: np.ndarray) -> None:
+    error, limit = oracle.relative_error(got, want), oracle.TOLERANCE[small.pool]
+    section.rows.append((backend, small.label, f"{error:.1e}", limit))
+    if not error <= limit:
+        section.failures.append(f"{backend} {small.label}: error {error:.2g} > {limit}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.setting import Section, Setting
 from jaxserve import LLM, SamplingParams
-from jaxserve.bench.measure import run_workload
-from jaxserve.bench.shapes import SHAPES, write_config
-from jaxserve.bench.workloads import fixed
+from jaxserve.bench.shapes import write_config
+from jaxserve.bench.workloads import WorkItem, fixed
+from jaxserve.engine import Engine
 
 TINY = {
     "num_hidden_layers": 2,
@@ -34,6 +35,19 @@ def make_llm(folder: Path, **settings: Any) -> LLM:
         "max_model_len": 512,
     }
     return LLM(model=str(folder), **(defaults | settings))
+
+
+def begin_decoding(llm: LLM, items: list[WorkItem]) -> Engine:
+    """Queues the items and steps until every one of them has its prompt behind it."""
+    engine = llm._engine
+    for item in items:
+        prepared = llm._inputs.prepare(item.prompt_token_ids, item.params(), "bench")
+        engine.add(prepared.sequences[0])
+    while len(engine.scheduler.running) < len(items) or any(
+        request.is_prefilling for request in engine.scheduler.running
+    ):
+        engine.step()
+    return engine
 
 
 def correctness(setting: Setting) -> Section:
@@ -69,58 +83,14 @@ def correctness(setting: Setting) -> Section:
     return section
 
 
-def speed(setting: Setting) -> Section:
-    """Decode-heavy batches of the Llama-3-8B shape: tok/s, and bytes a second next to copying."""
-    section = Section(
-        columns=("shape", "batch", "tok/s", "ms a step", "GB/s", "% of copy", "startup s"),
-        notes=["GB/s counts weights and live keys and values once a step; prefill steps included."],
-    )
-    shape = setting.pick("llama-3-8b", "llama-125m")
-    overrides = {} if not setting.dry_run else TINY
-    length = setting.pick(128, 4)
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_config(shape, Path(name), **overrides)
-        for batch in setting.pick((1, 16, 64, 256), (1, 2)):
-            llm = make_llm(folder, max_num_seqs=max(2, batch), compile_ahead=6)
-            vocab = (SHAPES[shape] | overrides)["vocab_size"]
-            items = fixed(batch, length, length, vocab, seed=0)
-            run_workload(llm, items)
-            runs = [run_workload(llm, items) for _ in range(setting.pick(3, 1))]
-            middle = sorted(runs, key=lambda run: run.elapsed_time)[len(runs) // 2]
-            share = 100 * middle.gigabytes_per_second / setting.shared["copy_gb_s"]
-            section.rows.append(
-                (
-                    shape,
-                    batch,
-                    round(middle.output_tokens_per_second, 1),
-                    round(1e3 * middle.elapsed_time / middle.num_steps, 3),
-                    round(middle.gigabytes_per_second, 1),
-                    round(share, 1),
-                    round(llm.startup_seconds, 1),
-                )
-            )
-            llm.close()
-    return section
-
-
 def host(setting: Setting) -> Section:
     """What a decode step costs the host: dispatch alone, with the result not waited for."""
     section = Section(columns=("rows", "plan, pack and dispatch, us (median)"))
-    import time
-
     with tempfile.TemporaryDirectory() as name:
         folder = write_config("llama-125m", Path(name), **TINY)
         for rows in setting.pick((1, 64, 256), (2,)):
             llm = make_llm(folder, max_num_seqs=max(2, rows), num_pages=rows * 20 + 40)
-            engine = llm._engine
-            vocab = TINY["vocab_size"]
-            for item in fixed(rows, 8, 200, vocab, seed=0):
-                prepared = llm._inputs.prepare(item.prompt_token_ids, item.params(), "bench")
-                engine.add(prepared.sequences[0])
-            while len(engine.scheduler.running) < rows or any(
-                request.is_prefilling for request in engine.scheduler.running
-            ):
-                engine.step()
+            engine = begin_decoding(llm, fixed(rows, 8, 200, TINY["vocab_size"], seed=0))
             samples = []
             for _ in range(setting.pick(100, 5)):
                 begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What every section of gpu_check is given: the device, the chosen backends, and a clock."""
+"""What every section of gpu_check is given: the device, the backends to look at, and a clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 
 import jax
 
-from pallas_kernels import Backends
+from pallas_kernels import AttentionShape, Backends, choose_backends, coverage
+from pallas_kernels.compat import mosaic_gpu_interpreter
+from pallas_kernels.devices import FAMILIES, device_family
+
+USABLE_MEMORY = 0.6  # of the device: the pool, and what building it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +24,21 @@ class Setting:
     Attributes:
         device_kind: as JAX names it.
         backends: what choose_backends says for it.
+        decode: every decode backend of the device's family, with its interpreter in a dry run.
+        prefill: likewise.
         memory: bytes of device memory that a section may fill.
+        seconds_left: how long the section may go on; one that has many cases begins none later.
         dry_run: run every line on a CPU with tiny shapes; the numbers mean nothing then.
-        interpret: parameters of the Mosaic GPU interpreter in a dry run, None on a GPU.
         shared: results of earlier sections that later ones use, such as the copy bandwidth.
     """
 
     device_kind: str
     backends: Backends
+    decode: Sequence[tuple[str, Any]]
+    prefill: Sequence[tuple[str, Any]]
     memory: int
+    seconds_left: float = 600.0
     dry_run: bool = False
-    interpret: Any = None
     shared: dict[str, float] = field(default_factory=dict)
 
     def pick(self, real: Any, tiny: Any) -> Any:
@@ -46,6 +54,16 @@ class Setting:
             jax.block_until_ready(call())
             samples.append(time.perf_counter() - begin)
         return statistics.median(samples)
+
+    def covering(self, operation: str, shape: AttentionShape) -> list[tuple[str, Any]]:
+        """The backends of "decode" or "prefill" that cover a shape, with their interpreters."""
+        table = coverage.DECODE if operation == "decode" else coverage.PREFILL
+        offered = self.decode if operation == "decode" else self.prefill
+        return [
+            (name, interpret)
+            for name, interpret in offered
+            if name not in table or table[name](shape) is None
+        ]
 
 
 @dataclass(slots=True)
@@ -63,3 +81,58 @@ class Section:
     rows: list[Sequence[Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def join(self, other: Section) -> None:
+        """Adds what another case of the same section found."""
+        self.columns = other.columns or self.columns
+        self.rows += other.rows
+        self.failures += other.failures
+        self.notes += [note for note in other.notes if note not in self.notes]
+
+
+def gpu_setting(shared: dict[str, float], seconds_left: float) -> Setting | None:
+    """The first GPU of this machine; None where there is none."""
+    if jax.default_backend() != "gpu":
+        return None
+    device = jax.devices()[0]
+    family = FAMILIES[device_family(device.device_kind, device.platform)]
+    limit = (device.memory_stats() or {})["bytes_limit"]
+    return Setting(
+        device_kind=device.device_kind,
+        backends=choose_backends(device.device_kind, device.platform),
+        decode=[(name, None) for name in family.decode],
+        prefill=[(name, None) for name in family.prefill],
+        memory=int(limit * USABLE_MEMORY),
+        seconds_left=seconds_left,
+        shared=shared,
+    )
+
+
+def dry_setting(shared: dict[str, float], seconds_left: float) -> Setting:
+    """Tiny shapes on the CPU; the Mosaic GPU decode kernel too where JAX has an interpreter."""
+    interpreter = mosaic_gpu_interpreter()
+    kernel = [("mosaic_gpu", interpreter())] if interpreter else []
+    return Setting(
+        device_kind="dry run",
+        backends=choose_backends("cpu", "cpu"),
+        decode=[*kernel, ("xla", None)],
+        prefill=[("xla", None)],
+        memory=2**30,
+        seconds_left=seconds_left,
+        dry_run=True,
+        shared=shared,
+    )
+
+
+def bare_setting(dry_run: bool, shared: dict[str, float], seconds_left: float) -> Setting:
+    """For a section that leaves the device to another process: nothing here touches it."""
+    return Setting(
+        device_kind="left to another process",
+        backends=choose_backends("cpu", "cpu"),
+        decode=(),
+        prefill=(),
+        memory=0,
+        seconds_left=seconds_left,
+        dry_run=dry_run,
+        shared=shared,
+    )

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.programs import Program, ProgramTable, lanes_for, wanted_shapes
@@ -177,7 +178,8 @@ class Runner:
             state_shardings,
         )
         blob = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
-        compiled = step.lower(self._leaves, state, blob).compile()
+        options = compiler_options(self._mesh.devices.flat[0].platform)
+        compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
         analysis = compiled.memory_analysis()
         temporary = analysis.temp_size_in_bytes if analysis is not None else 0
         return Program(layout, result, compiled, temporary)
@@ -209,7 +211,8 @@ class Runner:
         """Pages start as zeros: a masked row of uninitialised memory could hold NaN."""
         c = self._model_config
         dtype = storage_dtype(jnp.dtype(self._config.dtype), self._mesh.devices.flat[0].platform)
-        pool = (c.num_layers * self._num_pages, self._page_size, 2, c.num_kv_heads, c.head_dim)
+        head_dim = self._backends.stored_head_dim(c.head_dim)
+        pool = (c.num_layers * self._num_pages, self._page_size, 2, c.num_kv_heads, head_dim)
         slots, pages = self._max_num_seqs + 1, -(-self._max_model_len // self._page_size)
         return DeviceState(
             kv_pages=jnp.zeros(pool, dtype),

@@ -62,6 +62,9 @@ def make_attend(
         def on_local_heads(
             kv_pages: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, batch: PagedBatch
         ) -> tuple[jax.Array, jax.Array]:
+            # zeros behind a stored head change no score, and their own output is dropped
+            head_dim, padding = q.shape[2], kv_pages.shape[4] - q.shape[2]
+            q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding))) for x in (q, k, v))
             kv_pages = write_kv(
                 kv_pages,
                 k,
@@ -92,7 +95,7 @@ def make_attend(
                     **backends.prefill_options,
                 )
                 out = jnp.concatenate([out, region])
-            return out, kv_pages
+            return out[:, :, :head_dim], kv_pages
 
         if mesh.size == 1:
             return on_local_heads(kv_pages, q, k, v, batch)

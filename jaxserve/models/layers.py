@@ -8,6 +8,7 @@ logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,15 +17,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.rope import apply_rope
+from pallas_kernels.linear import Norm, linear
+from pallas_kernels.linear.xla import rms_norm
+from pallas_kernels.rotary import split_rotate
 
 Cache = TypeVar("Cache")
 # attend(cache, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) -> (out [T, H, D], cache)
 Attend = Callable[[Cache, int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "swish": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
@@ -32,60 +33,30 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+# activations that the linear layer itself applies
+GATED_IN_PLACE = ("silu", "swish")
+
+
 def parameter(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> nnx.Param:
     """A zero parameter whose axes have logical names; loading replaces the value."""
     return nnx.Param(jnp.zeros(shape, dtype), logical_axes=axes)
 
 
-def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Contracts the last axes of x [T, in] and weight [..., out, in] into float32 [T, ..., out].
+@dataclass(frozen=True, slots=True)
+class LinearForm:
+    """How the weights of linear layers are stored and multiplied.
 
-    float32 weights are multiplied at full precision on every backend.
+    Attributes:
+        backend: of `pallas_kernels.linear`.
+        quantization: None keeps the model's type; "int8" rounds each output's weights, and at
+            every step each token's activations, to 8-bit integers.
     """
-    # XLA:CPU is 10 times slower when the weight has more than two axes; merging them is free.
-    matrix = weight.reshape(-1, weight.shape[-1])
-    product = jax.lax.dot_general(
-        x,
-        matrix,
-        (((1,), (1,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    return product.reshape(x.shape[0], *weight.shape[:-1])
+
+    backend: str = "xla"
+    quantization: str | None = None
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Zhang and Sennrich 2019: x [..., E] over its root mean square, in float32, times weight [E].
-
-    The normalised value is rounded to x's dtype before the weight is applied.
-    """
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * weight
-
-
-class Projection(nnx.Module):
-    """Linear map from [T, in] to [T, *out_shape], with weight [*out_shape, in]."""
-
-    def __init__(
-        self,
-        in_size: int,
-        out_shape: tuple[int, ...],
-        *,
-        axes: tuple[str | None, ...],
-        bias: bool,
-        dtype: Any,
-    ):
-        """`axes` are the logical names of the weight's axes, `in` last."""
-        self.weight = parameter((*out_shape, in_size), dtype, axes)
-        self.bias = parameter(out_shape, dtype, axes[:-1]) if bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[T, in] -> [T, *out_shape] in x's dtype; the bias is added before rounding."""
-        product = project(x, self.weight[...])
-        if self.bias is not None:
-            product = product + self.bias[...].astype(jnp.float32)
-        return product.astype(x.dtype)
+PLAIN = LinearForm()
 
 
 class RMSNorm(nnx.Module):
@@ -97,7 +68,69 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., size] -> [..., size] in x's dtype."""
-        return rms_norm(x, self.weight[...], self.eps)
+        return rms_norm(x, self.as_operand())
+
+    def as_operand(self) -> Norm:
+        """What `pallas_kernels.linear` takes."""
+        return Norm(self.weight[...], self.eps)
+
+
+class Projection(nnx.Module):
+    """Linear map from [T, in] to [T, *out_shape], with weight [*out_shape, in].
+
+    The weight is int8 with a float32 scale an output when the form is quantised.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_shape: tuple[int, ...],
+        *,
+        axes: tuple[str | None, ...],
+        bias: bool,
+        dtype: Any,
+        form: LinearForm,
+    ):
+        """`axes` are the logical names of the weight's axes, `in` last."""
+        quantized = form.quantization == "int8"
+        self.backend = form.backend
+        self.weight = parameter((*out_shape, in_size), jnp.int8 if quantized else dtype, axes)
+        self.scale = parameter(out_shape, jnp.float32, axes[:-1]) if quantized else None
+        self.bias = parameter(out_shape, dtype, axes[:-1]) if bias else None
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        norm: RMSNorm | None = None,
+        residual: jax.Array | None = None,
+        gated: bool = False,
+        out_dtype: Any = None,
+    ) -> jax.Array:
+        """[T, in] -> [T, *out_shape] in x's dtype, or in `out_dtype`.
+
+        Args:
+            x: input rows.
+            norm: applied to x first.
+            residual: [T, *out_shape], added to the result.
+            gated: the last axis of out_shape is the pair (gate, up); the result is silu(gate) * up
+                without that axis.
+        """
+        weight = self.weight[...]
+        shape = weight.shape[:-1]
+        out = linear(
+            x,
+            # XLA:CPU is 10 times slower when the weight has more than two axes; merging is free
+            weight.reshape(-1, weight.shape[-1]),
+            scale=None if self.scale is None else self.scale[...].reshape(-1),
+            bias=None if self.bias is None else self.bias[...].reshape(-1),
+            norm=None if norm is None else norm.as_operand(),
+            residual=residual,
+            gated=gated,
+            out_dtype=out_dtype,
+            backend=self.backend,
+        )
+        return out.reshape(x.shape[0], *(shape[:-1] if gated else shape))
 
 
 class Attention(nnx.Module):
@@ -107,14 +140,16 @@ class Attention(nnx.Module):
     its value, so that a contiguous part of the first axis is a complete set of heads.
     """
 
-    def __init__(self, config: ModelConfig, dtype: Any):
-        self.groups = config.num_heads // config.num_kv_heads
+    def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm = PLAIN):
+        groups = config.num_heads // config.num_kv_heads
+        self.backend = form.backend
         self.qkv = Projection(
             config.hidden_size,
-            (config.num_kv_heads, self.groups + 2, config.head_dim),
+            (config.num_kv_heads, groups + 2, config.head_dim),
             axes=("kv_heads", None, None, "hidden"),
             bias=config.qkv_bias,
             dtype=dtype,
+            form=form,
         )
         self.output = Projection(
             config.num_heads * config.head_dim,
@@ -122,6 +157,7 @@ class Attention(nnx.Module):
             axes=("hidden", "heads"),
             bias=config.output_bias,
             dtype=dtype,
+            form=form,
         )
 
         def head_norm() -> RMSNorm | None:
@@ -132,26 +168,29 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
+        norm: RMSNorm,
         rope: tuple[jax.Array, jax.Array],
         layer: int,
         cache: Cache,
         attend: Attend[Cache],
     ) -> tuple[jax.Array, Cache]:
-        """x [T, E], rope = (cos, sin) float32 [T, D/2] -> (out [T, E], cache)."""
-        qkv = self.qkv(x)  # [T, KVH, G+2, D]
-        tokens, kv_heads, _, head_dim = qkv.shape
-        q = qkv[:, :, : self.groups].reshape(tokens, kv_heads * self.groups, head_dim)
-        k, v = qkv[:, :, self.groups], qkv[:, :, self.groups + 1]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out, cache = attend(cache, layer, apply_rope(q, *rope), apply_rope(k, *rope), v)
-        return self.output(out.reshape(tokens, -1)), cache
+        """x + attention(norm(x)): x [T, E], rope (cos, sin) float32 [T, D/2] -> ([T, E], cache)."""
+        qkv = self.qkv(x, norm=norm)  # [T, KVH, G+2, D]
+        q, k, v = split_rotate(
+            qkv,
+            *rope,
+            q_norm=None if self.q_norm is None else self.q_norm.as_operand(),
+            k_norm=None if self.k_norm is None else self.k_norm.as_operand(),
+            backend=self.backend,
+        )
+        out, cache = attend(cache, layer, q, k, v)
+        return self.output(out.reshape(x.shape[0], -1), residual=x), cache
 
 
 class MLP(nnx.Module):
     """Gated MLP. The fused weight is [I, 2, E]: gate and up row of each inner dimension."""
 
-    def __init__(self, config: ModelConfig, dtype: Any):
+    def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm = PLAIN):
         self.activation = config.hidden_act
         self.gate_up = Projection(
             config.hidden_size,
@@ -159,6 +198,7 @@ class MLP(nnx.Module):
             axes=("intermediate", None, "hidden"),
             bias=config.mlp_bias,
             dtype=dtype,
+            form=form,
         )
         self.down = Projection(
             config.intermediate_size,
@@ -166,10 +206,15 @@ class MLP(nnx.Module):
             axes=("hidden", "intermediate"),
             bias=config.mlp_bias,
             dtype=dtype,
+            form=form,
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[T, E] -> [T, E]."""
-        gate_up = self.gate_up(x)  # [T, I, 2]
-        gate = _ACTIVATIONS[self.activation](gate_up[..., 0].astype(jnp.float32))
-        return self.down(gate.astype(x.dtype) * gate_up[..., 1])
+    def __call__(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
+        """x + MLP(norm(x)): [T, E] -> [T, E]."""
+        if self.activation in GATED_IN_PLACE:
+            inner = self.gate_up(x, norm=norm, gated=True)
+        else:
+            gate_up = self.gate_up(x, norm=norm)  # [T, I, 2]
+            gate = _ACTIVATIONS[self.activation](gate_up[..., 0].astype(jnp.float32))
+            inner = gate.astype(x.dtype) * gate_up[..., 1]
+        return self.down(inner, residual=x)

@@ -9,18 +9,29 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.layers import MLP, Attend, Attention, Cache, RMSNorm, parameter, project
+from jaxserve.models.layers import (
+    MLP,
+    PLAIN,
+    Attend,
+    Attention,
+    Cache,
+    LinearForm,
+    Projection,
+    RMSNorm,
+    parameter,
+)
 from jaxserve.models.rope import rope_tables
+from pallas_kernels.linear import linear
 
 
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind an RMS norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, dtype: Any):
+    def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm = PLAIN):
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.attention = Attention(config, dtype)
+        self.attention = Attention(config, dtype, form)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = MLP(config, dtype)
+        self.mlp = MLP(config, dtype, form)
 
     def __call__(
         self,
@@ -31,9 +42,8 @@ class DecoderLayer(nnx.Module):
         attend: Attend[Cache],
     ) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
-        out, cache = self.attention(self.input_norm(x), rope, layer, cache, attend)
-        x = x + out
-        return x + self.mlp(self.post_attention_norm(x)), cache
+        x, cache = self.attention(x, self.input_norm, rope, layer, cache, attend)
+        return self.mlp(x, self.post_attention_norm), cache
 
 
 class Llama(nnx.Module):
@@ -43,19 +53,19 @@ class Llama(nnx.Module):
     A new module holds zeros in `dtype`; `jaxserve.models.load_model` fills it.
     """
 
-    def __init__(self, config: ModelConfig, dtype: str):
+    def __init__(self, config: ModelConfig, dtype: str, form: LinearForm = PLAIN):
         self.config = config
+        self.form = form
         self.embedding = parameter(
             (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
         )
-        self.layers = nnx.List([DecoderLayer(config, dtype) for _ in range(config.num_layers)])
+        self.layers = nnx.List(
+            [DecoderLayer(config, dtype, form) for _ in range(config.num_layers)]
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        if config.tie_word_embeddings:
-            self.lm_head = None
-        else:
-            self.lm_head = parameter(
-                (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
-            )
+        # a tied table is looked up in full precision and multiplied in the quantised form
+        own_head = not config.tie_word_embeddings or form.quantization is not None
+        self.lm_head = _lm_head(config, dtype, form) if own_head else None
 
     def __call__(
         self,
@@ -88,5 +98,17 @@ class Llama(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Scores of every token of the vocabulary: hidden [R, E] -> float32 [R, V]."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        return project(hidden, head[...])
+        if self.lm_head is not None:
+            return self.lm_head(hidden, out_dtype=jnp.float32)
+        return linear(hidden, self.embedding[...], out_dtype=jnp.float32, backend=self.form.backend)
+
+
+def _lm_head(config: ModelConfig, dtype: str, form: LinearForm) -> Projection:
+    return Projection(
+        config.hidden_size,
+        (config.vocab_size,),
+        axes=("vocab", "hidden"),
+        bias=False,
+        dtype=dtype,
+        form=form,
+    )

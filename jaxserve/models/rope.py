@@ -245,19 +245,3 @@ def rope_tables(
     angles = positions.astype(jnp.float32)[:, None] * inv_freq  # [T, D/2]
     scale = rope.attention_factor
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates heads by their position, pairing dimension i with i + head_dim / 2.
-
-    Args:
-        x: [T, heads, head_dim].
-        cos, sin: float32 [T, head_dim / 2].
-
-    Returns:
-        [T, heads, head_dim] in x's dtype; the rotation itself is done in float32.
-    """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)

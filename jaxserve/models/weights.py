@@ -23,8 +23,10 @@ from jax.sharding import Mesh, NamedSharding
 from checkpoints import SafetensorsReader, TensorMismatchError
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
+from jaxserve.models.layers import PLAIN, LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
+from pallas_kernels.linear.int8 import quantize_rows
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DUMMY_STD = 0.02
@@ -61,6 +63,7 @@ def load_model(
     dtype: str = "auto",
     load_format: str = "auto",
     seed: int = 0,
+    form: LinearForm = PLAIN,
 ) -> Llama:
     """Returns the model with its parameters on the devices of `mesh`.
 
@@ -72,6 +75,7 @@ def load_model(
         load_format: "auto" and "safetensors" read the checkpoint; "dummy" draws weights from
             N(0, 0.02^2), norms 1 and biases 0, alike on every mesh.
         seed: of the dummy weights.
+        form: how the linear layers keep and multiply their weights.
 
     Raises:
         ValidationError: unknown dtype or load_format, or sizes that do not divide over the mesh.
@@ -83,12 +87,11 @@ def load_model(
         raise ValidationError("load_format", load_format, f"one of {', '.join(LOAD_FORMATS)}")
     rules = ShardingRules.for_model(mesh, config)
     if load_format == "dummy":
-        return _build(config, resolved, mesh, rules, partial(_random_array, seed, resolved))
+        return _build(config, resolved, form, mesh, rules, partial(_random_array, seed, resolved))
     with SafetensorsReader(path) as reader:
         check_tensors(reader, config)
-        return _build(
-            config, resolved, mesh, rules, partial(_read_array, reader, config, jnp.dtype(resolved))
-        )
+        read = partial(_read_array, reader, config, jnp.dtype(resolved))
+        return _build(config, resolved, form, mesh, rules, read)
 
 
 def check_tensors(reader: SafetensorsReader, config: ModelConfig) -> None:
@@ -164,20 +167,38 @@ def _is_matrix(place: tuple[Any, ...]) -> bool:
 
 
 def _build(
-    config: ModelConfig, dtype: str, mesh: Mesh, rules: ShardingRules, make: MakeArray
+    config: ModelConfig,
+    dtype: str,
+    form: LinearForm,
+    mesh: Mesh,
+    rules: ShardingRules,
+    make: MakeArray,
 ) -> Llama:
-    model = nnx.eval_shape(lambda: Llama(config, dtype))
+    model = nnx.eval_shape(lambda: Llama(config, dtype, form))
     graph, state = nnx.split(model)
     previous: jax.Array | None = None
-    filled = []
-    for place, variable in nnx.to_flat_state(state):
-        sharding = rules.sharding(mesh, variable.get_metadata("logical_axes"))
-        array = make(place, variable.shape, sharding)
-        filled.append((place, variable.replace(array)))
+    parameters = list(nnx.to_flat_state(state))
+    shardings = {
+        place: rules.sharding(mesh, variable.get_metadata("logical_axes"))
+        for place, variable in parameters
+    }
+    arrays: dict[tuple[Any, ...], jax.Array] = {}
+    for place, variable in parameters:
+        if place[-1] == "scale":
+            continue  # made together with its weight
+        tied = place[0] == "lm_head" and config.tie_word_embeddings
+        array = make(("embedding",) if tied else place, variable.shape, shardings[place])
+        if variable.dtype == jnp.int8:
+            scale_place = (*place[:-1], "scale")
+            out_shardings: Any = (shardings[place], shardings[scale_place])
+            quantize = jax.jit(lambda x: tuple(quantize_rows(x)), out_shardings=out_shardings)
+            array, arrays[scale_place] = quantize(array)
+        arrays[place] = array
         # Two parameters are under way at most, so that host memory stays bounded.
         if previous is not None:
             previous.block_until_ready()
         previous = array
+    filled = [(place, variable.replace(arrays[place])) for place, variable in parameters]
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 

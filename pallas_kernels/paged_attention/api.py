@@ -24,11 +24,16 @@ DECODE_MODULES = {
     "reference": "reference",
     "xla": "xla",
     "mosaic_gpu": "mosaic_gpu_decode",
+    "mosaic_tpu": "mosaic_tpu_decode",
+    "native": "native_decode",
     "triton": "triton_decode",
 }
 PREFILL_MODULES = {
     "reference": "reference",
     "xla": "xla_prefill",
+    "mosaic_gpu": "mosaic_gpu_prefill",
+    "mosaic_tpu": "mosaic_tpu_prefill",
+    "native": "native_prefill",
     "triton": "triton_prefill",
 }
 
@@ -89,8 +94,8 @@ def paged_decode_attention(
         splits: parts into which each slot's tokens are divided; None chooses from the shapes. An
             option of the GPU and TPU kernels.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
-        backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
-            later) or "reference".
+        backend: "xla" (any device), "mosaic_tpu" (TPU), "mosaic_gpu" (NVIDIA Hopper), "triton"
+            (NVIDIA Ampere and later), "native" (CPU, C++) or "reference".
         tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
@@ -149,7 +154,8 @@ def paged_prefill_attention(
         k_scale: scale of 8-bit keys, as for `paged_decode_attention`.
         v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
-        backend: "xla" (any device), "triton" (NVIDIA Ampere and later) or "reference".
+        backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
+            later), "mosaic_tpu" (TPU), "native" (CPU, C++) or "reference".
         tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 

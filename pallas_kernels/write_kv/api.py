@@ -21,7 +21,7 @@ from pallas_kernels.pages import (
     value_dtype,
 )
 
-MODULES = {"reference": "reference", "xla": "xla"}
+MODULES = {"reference": "reference", "xla": "xla", "mosaic_tpu": "mosaic_tpu"}
 
 
 class ScaledPages(NamedTuple):
@@ -60,7 +60,7 @@ def write_kv(
         k_scale: given exactly for 8-bit pages: a key is stored as `key / k_scale`, rounded, and
             cut off at the largest number of the type. For a scale a page see `write_kv_scaled`.
         v_scale: likewise for the values.
-        backend: "xla" or "reference".
+        backend: "xla" (any device), "mosaic_tpu" (TPU) or "reference".
         interpret: parameters of the interpreter of a TPU kernel; None compiles it.
 
     Returns:

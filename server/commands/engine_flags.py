@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxserve.config import DTYPES, LOAD_FORMATS, PRESETS, EngineConfig
+from jaxserve.config import DTYPES, LOAD_FORMATS, PRESETS, QUANTIZATIONS, EngineConfig
 from jaxserve.errors import ValidationError
 
 # Defaults of commands that run one request after the other: two programs serve any step of one
@@ -103,6 +103,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--decode-backend", metavar="NAME", help="attention kernel (default: by device)")
     add("--prefill-backend", metavar="NAME", help="attention kernel (default: by device)")
+    add("--linear-backend", metavar="NAME", help="linear layers (default: by device)")
+    add(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="keep the weights of linear layers in 8 bits (default: in --dtype)",
+    )
     add(
         "--compile-ahead",
         type=int,

@@ -47,6 +47,9 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
     return list(result.values())
 
 
+NATIVE = Backends(
+    decode="native", prefill="native", write_kv="xla", linear="native", reason="C++ on the CPU"
+)
 BACKENDS: dict[str, tuple[Backends, dict]] = {
     "triton": (
         Backends(
@@ -62,11 +65,25 @@ BACKENDS: dict[str, tuple[Backends, dict]] = {
         ),
         {},
     ),
+    "mosaic_tpu": (
+        Backends(
+            decode="mosaic_tpu",
+            prefill="mosaic_tpu",
+            write_kv="mosaic_tpu",
+            reason="interpreted",
+            interpret=True,
+            head_dim_multiple=128,  # the model's heads are smaller
+        ),
+        {},
+    ),
+    "native": (NATIVE, {}),
 }
 
 
-@pytest.mark.slow  # interpreters are slow
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "name",
+    ["native", *(pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS if n != "native")],
+)  # interpreters are slow
 def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
     backends, settings = BACKENDS[name]
     model = str(model_folder("llama_gqa", num_hidden_layers=2, **settings))
@@ -74,5 +91,7 @@ def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
 
 
 def test_a_backend_of_another_device_is_refused(model_folder):
-    with pytest.raises(ValidationError, match=r"decode_backend='mosaic_gpu'.*on a CPU one of xla"):
+    with pytest.raises(
+        ValidationError, match=r"decode_backend='mosaic_gpu'.*on a CPU one of native, xla"
+    ):
         LLM(str(model_folder("llama_gqa")), skip_tokenizer_init=True, decode_backend="mosaic_gpu")

@@ -7,7 +7,14 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import AttentionShape, KernelError, choose_backends, storage_dtype
+from pallas_kernels import (
+    AttentionShape,
+    KernelError,
+    choose_backends,
+    require_backend,
+    storage_dtype,
+)
+from pallas_kernels.native import Availability
 
 HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
 HOPPER += ["NVIDIA GH200 480GB", "NVIDIA H100-SXM5-80GB"]
@@ -22,7 +29,7 @@ def test_hopper_runs_mosaic_gpu(kind):
         backends = choose_backends(kind, platform)
         assert (backends.decode, backends.prefill, backends.write_kv) == (
             "mosaic_gpu",
-            "triton",
+            "mosaic_gpu",
             "xla",
         )
 
@@ -38,7 +45,7 @@ def test_ampere_ada_and_blackwell_run_triton(kind):
 
 @pytest.mark.parametrize(
     ("kind", "platform"),
-    [("cpu", "cpu"), ("TPU v5 lite", "tpu"), *((kind, "gpu") for kind in OTHER)],
+    [(kind, "gpu") for kind in OTHER],
 )
 def test_everything_else_runs_xla_and_says_why(kind, platform):
     backends = choose_backends(kind, platform)
@@ -46,13 +53,59 @@ def test_everything_else_runs_xla_and_says_why(kind, platform):
     assert backends.reason
 
 
+@pytest.mark.parametrize("available", [True, False])
+def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypatch):
+    state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")
+    monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.drawback", lambda: None)
+    backends = choose_backends("cpu", "cpu")
+    name = "native" if available else "xla"
+    assert (backends.decode, backends.prefill, backends.linear) == (name, name, name)
+    assert backends.write_kv == "xla"
+    assert state.reason in backends.reason
+
+
+def test_a_cpu_without_avx512_runs_xla_unless_told_otherwise(monkeypatch):
+    state = Availability(True, "native code for AVX2")
+    monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"avx2"}))
+    backends = choose_backends("cpu", "cpu")
+    assert (backends.decode, backends.prefill, backends.linear) == ("xla", "xla", "xla")
+    assert "without AVX512" in backends.reason
+    for operation in ("decode", "prefill", "linear"):
+        require_backend(operation, "native", "cpu", "cpu", AttentionShape())
+
+
+def test_native_linear_layers_refuse_float16_by_name():
+    shape = AttentionShape(query_dtype=jnp.dtype("float16"))
+    backends = choose_backends("cpu", "cpu", shape)
+    assert backends.linear == "xla"
+    assert "float16" in backends.reason
+
+
+def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
+    covered = AttentionShape(128, 16, 4, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"), kv_heads=8)
+    for kind, cores in (("TPU v5 lite", 1), ("TPU v5", 2), ("TPU v6 lite", 1)):
+        backends = choose_backends(kind, "tpu", covered)
+        assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
+        assert backends.tuning.decode.multiprocessors == cores
+    backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=320))
+    assert (backends.decode, backends.prefill, backends.write_kv) == ("xla",) * 3
+    assert "head_dim=384" in backends.reason
+    backends = choose_backends(
+        "TPU v6 lite", "tpu", replace(covered, kv_heads=1, pool_dtype=jnp.dtype("int8"))
+    )
+    assert (backends.decode, backends.write_kv) == ("mosaic_tpu", "xla")
+
+
 @pytest.mark.parametrize(
     ("shape", "named"),
     [
         ({"pool_dtype": jnp.dtype("float32")}, "kv_pages.dtype=float32"),
-        ({"head_dim": 80}, "head_dim=80"),
+        ({"head_dim": 72}, "head_dim=72"),
         ({"page_size": 8}, "page_size=8"),
-        ({"pool_dtype": jnp.dtype("int8")}, "kv_pages.dtype=int8"),
+        ({"pool_dtype": jnp.dtype("uint8")}, "kv_pages.dtype=uint8"),
     ],
 )
 def test_shapes_that_the_hopper_kernel_lacks_go_to_the_next_with_a_reason(shape, named):
@@ -76,6 +129,15 @@ def test_shapes_that_no_gpu_kernel_covers_run_xla(kind):
 def test_unknown_devices_are_refused(kind, platform):
     with pytest.raises(KernelError, match=kind):
         choose_backends(kind, platform)
+
+
+def test_heads_are_padded_where_the_device_wants_them_so():
+    bfloat16 = jnp.dtype("bfloat16")
+    shape = AttentionShape(64, 128, 8, bfloat16, bfloat16, kv_heads=8)
+    on_tpu = choose_backends("TPU v5 lite", "tpu", shape)
+    assert (on_tpu.decode, on_tpu.stored_head_dim(64)) == ("mosaic_tpu", 128)
+    assert on_tpu.stored_head_dim(128) == 128
+    assert choose_backends("NVIDIA H200", "gpu", shape).stored_head_dim(80) == 80
 
 
 def test_storage_dtype():

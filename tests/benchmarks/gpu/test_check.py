@@ -1,8 +1,9 @@
-"""gpu_check without a GPU: every section runs dry, and a failure is told."""
+"""gpu_check without a GPU: every section runs dry, and whatever goes wrong is told."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +12,49 @@ import jax
 import pytest
 
 from benchmarks.gpu import check
+from benchmarks.gpu.sections import SECTIONS, Several, Single
 from benchmarks.gpu.setting import Section
+from benchmarks.isolated import Worker
+from tests.benchmarks.documented import documented
 
 ROOT = Path(__file__).parents[3]
+# what the machine with the GPU does not have, and the packages that would need it
+ABSENT = ("starlette", "uvicorn", "pydantic", "typer", "httptools", "httpx")
+QUICK = ["machine", "bandwidth", "decode correctness", "prefill correctness"]
+QUICK += ["write_kv correctness", "write_kv speed"]
 
 
-SLOW = ("engine correctness", "host time", "engine speed")  # they compile whole engines
-SECTIONS = [
-    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-    for name, _ in check.SECTIONS
-]
+def run_dry(names, folder):
+    only = [word for name in names for word in ("--only", name)]
+    status = check.main(["--dry-run", *only, "--output", str(folder)])
+    return status, json.loads((folder / "gpu_check.json").read_text())
 
 
-@pytest.mark.parametrize("name", SECTIONS)
-def test_every_section_runs_dry(name, tmp_path):
-    # speeds are given as shares of the copy bandwidth, so that section comes along
-    arguments = ["--dry-run", "--only", name, "--only", "bandwidth", "--output", str(tmp_path)]
-    assert check.main(arguments) == 0
-    results = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert set(results) == {name, "bandwidth"}
-    assert results[name]["rows"]
-    assert not results[name]["failures"]
-    assert f"## {name}" in (tmp_path / "gpu_check.md").read_text()
+def test_the_quick_sections_run_dry(tmp_path):
+    status, results = run_dry(QUICK, tmp_path)
+    assert status == 0 and list(results) == QUICK
+    for name, result in results.items():
+        assert result["rows"] and not result["failures"], name
+        assert f"## {name}" in (tmp_path / "gpu_check.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", documented("benchmarks/gpu_check"), ids=" ".join)
+def test_every_documented_command_runs_dry(arguments, tmp_path):
+    assert check.main([*arguments, "--dry-run", "--output", str(tmp_path)]) == 0
+    (found,) = tmp_path.glob("gpu_check*.json")
+    results = json.loads(found.read_text())
+    part = int(arguments[1][0]) if arguments else None
+    assert list(results) == check.chosen([], part)
+    assert all(result["rows"] for result in results.values())
+
+
+def dry_check(monkeypatch, tmp_path, sections, *arguments):
+    monkeypatch.setattr(check, "SECTIONS", sections)
+    monkeypatch.setattr("benchmarks.gpu.worker.SECTIONS", sections)
+    folder = ["--output", str(tmp_path)]
+    every = [word for name in sections for word in ("--only", name)]
+    return check.main(["--dry-run", *every, *folder, *arguments])
 
 
 def test_a_failing_section_is_reported_and_the_others_go_on(monkeypatch, tmp_path, capsys):
@@ -45,29 +67,122 @@ def test_a_failing_section_is_reported_and_the_others_go_on(monkeypatch, tmp_pat
     def fine(setting):
         return Section(columns=("a",), rows=[(1,)])
 
-    sections = [("broken", broken), ("wrong", wrong), ("fine", fine)]
-    monkeypatch.setattr(check, "SECTIONS", sections)
-    assert check.main(["--dry-run", "--output", str(tmp_path)]) == check.EXIT_FAILED
+    sections = {"broken": Single(broken, 1), "wrong": Single(wrong, 1), "fine": Single(fine, 1)}
+    assert dry_check(monkeypatch, tmp_path, sections) == check.EXIT_FAILED
     report = (tmp_path / "gpu_check.md").read_text()
-    assert "FAILED: ArithmeticError: no such luck" in report
+    assert "FAILED: broken: ArithmeticError: no such luck" in report
     assert "FAILED: error 3 > 2" in report
     assert "| 1 |" in report
     assert "broken, wrong" in capsys.readouterr().err
 
 
-def test_correctness_fails_when_the_kernel_is_wrong(monkeypatch, tmp_path):
-    from pallas_kernels.paged_attention import xla
+def test_a_failing_case_does_not_cost_the_others_and_what_was_found_is_on_disk(
+    monkeypatch, tmp_path
+):
+    def run(setting, case):
+        if case == "2":
+            raise ArithmeticError("case two")
+        setting.shared[case] = 1.0
+        return Section(columns=("case",), rows=[(case,)], notes=["one note"])
 
-    right = xla.decode
-    monkeypatch.setattr(xla, "decode", lambda *a, **k: right(*a, **k) * 1.1)
-    arguments = ["--dry-run", "--only", "decode correctness", "--output", str(tmp_path)]
-    assert check.main(arguments) == check.EXIT_FAILED
+    def after(setting):
+        # the section before is on disk by now: a run that is killed here has its results
+        held = json.loads((tmp_path / "gpu_check.json").read_text())
+        return Section(columns=("held",), rows=[(list(held), sorted(setting.shared))])
+
+    sections = {
+        "cases": Several(lambda setting: ["1", "2", "3"], run, 1),
+        "after": Single(after, 1),
+    }
+    assert dry_check(monkeypatch, tmp_path, sections) == check.EXIT_FAILED
+    results = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert results["cases"]["rows"] == [["1"], ["3"]]
+    assert results["cases"]["notes"] == ["one note"]
+    assert results["cases"]["failures"] == ["2: ArithmeticError: case two"]
+    assert results["after"]["rows"] == [[["cases"], ["1", "3"]]]
+
+
+def test_when_the_time_is_up_the_rest_is_a_failure(monkeypatch, tmp_path):
+    sections = {"fine": Single(lambda setting: Section(rows=[(1,)]), 1)}
+    status = dry_check(monkeypatch, tmp_path, sections, "--budget-seconds", "1")
+    assert status == check.EXIT_FAILED
+    assert "FAILED: not run: time is up" in (tmp_path / "gpu_check.md").read_text()
+
+
+def test_the_parts_together_are_everything():
+    parts = [check.chosen([], part) for part in (1, 2, 3)]
+    assert set().union(*parts) == {*SECTIONS, "kernels"} == set(check.chosen([], None))
+    assert all({"machine", "bandwidth"} <= set(part) for part in parts)
+    assert not set(parts[0]) & set(parts[1]) - {"machine", "bandwidth"}
+
+
+@pytest.mark.parametrize("operation", ["decode", "prefill"])
+def test_correctness_fails_when_the_kernel_is_wrong(monkeypatch, tmp_path, operation):
+    from pallas_kernels.paged_attention import xla, xla_prefill
+
+    module = xla if operation == "decode" else xla_prefill
+    right = getattr(module, operation)
+    monkeypatch.setattr(module, operation, lambda *a, **k: right(*a, **k) * 1.1)
+    name = f"{operation} correctness"
+    assert check.main(["--dry-run", "--only", name, "--output", str(tmp_path)]) == 1
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="this machine has a GPU")
+@pytest.mark.slow
 def test_the_script_says_that_there_is_no_gpu():
     run = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "gpu_check"], capture_output=True, text=True
     )
     assert run.returncode == check.EXIT_NO_GPU == 3
     assert "needs an NVIDIA GPU" in run.stderr
+
+
+@pytest.mark.slow
+def test_a_section_in_a_process_of_its_own():
+    worker = Worker([sys.executable, "-m", "benchmarks.gpu.worker"], {"PYTHONPATH": str(ROOT)})
+    request = {"dry_run": True, "shared": {}, "seconds": 60.0}
+    try:
+        found = worker.call(request | {"do": "run", "section": "bandwidth"}, 120)
+    finally:
+        worker.close()
+    assert len(found["section"]["rows"]) == 2 and found["shared"]["copy_gb_s"] > 0
+
+
+def without(tmp_path):
+    """An environment in which the absent packages cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+    )
+    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "JAX_PLATFORMS": "cpu"}
+
+
+def test_nothing_needs_the_servers_packages(tmp_path):
+    modules = ["jaxserve", "benchmarks.gpu.check", "benchmarks.kernel_bench.worker"]
+    script = "; ".join(f"import {module}" for module in modules)
+    script += "\ntry:\n    import pydantic\nexcept ModuleNotFoundError:\n    print('blocked')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=without(tmp_path), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "blocked\n"
+
+
+@pytest.mark.slow
+def test_the_engine_runs_without_the_servers_packages(tmp_path):
+    arguments = ["--dry-run", "--only", "engine correctness", "--output", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "gpu_check", *arguments],
+        env=without(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

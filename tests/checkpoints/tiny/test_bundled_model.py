@@ -83,6 +83,7 @@ def test_held_out_questions_are_answered(reference: torch.nn.Module, recorded: d
         assert [ok for _, ok in scored] == right
 
 
+@pytest.mark.slow
 def test_the_recorded_evaluation_is_this_models(recorded: dict) -> None:
     assert {name for name, task in TASKS.items() if not task.memorised} == recorded["tasks"].keys()
     above = [v for v in recorded["tasks"].values() if v.get("exact_match", 0) > 0.8]

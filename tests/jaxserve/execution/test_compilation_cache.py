@@ -45,6 +45,7 @@ def start(model: Path, cache_home: Path) -> list[str]:
     return run.stdout.split(maxsplit=2)
 
 
+@pytest.mark.slow
 def test_the_second_start_compiles_nothing(model_folder, tmp_path):
     model = model_folder("llama_gqa", num_hidden_layers=1)
     hits, misses, tokens = start(model, tmp_path)

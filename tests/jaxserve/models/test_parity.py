@@ -11,7 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from jaxserve.models import Llama, ModelConfig, load_model
+from jaxserve.models.layers import PLAIN, LinearForm
 from jaxserve.parallel import make_mesh
+from pallas_kernels import native
 from tests.jaxserve.models.dense import empty_cache, run
 from tests.tiny_models import CASES, LONG, VOCAB_SIZE, make_case
 
@@ -33,8 +35,9 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     return make
 
 
-def load(folder: Path, dtype: str = "auto") -> Llama:
-    return load_model(folder, ModelConfig.from_folder(folder), mesh=make_mesh(1), dtype=dtype)
+def load(folder: Path, dtype: str = "auto", form: LinearForm = PLAIN) -> Llama:
+    config = ModelConfig.from_folder(folder)
+    return load_model(folder, config, mesh=make_mesh(1), dtype=dtype, form=form)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -84,6 +87,23 @@ def test_prompt_and_decode(models, case: str) -> None:
     for step, token in enumerate(rest):
         found, cache = run(model, token[None], cache, PROMPT_LENGTH + step, PROMPT_LENGTH)
         assert relative_error(found, expected[1 + step]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["llama_biases", "qwen3_tied_biases"])
+def test_native_linear_layers(models, tmp_path: Path, case: str) -> None:
+    """The whole model on the C++ kernels of the CPU, in rows of every remainder."""
+    state = native.availability()
+    if not state.available:
+        pytest.skip(f"native kernels: {state.reason}")
+    _, oracle = models(case)
+    model = load(make_case(tmp_path, case), form=LinearForm("native"))
+    tokens = random_tokens(46)
+    chunks = [tokens[:39], tokens[39:45], tokens[45:]]
+    cache, start = empty_cache(model.config, len(tokens)), 0
+    for chunk, expected in zip(chunks, oracle_steps(oracle, chunks)):
+        found, cache = run(model, chunk, cache, start)
+        assert relative_error(found, expected) <= TOLERANCE
+        start += len(chunk)
 
 
 @pytest.mark.parametrize("case", ["llama_gqa", "llama_rope_dynamic", "mistral_window"])

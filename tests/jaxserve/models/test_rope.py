@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from jaxserve.models.rope import RopeConfig, apply_rope, rope_tables
+from jaxserve.models.rope import RopeConfig, rope_tables
+from pallas_kernels.rotary import apply_rope
 
 HEAD_DIM = 64
 SCALINGS = [

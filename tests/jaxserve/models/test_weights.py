@@ -146,7 +146,7 @@ def test_dummy_weights(tmp_path: Path) -> None:
             assert not np.array_equal(value, three[name])
             assert float(value.astype(np.float32).std()) == pytest.approx(0.02, rel=0.05)
     # Weights of equal shape are not copies of one another.
-    assert not np.array_equal(one["embedding"], one["lm_head"])
+    assert not np.array_equal(one["embedding"], one["lm_head/weight"])
 
 
 def test_module_is_a_small_static_graph(folder: Path) -> None:

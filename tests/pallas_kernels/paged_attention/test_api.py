@@ -50,7 +50,7 @@ DECODE = [
 ]
 PREFILL = [
     ({"page_table": jnp.zeros((2, 2), jnp.int32)}, "lanes.start"),
-    ({"backend": "mosaic_gpu"}, "backend"),
+    ({"backend": "mosaic_gpu"}, "kv_pages.dtype"),  # nor here
 ]
 
 

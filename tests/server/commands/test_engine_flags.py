@@ -42,6 +42,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "max_logprobs": 5,
         "decode_backend": "xla",
         "prefill_backend": "xla",
+        "linear_backend": "xla",
+        "quantization": "int8",
         "compile_ahead": 4,
         "compilation_cache": "/c",
         "preset": "bulk",

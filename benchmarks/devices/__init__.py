@@ -1,0 +1,1 @@
+"""The same workloads on different devices, side by side."""

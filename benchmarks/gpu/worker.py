@@ -1,0 +1,53 @@
+"""The process that owns the GPU while sections run: one request a section or a case of one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from benchmarks.gpu.sections import SECTIONS, Several
+from benchmarks.gpu.setting import Setting, dry_setting, gpu_setting
+from benchmarks.isolated import serve
+
+
+class NoGpuError(RuntimeError):
+    """This machine has no GPU that JAX sees."""
+
+
+def setting_of(request: dict[str, Any]) -> Setting:
+    """What the request's section is given.
+
+    Raises:
+        NoGpuError: there is no GPU, and it is no dry run.
+    """
+    make = dry_setting if request["dry_run"] else gpu_setting
+    setting = make(request["shared"], request["seconds"])
+    if setting is None:
+        raise NoGpuError(f"JAX sees {jax.devices()}")
+    return setting
+
+
+def answer(request: dict[str, Any]) -> Any:
+    """The device's kind, the cases of a section, or what one of them found."""
+    setting = setting_of(request)
+    if request["do"] == "device":
+        return setting.device_kind
+    return answer_section(setting, request)
+
+
+def answer_section(setting: Setting, request: dict[str, Any]) -> Any:
+    """The cases of a section, or what one of them found."""
+    section = SECTIONS[request["section"]]
+    if request["do"] == "cases":
+        return section.cases(setting) if isinstance(section, Several) else None
+    if isinstance(section, Several):
+        found = section.run(setting, request["case"])
+    else:
+        found = section.run(setting)
+    return {"section": asdict(found), "shared": setting.shared}
+
+
+if __name__ == "__main__":
+    serve(answer, poisonous=(jax.errors.JaxRuntimeError,))

@@ -1,0 +1,84 @@
+"""Bars of what was measured next to its ceiling, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernel_bench.report import TITLES
+from benchmarks.kernel_bench.rows import Row
+
+MOST_CASES = 24  # in one picture
+INCHES_A_CASE = 0.45
+
+
+def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[Path]:
+    """kernels.png: the share of the ceiling of every candidate, one panel an operation."""
+    operations = [
+        operation
+        for operation in TITLES
+        if any(row.case["operation"] == operation and row.percent is not None for row in rows)
+    ]
+    if not operations:
+        return []
+    from matplotlib.figure import Figure  # costs most of a second, and only a report needs it
+
+    chosen = [_first_cases(rows, operation) for operation in operations]
+    heights = [1 + INCHES_A_CASE * len(labels) for labels in chosen]
+    figure = Figure(figsize=(10, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(operations), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, operation, labels in zip(panels, operations, chosen):
+        shown = [r for r in rows if r.case["operation"] == operation and r.percent is not None]
+        names = list(dict.fromkeys(row.candidate for row in shown))
+        thick = 0.8 / len(names)
+        for index, name in enumerate(names):
+            places = {row.label: row.percent for row in shown if row.candidate == name}
+            at = [place + index * thick for place, label in enumerate(labels) if label in places]
+            panel.barh(at, [places[v] for v in labels if v in places], thick, label=name)
+        panel.set_yticks([place + 0.4 for place in range(len(labels))], labels, fontsize=7)
+        panel.invert_yaxis()
+        panel.axvline(100, color="black", linewidth=0.8)
+        panel.set_xlabel("% of the ceiling that was measured in the same run")
+        panel.set_title(f"{TITLES[operation]}, {device['device_kind']}")
+        panel.legend(fontsize=7)
+    path = folder / "kernels.png"
+    figure.savefig(path, dpi=110)
+    return [path]
+
+
+def steps(rows: Sequence[Sequence[Any]], parts: Sequence[str], folder: Path) -> list[Path]:
+    """decode_step.png: milliseconds of some parts of each workload's step.
+
+    Args:
+        rows: workload, part, something, milliseconds, remark.
+        parts: those that are drawn, side by side.
+        folder: where to.
+    """
+    shown = [(row[0], row[1], row[3]) for row in rows if row[1] in parts]
+    workloads = list(dict.fromkeys(workload for workload, _, _ in shown))
+    if not workloads:
+        return []
+    from matplotlib.figure import Figure  # costs most of a second, and only a report needs it
+
+    figure = Figure(figsize=(8, 1.5 + INCHES_A_CASE * len(workloads)), layout="constrained")
+    panel = figure.subplots()
+    thick = 0.8 / len(parts)
+    for index, part in enumerate(parts):
+        found = [(workloads.index(w), ms) for w, name, ms in shown if name == part]
+        at = [place + index * thick for place, _ in found]
+        panel.barh(at, [ms for _, ms in found], thick, label=part)
+    panel.set_yticks([place + thick for place in range(len(workloads))], workloads, fontsize=7)
+    panel.invert_yaxis()
+    panel.set_xlabel("ms")
+    panel.legend(fontsize=7)
+    path = folder / "decode_step.png"
+    figure.savefig(path, dpi=110)
+    return [path]
+
+
+def _first_cases(rows: Sequence[Row], operation: str) -> list[str]:
+    found = (
+        row.label for row in rows if row.case["operation"] == operation and row.percent is not None
+    )
+    return list(dict.fromkeys(found))[:MOST_CASES]

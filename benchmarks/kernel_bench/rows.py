@@ -1,0 +1,156 @@
+"""A measured figure, and the targets that it is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase, as_request
+
+OURS = "jaxserve"
+JAX_OP = "jax paged_attention"
+FLASHINFER = "FlashInfer"
+SDPA = "torch SDPA"
+BF16 = "bf16"
+INT4 = "int4"
+LARGE_DECODE = 65536  # tokens over all slots from which decode is bound by memory alone
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate of one case.
+
+    Attributes:
+        case: the case as JSON.
+        label: the case for a table.
+        candidate: who computed it.
+        us: microseconds of one operation; None when it was not measured.
+        rate: GB/s (decode, matmul of few rows) or TFLOP/s (prefill, matmul of many).
+        unit: of the rate.
+        percent: of the ceiling that was measured in the same run.
+        difference: norm of the difference from our result over its norm.
+        reason: why it was not measured, else a remark.
+        verdicts: each target with "met", "missed".
+    """
+
+    case: dict[str, Any]
+    label: str
+    candidate: str
+    us: float | None
+    rate: float | None = None
+    unit: str = ""
+    percent: float | None = None
+    difference: float | None = None
+    reason: str = ""
+    verdicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this device can do, measured in the same run.
+
+    Attributes:
+        copy_gb_s: bytes read and written by a large copy, over its time.
+        matmul_tflop_s: a large dense bf16 matrix product.
+    """
+
+    copy_gb_s: float
+    matmul_tflop_s: float
+
+
+def missing(case: Case, candidate: str, reason: str) -> Row:
+    """The row of a candidate that was not measured."""
+    return Row(as_request(case), case.label, candidate, None, reason=reason)
+
+
+def figures(case: Case, seconds: float, ceilings: Ceilings, bits: float = 16) -> dict[str, Any]:
+    """Rate and share of the ceiling that bounds this case."""
+    if not math.isfinite(seconds):
+        return {"us": None, "reason": "too noisy to measure"}
+    moved = 0.0
+    if isinstance(case, DecodeCase):
+        moved = case.read_bytes
+    elif isinstance(case, MatmulCase):
+        moved = case.weight_bytes(bits) + 2 * case.rows * (case.inputs + case.outputs)
+    flops = 0 if isinstance(case, DecodeCase) else case.flops
+    by_bytes = moved / (ceilings.copy_gb_s * 1e9)
+    by_flops = flops / (ceilings.matmul_tflop_s * 1e12)
+    common = {"us": seconds * 1e6, "percent": 100 * max(by_bytes, by_flops) / seconds}
+    if by_bytes >= by_flops:
+        return common | {"rate": moved / seconds / 1e9, "unit": "GB/s"}
+    return common | {"rate": flops / seconds / 1e12, "unit": "TFLOP/s"}
+
+
+def _verdict(text: str, met: bool) -> str:
+    return f"{text}: {'met' if met else 'missed'}"
+
+
+def verdicts(case: Case, mine: float, percent: float, others: dict[str, float]) -> tuple[str, ...]:
+    """The targets that concern a case, each met or missed.
+
+    Args:
+        case: the case.
+        mine: our seconds; of the int4 weight for a matrix product.
+        percent: our share of the ceiling.
+        others: seconds of the other candidates that were measured.
+    """
+    found = []
+    if isinstance(case, DecodeCase):
+        if case.slots * case.context >= LARGE_DECODE:
+            found.append(_verdict(f">= 85 % of copy bandwidth ({percent:.0f} %)", percent >= 85))
+        elif case.slots == 1 and case.context == 16384:
+            found.append(_verdict(f">= 60 % of copy bandwidth ({percent:.0f} %)", percent >= 60))
+        if JAX_OP in others:
+            ratio = others[JAX_OP] / mine
+            found.append(_verdict(f">= 1.5x {JAX_OP} ({ratio:.2f}x)", ratio >= 1.5))
+        if FLASHINFER in others:
+            ratio = others[FLASHINFER] / mine
+            found.append(_verdict(f"within 5 % of {FLASHINFER} ({ratio:.2f}x)", ratio >= 1 / 1.05))
+    elif isinstance(case, PrefillCase):
+        if case.chunk >= 4096:
+            found.append(_verdict(f">= 60 % of dense bf16 ({percent:.0f} %)", percent >= 60))
+    elif case.rows <= 16 and BF16 in others:
+        ratio = others[BF16] / mine
+        found.append(_verdict(f">= 2.5x bf16 ({ratio:.2f}x)", ratio >= 2.5))
+    return tuple(found)
+
+
+def measured_rows(
+    case: Case,
+    seconds: dict[str, float],
+    ceilings: Ceilings,
+    *,
+    bits: dict[str, float] | None = None,
+    differences: dict[str, float] | None = None,
+    notes: dict[str, str] | None = None,
+) -> list[Row]:
+    """The rows of the candidates that ran, verdicts beside ours (beside int4 for a matmul)."""
+    judged = INT4 if isinstance(case, MatmulCase) else OURS
+    rows = []
+    for name, value in seconds.items():
+        shown = figures(case, value, ceilings, (bits or {}).get(name, 16))
+        told: tuple[str, ...] = ()
+        if name == judged and shown["us"] is not None:
+            others = {k: v for k, v in seconds.items() if k != name and math.isfinite(v)}
+            told = verdicts(case, value, shown["percent"], others)
+        reason = "; ".join(filter(None, [shown.pop("reason", ""), (notes or {}).get(name, "")]))
+        rows.append(
+            Row(
+                as_request(case),
+                case.label,
+                name,
+                **shown,
+                difference=(differences or {}).get(name),
+                reason=reason,
+                verdicts=told,
+            )
+        )
+    return rows
+
+
+def count_verdicts(rows: Sequence[Row]) -> tuple[int, int]:
+    """How many targets were met, and how many there were."""
+    told = [verdict for row in rows for verdict in row.verdicts]
+    return sum(verdict.endswith(": met") for verdict in told), len(told)

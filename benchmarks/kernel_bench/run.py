@@ -1,0 +1,138 @@
+"""The cases one after the other, the most telling first, until they or the time are over."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from benchmarks.isolated import Worker, WorkerError, importing_from
+from benchmarks.kernel_bench.bench import JAX_ALONE, JAX_SHARE
+from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
+from benchmarks.kernel_bench.rows import OURS, Row, missing
+from benchmarks.kernel_bench.worker import ROOT
+
+START_LIMIT_S = 120
+CASE_LIMIT_S = 100  # most take a few seconds; the first one also starts torch
+BUILD_LIMIT_S = 240
+MOST_FAILURES = 8  # in a row: then it is not the cases
+
+
+class Build:
+    """FlashInfer's compiler at work in the background; it has no kernels before they are needed."""
+
+    def __init__(self) -> None:
+        """Starts it where FlashInfer is installed."""
+        self._begin = time.monotonic()
+        self._process = None
+        if importlib.util.find_spec("flashinfer") is not None:
+            command = [sys.executable, "-m", "benchmarks.kernel_bench.torch_peer", "--build"]
+            self._process = subprocess.Popen(
+                command, env=os.environ | importing_from(ROOT), stdout=sys.stderr
+            )
+
+    @property
+    def running(self) -> bool:
+        """True while it has neither ended nor run out of time, in which case it is ended."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        if time.monotonic() - self._begin > BUILD_LIMIT_S:
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def next_case(waiting: list[Case], build: Build | None) -> Case:
+    """Takes the first case; while FlashInfer is being compiled, the first that can do without.
+
+    Waits for the compiler when there is none.
+    """
+    while build is not None and build.running:
+        for case in waiting:
+            if isinstance(case, MatmulCase):
+                waiting.remove(case)
+                return case
+        time.sleep(1)
+    return waiting.pop(0)
+
+
+class Answering(Protocol):
+    """A Worker or an Inline."""
+
+    def call(self, request: Any, limit_s: float) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+def device_worker(*, with_torch: bool) -> Worker:
+    """The process that owns the device."""
+    share = JAX_SHARE if with_torch else JAX_ALONE
+    environment = importing_from(ROOT) | {"XLA_CLIENT_MEM_FRACTION": str(share)}
+    return Worker([sys.executable, "-m", "benchmarks.kernel_bench.worker"], environment)
+
+
+def run_cases(
+    worker: Answering,
+    cases: Sequence[Case],
+    options: dict[str, Any],
+    *,
+    deadline: float,
+    progress: Callable[[list[Row], dict[str, Any], list[str]], None],
+    build: Build | None = None,
+) -> tuple[list[Row], dict[str, Any], list[str]]:
+    """Rows, the device, and notes about what is missing.
+
+    Args:
+        worker: answers `device` and `case`.
+        cases: in the order in which they are run.
+        options: of every request: dry_run, torch, rounds.
+        deadline: time.monotonic() after which no case is begun.
+        progress: called after every case with everything so far.
+        build: FlashInfer's compiler, if it was started.
+    """
+    device = worker.call({"do": "device", **options}, START_LIMIT_S)
+    options = options | {"ceilings": device["ceilings"]}
+    rows: list[Row] = []
+    notes: list[str] = []
+    failures = 0
+    waiting = list(cases)
+    while waiting:
+        left = deadline - time.monotonic()
+        if left <= 0 or failures == MOST_FAILURES:
+            why = f"{failures} cases in a row failed" if failures == MOST_FAILURES else "time is up"
+            notes.append(f"Not run: {len(waiting)} of {len(cases)} cases ({why}).")
+            break
+        case = next_case(waiting, build)
+        begin = time.monotonic()
+        try:
+            request = {"do": "case", "case": as_request(case), **options}
+            answer = worker.call(request, min(CASE_LIMIT_S, left + START_LIMIT_S))
+            rows += [Row(**row | {"verdicts": tuple(row["verdicts"])}) for row in answer]
+            failures = 0
+        except WorkerError as error:
+            rows.append(missing(case, OURS, f"FAILED: {error}"))
+            failures += 1
+        seconds = time.monotonic() - begin
+        print(f"{case.operation} {case.label}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        progress(rows, device, notes)
+    progress(rows, device, notes)
+    return rows, device, notes
+
+
+def failures_of(rows: Sequence[Row]) -> list[str]:
+    """Cases in which our kernel did not run, or a comparison found another result."""
+    return [
+        f"{row.case['operation']} {row.label}: {row.candidate}: {row.reason}"
+        for row in rows
+        if row.reason.startswith(("FAILED", "ITS RESULT DIFFERS"))
+    ]

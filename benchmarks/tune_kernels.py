@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Measures the static choices of the kernels on this device: the table of pallas_kernels/tuning.py.
+
+    python benchmarks/tune_kernels.py --budget-seconds 540
+
+For each operation it starts from the chip's row of the table and tries every choice that differs
+in up to three fields, and what the kernel chooses by itself. A choice is timed only after its
+result agreed with plain XLA's; one that does not compile, hangs or is wrong is listed with the
+reason. tuning.json has everything; the line for the table is printed last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.isolated import Inline
+from benchmarks.kernel_bench import search
+from benchmarks.kernel_bench.report import number, table
+from benchmarks.kernel_bench.run import device_worker
+from benchmarks.kernel_bench.tuning import KINDS, table_row
+
+KERNELS_OWN = "left to the kernel"
+SHOWN = 10  # entries of a case in the Markdown; the JSON has all of them
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The best entries of every case, and what failed."""
+    lines = [f"# Tuning of the kernels on {found['device']['device_kind']}"]
+    for operation, entry in found["operations"].items():
+        lines += ["", f"## {operation}, {entry['backend']}"]
+        if not entry["cases"]:
+            lines += ["", "Plain XLA has nothing to tune."]
+        for label, entries in entry["cases"].items():
+            timed = [e for e in entries if e["us"] is not None]
+            failed = [e for e in entries if e["us"] is None]
+            lines += ["", f"### {label}: {len(timed)} ran, {len(failed)} did not", ""]
+            shown = [*timed[:SHOWN], *failed[:SHOWN]]
+            cells = [
+                (
+                    ", ".join(f"{k}={v}" for k, v in e["tuning"].items()) or KERNELS_OWN,
+                    number(e["us"], 4),
+                    e["reason"].replace("|", "/"),
+                )
+                for e in shown
+            ]
+            lines += table(("choice", "us", "remark"), cells)
+    best = {name: entry["best"] for name, entry in found["operations"].items()}
+    lines += ["", "```", table_row(found["device"]["device_kind"], best), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when the search ended."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--budget-seconds", type=float, default=540)
+    parser.add_argument("--only", action="append", choices=KINDS, default=[], help="repeatable")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each choice")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes: finds errors only")
+    parser.add_argument("--output", type=Path, help="folder for tuning.json and tuning.md")
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.budget_seconds
+    folder = options.output or Path(tempfile.mkdtemp(prefix="tuning-"))
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(found: dict[str, Any]) -> None:
+        (folder / "tuning.json").write_text(json.dumps(found, indent=1))
+        (folder / "tuning.md").write_text(markdown(found))
+
+    if options.dry_run:
+        from benchmarks.kernel_bench.worker import Answers
+
+        worker: Any = Inline(Answers())
+    else:
+        worker = device_worker(with_torch=False)
+    try:
+        found = search.search(
+            worker,
+            options.only or list(KINDS),
+            {"dry_run": options.dry_run, "torch": False, "rounds": options.rounds},
+            deadline=deadline,
+            progress=write,
+        )
+    finally:
+        worker.close()
+    print(markdown(found))
+    print(f"written to {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""linear: the public function, its checks and the explicit choice of a backend."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.pages import FLOAT_DTYPES
+
+BACKENDS = ("xla", "native")
+
+
+class Norm(NamedTuple):
+    """An RMS norm of the input: x over its root mean square, times `weight`."""
+
+    weight: jax.Array  # [K], in the type of x
+    eps: float
+
+
+def linear(
+    x: jax.Array,  # [M, K]
+    weight: jax.Array,  # [N, K]
+    *,
+    scale: jax.Array | None = None,  # float32[N]
+    bias: jax.Array | None = None,  # [N]
+    norm: Norm | None = None,
+    residual: jax.Array | None = None,  # [M, N]
+    gated: bool = False,
+    out_dtype: DTypeLike | None = None,
+    backend: str,
+) -> jax.Array:  # [M, N], or [M, N // 2] when gated
+    """norm(x) @ weight.T + bias, then the gated activation, then the residual.
+
+    Sums are float32; float32 weights are multiplied at full precision. With an int8 weight every
+    row of (the normalised) x is rounded to 8-bit integers with a scale of its own and the sums are
+    int32.
+
+    Args:
+        x: activations: float32, float16 or bfloat16.
+        weight: in the type of x, or int8.
+        scale: given exactly for an int8 weight: what row n of it is multiplied with.
+        bias: in the type of x.
+        norm: RMS norm of x (Zhang and Sennrich 2019) before the product.
+        residual: added to the result, in the type of the result.
+        gated: outputs 2 i and 2 i + 1 are gate and up of the inner dimension i, and the result is
+            silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020).
+        out_dtype: type of the result; that of x by default.
+        backend: "xla" (any device) or "native" (CPU, C++).
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    _check(x, weight, scale, bias, norm, residual, gated, chosen)
+    if backend not in BACKENDS:
+        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    module = importlib.import_module(f"pallas_kernels.linear.{backend}")
+    return module.linear(
+        x,
+        weight,
+        scale=scale,
+        bias=bias,
+        norm=norm,
+        residual=residual,
+        gated=gated,
+        out_dtype=chosen,
+    )
+
+
+def _check(
+    x: jax.Array,
+    weight: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    norm: Norm | None,
+    residual: jax.Array | None,
+    gated: bool,
+    out_dtype: jnp.dtype,
+) -> None:
+    if x.ndim != 2:
+        raise KernelError("x.shape", x.shape, "[rows, inputs]")
+    if x.dtype not in FLOAT_DTYPES:
+        raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
+    if weight.ndim != 2 or weight.shape[1] != x.shape[1]:
+        raise KernelError("weight.shape", weight.shape, f"[outputs, {x.shape[1]}]")
+    if weight.dtype not in (x.dtype, jnp.int8):
+        raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, or int8")
+    outputs = weight.shape[0]
+    if (scale is not None) != (weight.dtype == jnp.int8):
+        raise KernelError("scale", scale, "given exactly for an int8 weight")
+    if scale is not None and (scale.shape != (outputs,) or scale.dtype != jnp.float32):
+        raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{outputs}]")
+    if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
+        raise KernelError("bias", f"{bias.dtype}{bias.shape}", f"{x.dtype}[{outputs}]")
+    if norm is not None and (norm.weight.shape != x.shape[1:] or norm.weight.dtype != x.dtype):
+        raise KernelError(
+            "norm.weight", f"{norm.weight.dtype}{norm.weight.shape}", f"{x.dtype}[{x.shape[1]}]"
+        )
+    if gated and outputs % 2:
+        raise KernelError("weight.shape", weight.shape, "an even number of outputs when gated")
+    if out_dtype not in FLOAT_DTYPES:
+        raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
+    wanted = (x.shape[0], outputs // 2 if gated else outputs)
+    if residual is not None and (residual.shape != wanted or residual.dtype != out_dtype):
+        raise KernelError(
+            "residual", f"{residual.dtype}{residual.shape}", f"{out_dtype}{list(wanted)}"
+        )

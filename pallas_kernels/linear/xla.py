@@ -1,0 +1,59 @@
+"""Linear layers in plain XLA."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.linear.api import Norm
+from pallas_kernels.linear.int8 import quantize_rows
+
+
+def linear(
+    x: jax.Array,  # [M, K]
+    weight: jax.Array,  # [N, K]
+    *,
+    scale: jax.Array | None,  # float32[N]
+    bias: jax.Array | None,  # [N]
+    norm: Norm | None,
+    residual: jax.Array | None,  # [M, N]
+    gated: bool,
+    out_dtype: jnp.dtype,
+) -> jax.Array:  # [M, N], or [M, N // 2] when gated
+    """As `pallas_kernels.linear`; each stage is rounded to the type of x."""
+    rows = x if norm is None else rms_norm(x, norm)
+    product = _dot(rows, weight) if scale is None else _int8_dot(rows, weight, scale)
+    if bias is not None:
+        product = product + bias.astype(jnp.float32)
+    if gated:
+        pairs = product.astype(out_dtype).reshape(x.shape[0], -1, 2)
+        gate = jax.nn.silu(pairs[..., 0].astype(jnp.float32)).astype(out_dtype)
+        out = gate * pairs[..., 1]
+    else:
+        out = product.astype(out_dtype)
+    return out if residual is None else residual + out
+
+
+def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
+    """x [..., K] over its root mean square, in float32, rounded to x's dtype, times the weight."""
+    wide = x.astype(jnp.float32)
+    factor = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + norm.eps)
+    return (wide * factor).astype(x.dtype) * norm.weight
+
+
+def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(
+        x,
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _int8_dot(x: jax.Array, weight: jax.Array, scale: jax.Array) -> jax.Array:
+    rows = quantize_rows(x)
+    sums = jax.lax.dot_general(
+        rows.values, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+    )
+    return sums.astype(jnp.float32) * rows.scale[:, None] * scale

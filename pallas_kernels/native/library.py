@@ -1,0 +1,99 @@
+"""Loads the native library once a process and registers its kernels with XLA."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.native import build
+
+TARGETS = (
+    "jaxserve_linear",
+    "jaxserve_paged_decode",
+    "jaxserve_paged_prefill",
+    "jaxserve_split_rotate",
+)
+
+
+AMX_ROWS = 16
+
+
+class Availability(NamedTuple):
+    """Whether the native kernels can be called here.
+
+    Attributes:
+        available: True when they are built, loaded and registered.
+        reason: why not, or which instruction sets they use, in a phrase that a log line can show.
+    """
+
+    available: bool
+    reason: str
+
+
+@functools.cache
+def availability() -> Availability:
+    """Builds (at first use on a machine), loads and registers the kernels; never raises."""
+    if sys.byteorder != "little":
+        return Availability(False, "the CPU is big-endian")
+    try:
+        load(build.build())
+    except build.BuildError as error:
+        return Availability(False, str(error))
+    except (OSError, AttributeError) as error:
+        return Availability(False, f"the compiled library cannot be loaded: {error}")
+    return Availability(True, f"native code for {instruction_set()}")
+
+
+def instruction_set() -> str:
+    """The widest instruction sets of this CPU that the kernels have code for."""
+    features = build.cpu_features()
+    if "avx512f" not in features:
+        return "AVX2" if "avx2" in features else "this CPU"
+    names = {"avx512_bf16": "BF16", "avx512_vnni": "VNNI"}
+    return "-".join(["AVX512", *(name for flag, name in names.items() if flag in features)])
+
+
+def drawback() -> str | None:
+    """Why the kernels, although they run here, are not the ones to choose; None when they are."""
+    if "avx512f" in build.cpu_features():
+        return None
+    return "without AVX512 they are no faster than XLA's"
+
+
+def linear_rows() -> int | None:
+    """The most rows for which the native linear layers beat XLA's on this CPU; None: always.
+
+    XLA uses the matrix unit of a CPU that has one, which pays from a few tens of rows on; below
+    that both wait for the memory.
+    """
+    return AMX_ROWS if "amx_tile" in build.cpu_features() else None
+
+
+def load(path: Path) -> None:
+    """Registers the kernels of a built library.
+
+    Raises:
+        OSError: the file cannot be loaded.
+        AttributeError: it lacks a kernel.
+    """
+    library = ctypes.CDLL(str(path))
+    for name in TARGETS:
+        handler = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+
+
+def require() -> None:
+    """Makes sure that the kernels can be called.
+
+    Raises:
+        KernelError: they cannot; says why.
+    """
+    state = availability()
+    if not state.available:
+        raise KernelError("backend", "'native'", f"another backend, because {state.reason}")

@@ -1,0 +1,98 @@
+// Dot products of rows: out[m, n] = x[m, :] . w[n, :], both row-major, so that weights are read as
+// they are stored, [out, in]. Every product has one accumulator and one order of additions whatever
+// the number of rows: a row's result does not depend on the rows beside it.
+#pragma once
+
+#include "simd.h"
+
+namespace jaxserve {
+
+struct Bf16Dot {
+  using Activation = uint16_t;
+  using Weight = uint16_t;
+  using Sum = F32x16;
+  static constexpr int64_t step = 32;  // elements a vector
+  static Sum multiply_add(Sum acc, const void* x, const void* w) {
+    return dot_bf16(acc, load<U32x16>(x), load<U32x16>(w));
+  }
+};
+
+struct F32Dot {
+  using Activation = float;
+  using Weight = float;
+  using Sum = F32x16;
+  static constexpr int64_t step = 16;
+  static Sum multiply_add(Sum acc, const void* x, const void* w) {
+    return acc + load<F32x16>(x) * load<F32x16>(w);
+  }
+};
+
+// x holds value + 128, unsigned, as the 8-bit dot instruction wants it.
+struct Int8Dot {
+  using Activation = uint8_t;
+  using Weight = int8_t;
+  using Sum = I32x16;
+  static constexpr int64_t step = 64;
+  static Sum multiply_add(Sum acc, const void* x, const void* w) {
+    return dot_u8_s8(acc, x, w);
+  }
+};
+
+#define JAXSERVE_LOW(a, b)                                                                      \
+  __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define JAXSERVE_HIGH(a, b)                                                                     \
+  __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+
+// Lane i of the result is the sum of the lanes of v[i].
+template <class V>
+[[gnu::always_inline]] inline V sum_lanes16(const V v[16]) {
+  V half[8], quarter[4];
+  for (int i = 0; i < 8; ++i) {
+    half[i] = JAXSERVE_LOW(v[2 * i], v[2 * i + 1]) + JAXSERVE_HIGH(v[2 * i], v[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const V a = half[2 * i], b = half[2 * i + 1];
+    quarter[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28,
+                                         29) +
+                 __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15,
+                                         30, 31);
+  }
+  // lane 4 q + j of quarter[i]: a part of the sum of v[4 i + j]
+  V pair[2];
+  for (int i = 0; i < 2; ++i) {
+    const V a = quarter[2 * i], b = quarter[2 * i + 1];
+    pair[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26,
+                                      27) +
+              __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30,
+                                      31);
+  }
+  return __builtin_shufflevector(pair[0], pair[1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25,
+                                 26, 27) +
+         __builtin_shufflevector(pair[0], pair[1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28,
+                                 29, 30, 31);
+}
+
+// 16 sums: lane m * NR + n is x[m] . w[n], for MR rows of x and NR = 16 / MR rows of w.
+//
+// Meanwhile AHEAD rows of weights from `ahead` on are brought into the second-level cache: the
+// hardware's prefetchers alone reach half of the memory's bandwidth on rows this short, and so does
+// a prefetch into the first level, which has few places for lines under way.
+template <class Dot, int MR, int AHEAD>
+inline typename Dot::Sum dot_tile(const typename Dot::Activation* x, int64_t x_stride,
+                                  const typename Dot::Weight* w, int64_t depth,
+                                  const typename Dot::Weight* ahead) {
+  constexpr int NR = 16 / MR;
+  typename Dot::Sum acc[16] = {};
+  for (int64_t k = 0; k < depth; k += Dot::step) {
+    for (int a = 0; a < AHEAD; ++a) __builtin_prefetch(ahead + a * depth + k, 0, 2);
+    for (int n = 0; n < NR; ++n) {
+      for (int m = 0; m < MR; ++m) {
+        acc[m * NR + n] =
+            Dot::multiply_add(acc[m * NR + n], x + m * x_stride + k, w + n * depth + k);
+      }
+    }
+  }
+  return sum_lanes16(acc);
+}
+
+}  // namespace jaxserve

@@ -1,0 +1,192 @@
+// Paged attention of decode rows and of packed prefill chunks.
+#include <vector>
+
+#include "attention.h"
+#include "parallel.h"
+
+namespace jaxserve {
+namespace {
+
+// Query rows of a prefill item: enough to reuse a transposed block of keys, and a multiple of the
+// six rows of a register tile.
+constexpr int64_t kItemRows = 48;
+
+// Rows [row, row + tokens) of q at the positions position .. position + tokens - 1, one KV head.
+struct Item {
+  int64_t row, tokens, position, lane, head;
+};
+
+struct Problem {
+  Pool pool;
+  AttentionOptions options;
+  const int32_t* table;  // [lanes, columns]
+  int64_t columns;
+  const char* q;  // [rows, heads, head_dim]
+  char* out;      // like q
+  Element type;   // of q and out
+  int64_t heads;
+  const float* sinks;  // [heads], or null
+};
+
+template <class Word>
+void run_item(const Problem& p, const Item& item) {
+  const int64_t group = p.heads / p.pool.kv_heads, head_dim = p.pool.head_dim;
+  const int64_t dim = padded(head_dim), count = item.tokens * group;
+  const int64_t row_bytes = head_dim * element_size(p.type);
+  const int64_t window = p.options.window;
+  Scratch& scratch = thread_scratch();
+  scratch.reserve(scratch_bytes<Word>(count, dim));
+  const Rows<Word> rows = take_rows<Word>(scratch, count, dim);
+  for (int64_t i = 0; i < item.tokens; ++i) {
+    const int64_t end = item.position + i + 1;
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t r = i * group + g, head = item.head * group + g;
+      stage_query<Word>(p.type, p.q + ((item.row + i) * p.heads + head) * row_bytes, head_dim, dim,
+                        rows.query + r * dim);
+      rows.end[r] = end;
+      rows.first[r] = window ? std::max<int64_t>(0, end - window) : 0;
+      // a sink is a logit that is there before the first key and has no value
+      rows.highest[r] = p.sinks ? p.sinks[head] : kMasked;
+      rows.total[r] = p.sinks ? 1.0f : 0.0f;
+    }
+  }
+  std::memset(rows.out, 0, count * dim * 4);
+  const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
+  attend(rows, p.pool, p.table + item.lane * p.columns, item.head, rows.first[0], last_token,
+         p.options, scratch);
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t row = item.row + r / group, head = item.head * group + r % group;
+    write_row(p.type, rows.out + r * dim, 1.0f / rows.total[r], head_dim,
+              p.out + (row * p.heads + head) * row_bytes);
+  }
+}
+
+void run_items(ffi::ThreadPool& pool, const Problem& problem, const std::vector<Item>& items) {
+  const auto run =
+      problem.pool.element == Element::kBfloat16 ? run_item<Bf16Word> : run_item<F32Word>;
+  parallel_for(pool, int64_t(items.size()), [&](int64_t i) { run(problem, items[i]); });
+}
+
+ffi::ErrorOr<Problem> problem_of(const ffi::AnyBuffer& q, const ffi::AnyBuffer& pages,
+                                 const ffi::Buffer<ffi::S32>& table,
+                                 const ffi::Buffer<ffi::S32>& first_page,
+                                 const ffi::Buffer<ffi::F32>& sinks,
+                                 const ffi::Buffer<ffi::F32>& k_scale,
+                                 const ffi::Buffer<ffi::F32>& v_scale, ffi::AnyBuffer& out,
+                                 float scale, float soft_cap, int64_t window) {
+  auto pool = pool_of(pages, first_page, k_scale, v_scale);
+  if (!pool.has_value()) return ffi::Unexpected(pool.error());
+  const auto type = element_of(q.element_type());
+  if (!type || q.dimensions().size() != 3 || element_size(*type) < 2) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("q must be [rows, heads, head_dim] floats"));
+  }
+  Problem p{*pool,
+            {scale, soft_cap, window},
+            table.typed_data(),
+            int64_t(table.dimensions()[1]),
+            static_cast<const char*>(q.untyped_data()),
+            static_cast<char*>(out.untyped_data()),
+            *type,
+            int64_t(q.dimensions()[1]),
+            sinks.element_count() ? sinks.typed_data() : nullptr};
+  return p;
+}
+
+ffi::Error decode(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer pages,
+                  ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> lengths,
+                  ffi::Buffer<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
+                  ffi::Buffer<ffi::F32> k_scale, ffi::Buffer<ffi::F32> v_scale,
+                  ffi::Result<ffi::AnyBuffer> out, float scale, float soft_cap, int64_t window) {
+  auto problem = problem_of(q, pages, table, first_page, sinks, k_scale, v_scale, *out, scale,
+                            soft_cap, window);
+  if (!problem.has_value()) return problem.error();
+  const int64_t slots = q.dimensions()[0];
+  const int64_t slot_bytes = out->size_bytes() / std::max<int64_t>(1, slots);
+  std::vector<int64_t> live;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (lengths.typed_data()[slot] > 0) {
+      live.push_back(slot);
+    } else {
+      std::memset(problem->out + slot * slot_bytes, 0, slot_bytes);
+    }
+  }
+  // the longest contexts first, so that no thread is left with one of them at the end
+  std::sort(live.begin(), live.end(), [&](int64_t a, int64_t b) {
+    return lengths.typed_data()[a] > lengths.typed_data()[b];
+  });
+  std::vector<Item> items;
+  for (const int64_t slot : live) {
+    for (int64_t head = 0; head < problem->pool.kv_heads; ++head) {
+      items.push_back({slot, 1, lengths.typed_data()[slot] - 1, slot, head});
+    }
+  }
+  run_items(threads, *problem, items);
+  return ffi::Error::Success();
+}
+
+ffi::Error prefill(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer pages,
+                   ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> start,
+                   ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> context,
+                   ffi::Buffer<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
+                   ffi::Buffer<ffi::F32> k_scale, ffi::Buffer<ffi::F32> v_scale,
+                   ffi::Result<ffi::AnyBuffer> out, float scale, float soft_cap, int64_t window) {
+  auto problem = problem_of(q, pages, table, first_page, sinks, k_scale, v_scale, *out, scale,
+                            soft_cap, window);
+  if (!problem.has_value()) return problem.error();
+  const int64_t tile = std::max<int64_t>(1, kItemRows / (problem->heads / problem->pool.kv_heads));
+  const int64_t region = q.dimensions()[0];
+  std::memset(problem->out, 0, out->size_bytes());  // rows that no lane owns are zero
+  std::vector<Item> items;
+  for (int64_t lane = 0; lane < int64_t(table.dimensions()[0]); ++lane) {
+    const int64_t begin = start.typed_data()[lane];
+    const int64_t tokens = std::min<int64_t>(length.typed_data()[lane], region - begin);
+    for (int64_t done = 0; done < tokens; done += tile) {
+      for (int64_t head = 0; head < problem->pool.kv_heads; ++head) {
+        items.push_back({begin + done, std::min(tile, tokens - done),
+                         context.typed_data()[lane] + done, lane, head});
+      }
+    }
+  }
+  // later positions see more keys
+  std::stable_sort(items.begin(), items.end(),
+                   [](const Item& a, const Item& b) { return a.position > b.position; });
+  run_items(threads, *problem, items);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_paged_decode, jaxserve::decode,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<float>("scale")
+                                  .Attr<float>("soft_cap")
+                                  .Attr<int64_t>("window"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_paged_prefill, jaxserve::prefill,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<float>("scale")
+                                  .Attr<float>("soft_cap")
+                                  .Attr<int64_t>("window"));

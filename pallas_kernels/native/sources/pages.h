@@ -1,0 +1,156 @@
+// The page pool [NP, page_size, 2, KVH, D] as the attention kernels read it.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "simd.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxserve {
+
+namespace ffi = xla::ffi;
+
+enum class Element { kFloat32, kFloat16, kBfloat16, kInt8, kE4M3 };
+
+// bfloat16 may be stored as its bits in uint16, and e4m3 as its bits in uint8.
+inline std::optional<Element> element_of(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32:
+      return Element::kFloat32;
+    case ffi::DataType::F16:
+      return Element::kFloat16;
+    case ffi::DataType::BF16:
+    case ffi::DataType::U16:
+      return Element::kBfloat16;
+    case ffi::DataType::S8:
+      return Element::kInt8;
+    case ffi::DataType::F8E4M3FN:
+    case ffi::DataType::U8:
+      return Element::kE4M3;
+    default:
+      return std::nullopt;
+  }
+}
+
+inline int64_t element_size(Element e) {
+  if (e == Element::kFloat32) return 4;
+  return e == Element::kInt8 || e == Element::kE4M3 ? 1 : 2;
+}
+
+inline float e4m3_to_float(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+  float value;
+  if (exponent == 15 && mantissa == 7) {
+    value = bits_to_float(0x7fc00000);
+  } else if (exponent == 0) {
+    value = float(mantissa) * 0.001953125f;  // 2^-9
+  } else {
+    value = bits_to_float(uint32_t(exponent + 120) << 23 | uint32_t(mantissa) << 20);
+  }
+  return bits & 0x80 ? -value : value;
+}
+
+inline const std::array<float, 256>& e4m3_table() {
+  static const std::array<float, 256> table = [] {
+    std::array<float, 256> t;
+    for (int i = 0; i < 256; ++i) t[i] = e4m3_to_float(uint8_t(i));
+    return t;
+  }();
+  return table;
+}
+
+// out[0 .. count) = row[0 .. count) * scale
+inline void widen_row(Element e, const void* row, int64_t count, float scale, float* out) {
+  switch (e) {
+    case Element::kFloat32:
+      std::memcpy(out, row, count * 4);
+      return;
+    case Element::kBfloat16: {
+      const auto* p = static_cast<const uint16_t*>(row);
+      for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(p[i]);
+      return;
+    }
+    case Element::kFloat16: {
+      const auto* p = static_cast<const uint16_t*>(row);
+#if defined(__AVX512F__)
+      int64_t i = 0;
+      for (; i + 16 <= count; i += 16) {
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(load<__m256i>(p + i)));
+      }
+      for (; i < count; ++i) out[i] = half_to_float(p[i]);
+#else
+      for (int64_t i = 0; i < count; ++i) out[i] = half_to_float(p[i]);
+#endif
+      return;
+    }
+    case Element::kInt8: {
+      const auto* p = static_cast<const int8_t*>(row);
+      for (int64_t i = 0; i < count; ++i) out[i] = float(p[i]) * scale;
+      return;
+    }
+    case Element::kE4M3: {
+      const auto* p = static_cast<const uint8_t*>(row);
+      const auto& table = e4m3_table();
+      for (int64_t i = 0; i < count; ++i) out[i] = table[p[i]] * scale;
+      return;
+    }
+  }
+}
+
+// One scale for all, or one a page and head, or none (data is null).
+struct Scales {
+  const float* data = nullptr;
+  int64_t kv_heads = 0;  // 0: a single scale
+
+  float at(int64_t page, int64_t head) const {
+    if (!data) return 1.0f;
+    return kv_heads ? data[page * kv_heads + head] : data[0];
+  }
+};
+
+struct Pool {
+  const char* data;
+  Element element;
+  int64_t pages, page_size, kv_heads, head_dim;
+  int64_t first_page;
+  Scales k_scale, v_scale;
+
+  int64_t row_bytes() const { return head_dim * element_size(element); }
+  int64_t page_of(const int32_t* table_row, int64_t token) const {
+    return std::clamp<int64_t>(first_page + table_row[token / page_size], 0, pages - 1);
+  }
+  const char* key(int64_t page, int64_t token, int64_t head) const {
+    return data + ((page * page_size + token % page_size) * 2 * kv_heads + head) * row_bytes();
+  }
+  const char* value(const char* key_row) const { return key_row + kv_heads * row_bytes(); }
+};
+
+inline Scales scales_of(const ffi::Buffer<ffi::F32>& buffer) {
+  if (buffer.element_count() == 0) return {};
+  const auto dims = buffer.dimensions();
+  return {buffer.typed_data(), dims.size() == 2 ? int64_t(dims[1]) : 0};
+}
+
+inline ffi::ErrorOr<Pool> pool_of(const ffi::AnyBuffer& pages, const ffi::Buffer<ffi::S32>& first,
+                                  const ffi::Buffer<ffi::F32>& k_scale,
+                                  const ffi::Buffer<ffi::F32>& v_scale) {
+  const auto dims = pages.dimensions();
+  const auto element = element_of(pages.element_type());
+  if (dims.size() != 5 || dims[2] != 2 || !element) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(
+        "kv_pages must be [pages, page_size, 2, kv_heads, head_dim] of a known type"));
+  }
+  return Pool{static_cast<const char*>(pages.untyped_data()),
+              *element,
+              int64_t(dims[0]),
+              int64_t(dims[1]),
+              int64_t(dims[3]),
+              int64_t(dims[4]),
+              first.typed_data()[0],
+              scales_of(k_scale),
+              scales_of(v_scale)};
+}
+
+}  // namespace jaxserve

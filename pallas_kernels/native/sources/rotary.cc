@@ -1,0 +1,96 @@
+// Splits a fused projection into queries, keys and values and rotates the first two.
+#include <cmath>
+
+#include "attention.h"
+#include "parallel.h"
+
+namespace jaxserve {
+namespace {
+
+constexpr int64_t kTaskElements = 16 << 10;
+
+// The head's norm, as the model applies it to rows of its own type.
+void normalise(Element type, const char* weight, float eps, int64_t head_dim, float* row) {
+  float sum = 0;
+  for (int64_t d = 0; d < head_dim; ++d) sum += row[d] * row[d];
+  const float factor = 1.0f / std::sqrt(sum / float(head_dim) + eps);
+  for (int64_t d = 0; d < head_dim; ++d) {
+    float w;
+    widen_row(type, weight + d * element_size(type), 1, 1.0f, &w);
+    float v = row[d] * factor;
+    if (type == Element::kBfloat16) v = bf16_to_float(float_to_bf16(v));
+    v *= w;
+    row[d] = type == Element::kBfloat16 ? bf16_to_float(float_to_bf16(v)) : v;
+  }
+}
+
+ffi::Error split_rotate(ffi::ThreadPool threads, ffi::AnyBuffer qkv, ffi::Buffer<ffi::F32> cos,
+                        ffi::Buffer<ffi::F32> sin, ffi::AnyBuffer q_norm, ffi::AnyBuffer k_norm,
+                        ffi::Result<ffi::AnyBuffer> q, ffi::Result<ffi::AnyBuffer> k,
+                        ffi::Result<ffi::AnyBuffer> v, float q_eps, float k_eps) {
+  const auto dims = qkv.dimensions();
+  const auto type = element_of(qkv.element_type());
+  if (dims.size() != 4 || !type || element_size(*type) < 2) {
+    return ffi::Error::InvalidArgument("qkv must be [tokens, kv_heads, group + 2, head_dim]");
+  }
+  const int64_t tokens = dims[0], kv_heads = dims[1], parts = dims[2], head_dim = dims[3];
+  const int64_t half = head_dim / 2, group = parts - 2, row_bytes = head_dim * element_size(*type);
+  const auto* from = static_cast<const char*>(qkv.untyped_data());
+  auto* q_out = static_cast<char*>(q->untyped_data());
+  auto* k_out = static_cast<char*>(k->untyped_data());
+  auto* v_out = static_cast<char*>(v->untyped_data());
+  const auto* q_weight =
+      q_norm.element_count() ? static_cast<const char*>(q_norm.untyped_data()) : nullptr;
+  const auto* k_weight =
+      k_norm.element_count() ? static_cast<const char*>(k_norm.untyped_data()) : nullptr;
+  const int64_t task_tokens = std::max<int64_t>(1, kTaskElements / (kv_heads * parts * head_dim));
+
+  parallel_for(threads, (tokens + task_tokens - 1) / task_tokens, [&](int64_t task) {
+    Scratch& scratch = thread_scratch();
+    scratch.reserve(head_dim * 8 + 128);
+    auto* row = scratch.take<float>(head_dim);
+    auto* turned = scratch.take<float>(head_dim);
+    for (int64_t t = task * task_tokens; t < std::min((task + 1) * task_tokens, tokens); ++t) {
+      const float* c = cos.typed_data() + t * half;
+      const float* s = sin.typed_data() + t * half;
+      for (int64_t h = 0; h < kv_heads; ++h) {
+        for (int64_t part = 0; part < parts; ++part) {
+          const char* x = from + ((t * kv_heads + h) * parts + part) * row_bytes;
+          if (part == group + 1) {
+            std::memcpy(v_out + (t * kv_heads + h) * row_bytes, x, row_bytes);
+            continue;
+          }
+          const bool query = part < group;
+          widen_row(*type, x, head_dim, 1.0f, row);
+          const char* weight = query ? q_weight : k_weight;
+          if (weight) normalise(*type, weight, query ? q_eps : k_eps, head_dim, row);
+          for (int64_t d = 0; d < half; ++d) {
+            turned[d] = row[d] * c[d] - row[half + d] * s[d];
+            turned[half + d] = row[half + d] * c[d] + row[d] * s[d];
+          }
+          write_row(*type, turned, 1.0f, head_dim,
+                    query ? q_out + ((t * kv_heads + h) * group + part) * row_bytes
+                          : k_out + (t * kv_heads + h) * row_bytes);
+        }
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_split_rotate, jaxserve::split_rotate,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<float>("q_eps")
+                                  .Attr<float>("k_eps"));

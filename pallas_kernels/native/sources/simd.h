@@ -1,0 +1,218 @@
+// Vectors of 16 lanes in the compiler's own vector extension: one source for AVX-512, AVX2 and any
+// other machine; intrinsics only where an instruction has no portable spelling.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace jaxserve {
+
+typedef float F32x16 __attribute__((vector_size(64)));
+typedef int32_t I32x16 __attribute__((vector_size(64)));
+typedef uint32_t U32x16 __attribute__((vector_size(64)));
+typedef uint16_t U16x16 __attribute__((vector_size(32)));
+typedef int8_t I8x16 __attribute__((vector_size(16)));
+
+template <class V>
+inline V load(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(V));
+  return v;
+}
+
+template <class V>
+inline void store(void* p, V v) {
+  std::memcpy(p, &v, sizeof(V));
+}
+
+inline F32x16 splat(float x) { return F32x16{} + x; }
+inline U32x16 splat(uint32_t x) { return U32x16{} + x; }
+inline F32x16 select(I32x16 mask, F32x16 yes, F32x16 no) { return mask ? yes : no; }
+inline F32x16 maximum(F32x16 a, F32x16 b) { return a > b ? a : b; }
+
+inline float bits_to_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+inline uint32_t float_to_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float bf16_to_float(uint16_t x) { return bits_to_float(uint32_t(x) << 16); }
+
+// Round to nearest even; a NaN keeps a set bit.
+inline uint16_t float_to_bf16(float x) {
+  const uint32_t bits = float_to_bits(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
+  if (magnitude >= 0x7c00) return bits_to_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  if (magnitude >= 0x400) return bits_to_float(sign | ((magnitude << 13) + 0x38000000));
+  const float tiny = float(magnitude) * 5.9604644775390625e-08f;  // 2^-24
+  return sign ? -tiny : tiny;
+}
+
+inline uint16_t float_to_half(float x) {
+  const uint32_t bits = float_to_bits(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
+  if (magnitude < 0x38800000) {  // below 2^-14: adding 0.5 rounds at the subnormal's last bit
+    return uint16_t(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000));
+  }
+  return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+inline F32x16 widen_bf16(U16x16 x) { return (F32x16)(__builtin_convertvector(x, U32x16) << 16); }
+
+// 16 float32 to bfloat16, to nearest even.
+inline U16x16 narrow_bf16(F32x16 x) {
+#if defined(__AVX512BF16__)
+  return (U16x16)_mm512_cvtneps_pbh((__m512)x);
+#else
+  const U32x16 bits = (U32x16)x;
+  const U32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const U32x16 kept = (bits >> 16) | 0x40;
+  return __builtin_convertvector(x != x ? kept : rounded, U16x16);
+#endif
+}
+
+// acc += a0 * b0 + a1 * b1 in each lane; a and b hold two bfloat16 a lane.
+inline F32x16 dot_bf16(F32x16 acc, U32x16 a, U32x16 b) {
+#if defined(__AVX512BF16__)
+  return (F32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+  acc += (F32x16)(a << 16) * (F32x16)(b << 16);
+  return acc + (F32x16)(a & 0xffff0000u) * (F32x16)(b & 0xffff0000u);
+#endif
+}
+
+// acc += the four products of neighbouring bytes in each lane, x unsigned and w signed.
+inline I32x16 dot_u8_s8(I32x16 acc, const void* x, const void* w) {
+#if defined(__AVX512VNNI__)
+  return (I32x16)_mm512_dpbusd_epi32((__m512i)acc, load<__m512i>(x), load<__m512i>(w));
+#elif defined(__AVX2__)
+  // pairs of bytes fit 32-bit products only after widening: maddubs would saturate
+  I32x16 sum = {};
+  for (int half = 0; half < 2; ++half) {
+    __m256i part = _mm256_setzero_si256();
+    for (int i = 0; i < 2; ++i) {
+      const int64_t at = half * 32 + i * 16;
+      const __m256i a = _mm256_cvtepu8_epi16(load<__m128i>(static_cast<const char*>(x) + at));
+      const __m256i b = _mm256_cvtepi8_epi16(load<__m128i>(static_cast<const char*>(w) + at));
+      part = _mm256_add_epi32(part, _mm256_madd_epi16(a, b));
+    }
+    std::memcpy(reinterpret_cast<char*>(&sum) + half * 32, &part, 32);
+  }
+  return acc + sum;
+#else
+  typedef uint8_t U8x16 __attribute__((vector_size(16)));
+  for (int i = 0; i < 4; ++i) {
+    acc += __builtin_convertvector(load<U8x16>(static_cast<const char*>(x) + i * 16), I32x16) *
+           __builtin_convertvector(load<I8x16>(static_cast<const char*>(w) + i * 16), I32x16);
+  }
+  return acc;
+#endif
+}
+
+inline float reduce_add(F32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float sum = 0;
+  for (int i = 0; i < 16; ++i) sum += v[i];
+  return sum;
+#endif
+}
+
+inline float reduce_max(F32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float largest = v[0];
+  for (int i = 1; i < 16; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+#endif
+}
+
+// e^x for x <= 88, relative error below 2e-7; exactly 0 below -87; NaN stays NaN.
+[[gnu::always_inline]] inline F32x16 exponential(F32x16 x) {
+  const F32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F32x16 clamped = maximum(splat(-88.0f), x);
+  const F32x16 n = (clamped * 1.44269504088896341f + magic) - magic;
+  const F32x16 r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  F32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // a NaN has no integer: its lane's power of two is arbitrary and multiplies NaN
+  const F32x16 power = (F32x16)((__builtin_convertvector(n, I32x16) + 127) << 23);
+  const F32x16 value = select(x != x, x, p * power);
+  return select(x < -87.0f, F32x16{}, value);
+}
+
+// tanh with relative error near float32's own.
+inline F32x16 hyperbolic_tangent(F32x16 x) {
+  const F32x16 size = select(x < 0.0f, -x, x);
+  const F32x16 y = select(size > 20.0f, splat(20.0f), size) * 2.0f;
+  // e^y - 1: the series where the difference would cancel
+  F32x16 series = y * (1.0f / 5040) + 1.0f / 720;
+  series = series * y + 1.0f / 120;
+  series = series * y + 1.0f / 24;
+  series = series * y + 1.0f / 6;
+  series = series * y + 0.5f;
+  series = (series * y + 1.0f) * y;
+  const F32x16 rise = select(y < 0.4f, series, exponential(y) - 1.0f);
+  const F32x16 value = rise / (rise + 2.0f);
+  return select(x != x, x, select(x < 0.0f, -value, value));
+}
+
+// Lane i of vector j becomes lane j of vector i.
+inline void transpose16(U32x16 r[16]) {
+  U32x16 t[16];
+#define JAXSERVE_PAIR(a, b, s0, s1, s2, s3)                                                      \
+  __builtin_shufflevector(a, b, s0, s1, s2, s3, s0 + 4, s1 + 4, s2 + 4, s3 + 4, s0 + 8, s1 + 8, \
+                          s2 + 8, s3 + 8, s0 + 12, s1 + 12, s2 + 12, s3 + 12)
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = JAXSERVE_PAIR(r[i], r[i + 1], 0, 16, 1, 17);
+    t[i + 1] = JAXSERVE_PAIR(r[i], r[i + 1], 2, 18, 3, 19);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = JAXSERVE_PAIR(t[i], t[i + 2], 0, 1, 16, 17);
+    r[i + 1] = JAXSERVE_PAIR(t[i], t[i + 2], 2, 3, 18, 19);
+    r[i + 2] = JAXSERVE_PAIR(t[i + 1], t[i + 3], 0, 1, 16, 17);
+    r[i + 3] = JAXSERVE_PAIR(t[i + 1], t[i + 3], 2, 3, 18, 19);
+  }
+#undef JAXSERVE_PAIR
+  // r[4 k + j] now holds, in each quarter q, lane 4 q + j of the vectors 4 k .. 4 k + 3
+#define JAXSERVE_QUARTERS(a, b, x, y)                                                            \
+  __builtin_shufflevector(a, b, 4 * x, 4 * x + 1, 4 * x + 2, 4 * x + 3, 4 * y, 4 * y + 1,        \
+                          4 * y + 2, 4 * y + 3, 16 + 4 * x, 17 + 4 * x, 18 + 4 * x, 19 + 4 * x,  \
+                          16 + 4 * y, 17 + 4 * y, 18 + 4 * y, 19 + 4 * y)
+  for (int j = 0; j < 4; ++j) {
+    const U32x16 even_low = JAXSERVE_QUARTERS(r[j], r[4 + j], 0, 2);
+    const U32x16 even_high = JAXSERVE_QUARTERS(r[8 + j], r[12 + j], 0, 2);
+    const U32x16 odd_low = JAXSERVE_QUARTERS(r[j], r[4 + j], 1, 3);
+    const U32x16 odd_high = JAXSERVE_QUARTERS(r[8 + j], r[12 + j], 1, 3);
+    t[j] = JAXSERVE_QUARTERS(even_low, even_high, 0, 2);
+    t[8 + j] = JAXSERVE_QUARTERS(even_low, even_high, 1, 3);
+    t[4 + j] = JAXSERVE_QUARTERS(odd_low, odd_high, 0, 2);
+    t[12 + j] = JAXSERVE_QUARTERS(odd_low, odd_high, 1, 3);
+  }
+#undef JAXSERVE_QUARTERS
+  for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+}  // namespace jaxserve

@@ -1,0 +1,311 @@
+"""The thread block of the Hopper decode kernel: one warp fetches pages, a warpgroup attends.
+
+The fetching warp walks the page table and brings the keys and values of one KV head into a ring of
+shared memory stages, one TMA copy for each page; keys and values have barriers of their own. The
+attending warpgroup computes S^T[tokens, G] = K Q^T and O^T[head_dim, G] += V^T P^T: with the
+operands in this order wgmma's 64 rows are tokens and channels, not query heads padded to 64, and
+the online softmax (in base 2) touches G columns only. Its maximum over tokens crosses the warps
+through shared memory; its sum stays in the thread that owns a row until the last step.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.compat import load_as, transposed
+from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
+    LOG2E,
+    MASKED,
+    THREADS,
+    WGMMA_ROWS,
+    DecodePlan,
+    Span,
+    split_of,
+    swizzle_bytes,
+)
+
+
+def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
+    """One split of one group of query heads of one slot; there are groups = KVH * head_tiles.
+
+    Operands: q [B, groups, columns, D], kv_pages [NP, page_size, 2, KVH, D], page_table
+    int32[B, P], kv_lens int32[B], first_page int32[1]; float32 sinks [groups, columns] when
+    plan.sinks; float32 k_scale and v_scale, [NP, KVH] or [1], of 8-bit pages. Results:
+    [B, groups, group, D] when there is one split, else float32 [splits, B, groups, channels,
+    columns] and the logarithm (base 2) of the softmax's sum, float32 [splits, B, groups, columns].
+    """
+    inputs = iter(operands)
+    q_gmem, kv_gmem, table_gmem, lens_gmem, base_gmem = (next(inputs) for _ in range(5))
+    sinks_gmem = next(inputs) if plan.sinks else None
+    scales_gmem = [next(inputs), next(inputs)] if plan.quantized else []
+    results = list(inputs)
+
+    slot, split, group = (lax.axis_index(name) for name in ("slot", "split", "group"))
+    span = split_of(
+        lens_gmem[slot],
+        split,
+        block_tokens=plan.block_tokens,
+        splits=plan.splits,
+        window=plan.window,
+    )
+    warpgroup = lax.axis_index("warpgroup")
+
+    def fetch() -> None:
+        plgpu.copy_gmem_to_smem(q_gmem.at[slot, group], scratch["q_smem"], scratch["q_ready"])
+        kv_head = lax.div(group, jnp.int32(plan.head_tiles))
+        scales = scales_gmem if plan.page_scales else []
+        _fetch(kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch)
+
+    @pl.when((warpgroup == THREADS.index("fetch")) & (span.steps > 0))
+    def _() -> None:
+        if plan.fetch_by_warp:
+            plgpu.warp_map(lambda warp: pl.when(warp == 0)(fetch))
+        else:
+            fetch()
+
+    # with several splits the merge passes over those without tokens
+    attends = span.steps >= 0 if plan.splits == 1 else span.steps > 0
+
+    @pl.when((warpgroup == THREADS.index("attend")) & attends)
+    def _() -> None:
+        sink = None
+        if sinks_gmem is not None:
+            held = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
+            sink = jnp.where(split == 0, held * LOG2E, MASKED)  # it takes part once
+        pool_scales = [] if plan.page_scales else [scale[0] for scale in scales_gmem]
+        out, lse = _attend(span, sink, pool_scales, plan, scratch)
+        if plan.splits == 1:
+            _write_result(out, results[0].at[slot, group], plan, scratch["out_smem"])
+        else:
+            results[0][split, slot, group] = out
+            results[1][split, slot, group] = lse
+
+
+def _fetch(
+    kv_gmem: Any,
+    table: Any,  # int32[P]
+    first_page: jax.Array,
+    kv_head: jax.Array,
+    scales: list[Any],  # float32[NP, KVH] of keys and of values, or nothing
+    span: Span,
+    plan: DecodePlan,
+    scratch: dict[str, Any],
+) -> None:
+    """Fills the ring, stage after stage, as the attending warpgroup frees it."""
+    names = ("k_raw", "v_raw") if plan.quantized else ("k_smem", "v_smem")
+    parts_of_page = plan.page_size // plan.rows
+    lowest = lax.div(span.first_key, jnp.int32(plan.rows))
+    highest = jnp.maximum(lax.div(span.length + (plan.rows - 1), jnp.int32(plan.rows)) - 1, 0)
+
+    def sources(step: jax.Array) -> list[tuple[jax.Array, Any]]:
+        """Page and first row of each copy of a step."""
+        # outside the visible range may be anybody's pages: the nearest visible one is read twice
+        first = (span.begin + step) * plan.copies
+        chunks = [jnp.clip(first + j, lowest, highest) for j in range(plan.copies)]
+        if parts_of_page == 1:
+            return [(table[chunk] + first_page, 0) for chunk in chunks]
+        parts = jnp.int32(parts_of_page)
+        return [
+            (table[lax.div(chunk, parts)] + first_page, lax.rem(chunk, parts) * plan.rows)
+            for chunk in chunks
+        ]
+
+    def fill(step: jax.Array, found: list[tuple[jax.Array, Any]]) -> list[Any]:
+        stage = lax.rem(step, jnp.int32(plan.stages))
+        # read early: page table and scales answer from memory while this step waits for its stage
+        following = sources(step + 1)
+        held = [[scale[page, kv_head] for page, _ in found] for scale in scales]
+        for part, (name, kind) in enumerate(zip(names, "kv")):
+            free = scratch[f"{kind}_free"].at[stage]
+            pl.when(step >= plan.stages)(functools.partial(plgpu.barrier_wait, free))
+
+            if part == 0 and scales:
+                for row, values in enumerate(held):
+                    for j, value in enumerate(values):
+                        scratch["scale_smem"][stage, row, j] = value
+                plgpu.barrier_arrive(scratch["k_ready"].at[stage])
+            rows = plan.value_rows if kind == "v" else plan.rows
+            target = scratch[name].at[stage]
+            if target.shape[1] > plan.head_dim:
+                target = target.at[:, pl.ds(0, plan.head_dim)]
+            for j, (page, row) in enumerate(found):
+                for low in range(0, plan.rows, rows):
+                    plgpu.copy_gmem_to_smem(
+                        kv_gmem.at[page, pl.ds(row + low, rows), part, kv_head],
+                        target.at[pl.ds(j * plan.rows + low, rows)],
+                        scratch[f"{kind}_ready"].at[stage],
+                    )
+        return following
+
+    lax.fori_loop(0, span.steps, fill, sources(jnp.int32(0)))
+
+
+def _attend(
+    span: Span,
+    sink: jax.Array | None,  # float32[columns], base 2
+    pool_scales: list[jax.Array],  # of keys and of values, or nothing
+    plan: DecodePlan,
+    scratch: dict[str, Any],
+) -> tuple[jax.Array, jax.Array]:
+    """The output [channels, columns] and log2 of the softmax's sum [columns] of the span."""
+    shape, out_shape = (plan.block_tokens, plan.columns), (plan.channels, plan.columns)
+    factor = jnp.float32(plan.scale * (LOG2E if plan.soft_cap is None else 1.0))
+    if pool_scales:
+        factor = factor * pool_scales[0]
+
+    def attend(
+        step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        out, highest, total = carry
+        stage = lax.rem(step, jnp.int32(plan.stages))
+        low_key = (span.begin + step) * plan.block_tokens
+
+        def free(kind: str) -> None:
+            @pl.when(step + plan.stages < span.steps)  # else nobody waits for the stage
+            def _() -> None:
+                plgpu.barrier_arrive(scratch[f"{kind}_free"].at[stage])
+
+        token = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        seen = (token >= span.first_key - low_key) & (token < span.length - low_key)
+
+        plgpu.barrier_wait(scratch["k_ready"].at[stage])
+        k_scales, v_scales = (
+            [scratch["scale_smem"][stage, part, j] for j in range(plan.copies)]
+            if plan.page_scales
+            else []
+            for part in range(2)
+        )
+        keys = scratch["k_smem"].at[stage]
+        if plan.quantized:
+            keys = scratch["k_smem"].at[0]
+            _widen(scratch["k_raw"].at[stage], keys, plan)
+            plgpu.commit_smem()  # of the numbers as read, too: TMA is to write there next
+            free("k")
+        scores = _product(keys, transposed(scratch["q_smem"]), shape)
+        if not plan.quantized:
+            free("k")
+
+        scores = scores * (
+            _by_token([k * factor for k in k_scales], token, plan) if k_scales else factor
+        )
+        if plan.soft_cap is not None:
+            scores = _soft_capped(scores, plan.soft_cap)
+        scores = jnp.where(seen, scores, MASKED)
+        rising = jnp.maximum(highest, scores.max(axis=0))
+        decay = jnp.exp2(highest - rising)
+        weights = jnp.exp2(scores - lax.broadcast_in_dim(rising, shape, [1]))
+        total = total * lax.broadcast_in_dim(decay, shape, [1]) + weights
+        largest = functools.reduce(jnp.maximum, v_scales) if v_scales else jnp.float32(1.0)
+        if v_scales:
+            # relative to the largest, lest float16 lose what it takes for tiny
+            divisor = jnp.where(largest > 0.0, largest, 1.0)
+            weights = weights * _by_token([v / divisor for v in v_scales], token, plan)
+        transposed(scratch["p_smem"])[...] = plgpu.layout_cast(
+            weights.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+        )
+
+        plgpu.barrier_wait(scratch["v_ready"].at[stage])
+        values = scratch["v_smem"].at[stage]
+        if plan.quantized:
+            values = scratch["v_smem"].at[0]
+            _widen(scratch["v_raw"].at[stage], values.at[:, pl.ds(0, plan.head_dim)], plan)
+        if plan.pool_dtype != jnp.int8:
+
+            @pl.when((low_key < span.first_key) | (low_key + plan.block_tokens > span.length))
+            def _() -> None:
+                # a masked value may hold anything, NaN too, and a weight of 0 * NaN is NaN
+                for low in range(0, plan.channels, WGMMA_ROWS):
+                    some = values.at[:, pl.ds(low, WGMMA_ROWS)]
+                    held = load_as(some, plgpu.Layout.WGMMA, optimized=True)
+                    row = plgpu.broadcasted_iota(
+                        jnp.int32, held.shape, 0, layout=plgpu.Layout.WGMMA
+                    )
+                    visible = (row >= span.first_key - low_key) & (row < span.length - low_key)
+                    some[...] = jnp.where(visible, held, jnp.zeros_like(held))
+
+        plgpu.commit_smem()
+        if plan.quantized:
+            free("v")
+        part = _product(transposed(values), transposed(scratch["p_smem"]), out_shape)
+        if not plan.quantized:
+            free("v")
+        if v_scales:
+            part = part * largest
+        return out * lax.broadcast_in_dim(decay, out_shape, [1]) + part, rising, total
+
+    def zeros(shape: tuple[int, int]) -> jax.Array:
+        return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+
+    highest = sink
+    if highest is None:
+        highest = plgpu.layout_cast(
+            jnp.full((plan.columns,), MASKED, jnp.float32), plgpu.Layout.WGMMA.reduce(0)
+        )
+    pl.when(span.steps > 0)(lambda: plgpu.barrier_wait(scratch["q_ready"]))
+    carry = (zeros(out_shape), highest, zeros(shape))
+    out, highest, total = lax.fori_loop(0, span.steps, attend, carry)
+    whole = total.sum(axis=0)
+    if sink is not None:
+        whole = whole + jnp.exp2(sink - highest)
+    whole = jnp.where(whole > 0.0, whole, 1.0)
+    inverse = (pool_scales[1] if pool_scales else 1.0) / whole
+    return out * lax.broadcast_in_dim(inverse, out_shape, [1]), highest + jnp.log2(whole)
+
+
+def _product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
+    """float32 a @ b of two references to shared memory; complete when it returns."""
+
+    def multiply(acc: Any) -> jax.Array:
+        plgpu.wgmma(acc, a, b)
+        return acc[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+
+
+def _soft_capped(scores: jax.Array, cap: float) -> jax.Array:
+    """cap * tanh(scores / cap), times log2(e)."""
+    # tanh(x) = 1 - 2 / (exp(2x) + 1): exact to float32, at one exponential and one division
+    power = jnp.exp2(scores * (2.0 * LOG2E / cap))
+    return cap * LOG2E - (2.0 * cap * LOG2E) / (power + 1.0)
+
+
+def _by_token(values: list[jax.Array], token: jax.Array, plan: DecodePlan) -> jax.Array:
+    """The value of each token's copy, in the shape of `token`."""
+    spread = jnp.full(token.shape, 1.0, jnp.float32) * values[0]
+    spread = plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
+    for j, value in enumerate(values[1:], 1):
+        spread = jnp.where(token >= j * plan.rows, value, spread)
+    return spread
+
+
+def _widen(raw: Any, wide: Any, plan: DecodePlan) -> None:
+    """Copies 8-bit numbers to a reference of the type that is multiplied; not committed."""
+    layout = plgpu.Layout.WGMMA_UPCAST_2X
+    held = load_as(raw, layout, optimized=swizzle_bytes(plan.head_dim, plan.pool_dtype) is not None)
+    narrow = jnp.bfloat16 if plan.pool_dtype == jnp.int8 else jnp.float16
+    # the one 16-bit type that the hardware widens to; every number of either is exact in both
+    held = held.astype(narrow)
+    if plan.dtype != narrow:
+        held = held.astype(jnp.float32).astype(plan.dtype)
+    wide[...] = held
+
+
+def _write_result(out: jax.Array, result: Any, plan: DecodePlan, staged: Any) -> None:
+    """out [channels, columns] to result [group, D]."""
+    transposed(staged)[...] = plgpu.layout_cast(
+        out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+    )
+    plgpu.commit_smem()
+    if plan.head_dim == plan.channels:
+        plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result)
+    else:
+        for head in range(plan.group):
+            plgpu.copy_smem_to_gmem(staged.at[head, pl.ds(0, plan.head_dim)], result.at[head])
+    plgpu.wait_smem_to_gmem(0)

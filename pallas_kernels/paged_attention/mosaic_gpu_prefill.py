@@ -1,0 +1,225 @@
+"""Paged prefill attention for NVIDIA Hopper in Pallas Mosaic GPU.
+
+The shape is FlashAttention-3's (Shah et al., "FlashAttention-3: Fast and Accurate Attention with
+Asynchrony and Low-precision", 2024), against pages. A thread block holds a tile of query rows of
+one lane for some query heads of one KV head, packed into the 2 x 64 rows of two warpgroups that
+attend; a third warpgroup walks the lane's page table and brings keys and values into a ring in
+shared memory, one strided TMA copy a page. The two attending warpgroups take turns at the tensor
+core: while one multiplies, the other computes its softmax. Blocks of keys that no row may see are
+not visited, and only those at the causal or window edge are masked.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import coverage
+from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention import prefill_work
+from pallas_kernels.paged_attention.hopper_prefill.attend import attend
+from pallas_kernels.paged_attention.hopper_prefill.layout import (
+    CONSUMERS,
+    ROWS_TILE,
+    WARPGROUP_ROWS,
+    Options,
+    Part,
+    Refs,
+    geometry,
+    read_item,
+    tile_of,
+    tiled,
+)
+from pallas_kernels.paged_attention.hopper_prefill.produce import produce
+from pallas_kernels.paged_attention.hopper_prefill.store import store
+from pallas_kernels.tuning import PrefillTuning
+
+PRODUCER = CONSUMERS  # the warpgroup after the attending ones
+BLOCK_TOKENS = (64, 128)
+DEFAULT = PrefillTuning(block_tokens=128, stages=4)
+# of the plain buffer through which ragged rows are stored: a copy begins at 128 bytes
+PLAIN_COLUMNS = 64
+SHARED_MEMORY = 232448  # bytes that a thread block of compute capability 9.0 may ask for
+RESERVED = 4096  # of these, for barriers and the reductions of Mosaic
+
+
+def shared_bytes(head_dim: int, block_tokens: int, stages: int) -> int:
+    """Shared memory of the compiled kernel, 16-bit elements throughout."""
+    elements = CONSUMERS * WARPGROUP_ROWS * (head_dim + PLAIN_COLUMNS)
+    return 2 * (elements + 2 * stages * block_tokens * head_dim) + RESERVED
+
+
+def fitted(tuning: PrefillTuning, head_dim: int) -> tuple[int, int]:
+    """Keys a block and stages: those wanted, fewer where shared memory would not hold them."""
+    block_tokens, stages = tuning.block_tokens, tuning.stages
+    while shared_bytes(head_dim, block_tokens, 2) > SHARED_MEMORY:
+        block_tokens //= 2
+    while shared_bytes(head_dim, block_tokens, stages) > SHARED_MEMORY:
+        stages -= 1
+    return block_tokens, stages
+
+
+def registers(head_dim: int) -> tuple[int, int]:
+    """Registers of a thread that attends and of one that brings: 2 * 128 and 128 of 65536.
+
+    The output of a warpgroup takes head_dim / 2 of a thread's.
+    """
+    return (216, 72) if head_dim > 128 else (192, 120)
+
+
+def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
+    q, kv, table, work, base, *sinks, out = gmem
+    refs = Refs(q, kv, table, work, base, sinks[0] if sinks else None, out, scratch)
+    block, index, warpgroup = (lax.axis_index(name) for name in ("heads", "item", "warpgroup"))
+    packing = options.geometry
+    item = read_item(refs.work, index)
+    owns_rows = item.high > item.low
+    attending, bringing = registers(q.shape[2])
+    first_head = block * packing.tile_heads
+
+    @pl.when(owns_rows & (warpgroup < CONSUMERS))
+    def _() -> None:
+        plgpu.set_max_registers(attending, action="increase")
+        part = Part(
+            warpgroup,
+            first_head + (warpgroup * packing.heads if packing.split_heads else 0),
+            jnp.int32(0) if packing.split_heads else warpgroup * packing.rows,
+        )
+        # the work is read again wherever it is needed: attending needs the registers
+        attended = attend(tile_of(read_item(refs.work, index), options), part, options, refs)
+        store(attended, read_item(refs.work, index), part, options, refs)
+
+    @pl.when(owns_rows & (warpgroup == PRODUCER))
+    def _() -> None:
+        plgpu.set_max_registers(bringing, action="decrease")
+        kv_head = lax.div(first_head, jnp.int32(refs.q.shape[1] // kv_heads))
+        produce(tile_of(read_item(refs.work, index), options), kv_head, options, refs)
+
+
+def _scratch(head_dim: int, page_size: int, dtype: Any, options: Options) -> dict[str, Any]:
+    """Shared memory and barriers of a thread block."""
+    block_tokens, stages = options.block_tokens, options.stages
+    tiles = tiled(head_dim, dtype)
+    ring = (stages, block_tokens, head_dim)
+    copies = block_tokens // min(page_size, block_tokens)
+    scratch = {
+        # the queries, later the output
+        "q_smem": plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, head_dim), dtype, transforms=tiles),
+        "k_smem": plgpu.SMEM(ring, dtype, transforms=tiles),
+        "v_smem": plgpu.SMEM(ring, dtype, transforms=tiles),
+        "rows_smem": plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, PLAIN_COLUMNS), dtype),
+        "q_ready": plgpu.Barrier(num_arrivals=options.geometry.heads, num_barriers=CONSUMERS),
+        "k_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+        "v_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+        "v_landed": plgpu.Barrier(num_arrivals=copies),
+        "k_free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+        "v_free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+        "turn": plgpu.Barrier(num_arrivals=CONSUMERS),
+    }
+    if options.interpreted:
+        scratch["p_smem"] = plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, block_tokens), dtype)
+    return scratch
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
+def prefill(
+    q: jax.Array,  # [C, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[N, P]
+    start: jax.Array,  # int32[N]
+    length: jax.Array,  # int32[N]
+    context: jax.Array,  # int32[N]
+    *,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,
+    v_scale: jax.Array | None,
+    first_page: jax.Array,  # int32[]
+    tuning: PrefillTuning | None,
+    interpret: Any,
+) -> jax.Array:  # [C, H, D]
+    """Causal attention of packed chunks on an NVIDIA Hopper GPU.
+
+    Softmax weights are rounded to the type of the pages before they are multiplied with the
+    values; scores, maxima, sums and outputs before the last rounding are float32.
+
+    Args:
+        tuning: block_tokens and stages are upper bounds, as far as shared memory goes; None takes
+            those that suit the head size.
+        interpret: parameters of JAX's Mosaic GPU interpreter; None compiles for the GPU.
+
+    Raises:
+        KernelError: the kernel does not cover the shapes, types or tuning; names them.
+    """
+    coverage.require(
+        coverage.mosaic_gpu_prefill(coverage.AttentionShape.of(q, kv_pages)),
+        "mosaic_gpu",
+        q,
+        kv_pages,
+    )
+    region, heads, head_dim = q.shape
+    kv_heads = kv_pages.shape[3]
+    packing = geometry(heads // kv_heads)
+    block_tokens, stages = fitted(_checked(tuning, kv_pages.shape[1]), head_dim)
+    options = Options(
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
+        sinks=sinks is not None,
+        geometry=packing,
+        block_tokens=block_tokens,
+        stages=stages,
+        interpreted=interpret is not None,
+    )
+    # a copy of a tile's queries lies inside the region and begins at a multiple of 8 rows
+    padded = max(-(-region // ROWS_TILE) * ROWS_TILE, packing.tile_rows)
+    q = jnp.pad(q, ((0, padded - region), (0, 0), (0, 0)))
+    work = prefill_work.divide(start, length, context, region=padded, tile_rows=packing.tile_rows)
+    operands = [q, kv_pages, page_table, work, first_page.reshape(1)]
+    if sinks is not None:
+        operands.append(sinks)
+    out = plgpu.kernel(
+        functools.partial(_kernel, options=options, kv_heads=kv_heads),
+        out_type=[result_like(q, q.shape, q.dtype)],
+        scratch_types=_scratch(head_dim, kv_pages.shape[1], q.dtype, options),
+        grid=(heads // packing.tile_heads, work.shape[0]),
+        grid_names=("heads", "item"),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="paged_prefill",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+        ),
+        interpret=interpret,
+    )(*operands)[0]
+    return out[:region]
+
+
+def _checked(tuning: PrefillTuning | None, page_size: int) -> PrefillTuning:
+    """The tuning of the kernel.
+
+    Raises:
+        KernelError: a field has a value that the kernel cannot take.
+    """
+    if tuning is None:
+        return DEFAULT
+    if tuning.block_tokens not in BLOCK_TOKENS:
+        raise KernelError("tuning.block_tokens", tuning.block_tokens, "64 or 128")
+    if tuning.stages < 2:
+        raise KernelError("tuning.stages", tuning.stages, "at least 2")
+    if tuning.consumers != CONSUMERS or tuning.tile_rows != CONSUMERS * WARPGROUP_ROWS:
+        raise KernelError(
+            "tuning",
+            tuning,
+            f"consumers={CONSUMERS} and tile_rows={CONSUMERS * WARPGROUP_ROWS}",
+        )
+    return tuning

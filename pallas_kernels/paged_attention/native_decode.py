@@ -1,0 +1,53 @@
+"""Paged decode attention on the CPU in C++ (`pallas_kernels/native`).
+
+One work item a (slot, KV head), the longest contexts first: the cost follows the live tokens, and
+an idle slot costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+from pallas_kernels import native
+from pallas_kernels.compat import result_like
+from pallas_kernels.native.operands import optional, score_attributes
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window"))
+def decode(
+    q: jax.Array,  # [B, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    *,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None,
+    first_page: jax.Array,  # int32[]
+) -> jax.Array:  # [B, H, D]
+    """Attention of one query row a slot.
+
+    Over bfloat16 pages queries and softmax weights are rounded to bfloat16; everything else is
+    float32.
+
+    Raises:
+        KernelError: the native kernels cannot be built or loaded on this machine.
+    """
+    native.require()
+    call = jax.ffi.ffi_call("jaxserve_paged_decode", result_like(q, q.shape, q.dtype))
+    return call(
+        q,
+        kv_pages,
+        page_table,
+        kv_lens,
+        first_page.reshape(1),
+        optional(sinks),
+        optional(k_scale),
+        optional(v_scale),
+        **score_attributes(scale, soft_cap, window),
+    )

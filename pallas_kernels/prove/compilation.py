@@ -1,0 +1,94 @@
+"""Compiling one function for absent devices and judging what the compiler made of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jax.sharding import Mesh
+
+from pallas_kernels.gpu_targets import GPU_TARGETS, CompilerMissingError
+from pallas_kernels.prove.gpu import compile_on_gpu
+from pallas_kernels.prove.proof import Cost, Memory, Proof, Requirements, judge
+from pallas_kernels.prove.tpu import compile_on_tpu, xla_cost
+
+
+def prove(
+    name: str,
+    function: Callable[..., Any],
+    *operands: Any,
+    mesh: Mesh,
+    kind: str,
+    wanted: Requirements,
+    cost: Cost | None = None,
+    compiler_options: dict[str, Any] | None = None,
+    **jit_options: Any,
+) -> Proof:
+    """Compiles a function for absent devices and judges what the compiler made of it.
+
+    Args:
+        name: for the report.
+        function: what jax.jit would take.
+        operands: pytrees of ShapeDtypeStructs, with shardings of the mesh or none.
+        mesh: from `absent_mesh(kind, ...)`, or another mesh of its devices.
+        kind: the kind of these devices.
+        wanted: what it must fulfil.
+        cost: its work by the shapes of its problem, for the report.
+        compiler_options: options of XLA for this compilation.
+        jit_options: such as donate_argnums.
+
+    Raises:
+        CompilerMissingError: what compiles for this kind is not installed.
+    """
+    begin = time.perf_counter()
+    jit_options["compiler_options"] = compiler_options or {}
+    costs = [cost] if cost else []
+    if kind in GPU_TARGETS:
+        architecture = GPU_TARGETS[kind].architecture
+        compiled, kernels = compile_on_gpu(mesh, architecture, function, *operands, **jit_options)
+    else:
+        compiled, kernels = compile_on_tpu(mesh, function, *operands, **jit_options)
+        estimate = xla_cost(compiled)
+        costs += [estimate] if estimate else []
+    seconds = time.perf_counter() - begin
+    recomputed = len(
+        re.findall(r"^\s*(?:ROOT )?%\S*\.remat\S* = ", compiled.as_text(), re.MULTILINE)
+    )
+    analysis = compiled.memory_analysis()
+    memory = Memory(
+        arguments=analysis.argument_size_in_bytes,
+        results=analysis.output_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+        aliased=analysis.alias_size_in_bytes,
+    )
+    return Proof(
+        name=name,
+        device=kind,
+        seconds=seconds,
+        memory=memory,
+        costs=tuple(costs),
+        kernels=kernels,
+        failures=judge(kernels, memory, wanted, recomputed),
+        recomputed=recomputed,
+    )
+
+
+def attempt(name: str, kind: str, compilation: Callable[[], Proof]) -> Proof:
+    """The proof, or a failed one where the function does not compile.
+
+    One case that a compiler refuses must not hide what became of the others.
+
+    Raises:
+        CompilerMissingError: what compiles for this kind is not installed.
+    """
+    begin = time.perf_counter()
+    try:
+        return compilation()
+    except CompilerMissingError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        failure = f"does not compile: {type(error).__name__}: {' '.join(lines[:2])[:300]}"
+        return Proof(name, kind, time.perf_counter() - begin, None, (), (), (failure,))

@@ -1,0 +1,60 @@
+"""The work of an operation by its shapes: what must be computed and moved at the least.
+
+Attention is counted with every request at the longest context that its page table can name.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pallas_kernels.prove.cases import Attention
+from pallas_kernels.prove.proof import Cost
+
+
+def _token_bytes(problem: Attention) -> int:
+    """Keys and values of one token in all KV heads, scales by page included."""
+    pages = jnp.dtype(problem.pages or problem.dtype)
+    of_page = 8 * problem.kv_heads if pages.itemsize == 1 and problem.scales == "page" else 0
+    size = 2 * problem.kv_heads * problem.head_dim * pages.itemsize
+    return size + of_page // problem.page_size
+
+
+def _shared(problem: Attention, flops: int, size: int) -> Cost:
+    return Cost(flops // problem.shards, size // problem.shards, "shapes")
+
+
+def decode_cost(problem: Attention) -> Cost:
+    """One query token a slot against all that it may see."""
+    seen = min(problem.context, problem.window or problem.context)
+    row = problem.heads * problem.head_dim
+    moved = problem.rows * (
+        seen * _token_bytes(problem) + 2 * row * jnp.dtype(problem.dtype).itemsize
+    )
+    return _shared(problem, 4 * problem.rows * row * seen, moved)
+
+
+def prefill_cost(problem: Attention) -> Cost:
+    """Chunks of equal length at the end of each lane's context; keys are read once a lane."""
+    chunk = problem.rows // problem.lanes
+    window = problem.window or problem.context
+    first = problem.context - chunk
+    visible = sum(min(position + 1, window) for position in range(first, problem.context))
+    row = problem.heads * problem.head_dim
+    read = problem.lanes * min(problem.context, window + chunk - 1) * _token_bytes(problem)
+    moved = read + 2 * problem.rows * row * jnp.dtype(problem.dtype).itemsize
+    return _shared(problem, 4 * problem.lanes * row * visible, moved)
+
+
+def write_cost(problem: Attention) -> Cost:
+    """New rows are read once and written once."""
+    values = 2 * problem.kv_heads * problem.head_dim
+    sizes = [jnp.dtype(name).itemsize for name in (problem.dtype, problem.pages or problem.dtype)]
+    return _shared(problem, 0, problem.rows * values * sum(sizes))
+
+
+COSTS = {
+    "decode": decode_cost,
+    "prefill": prefill_cost,
+    "write_kv": write_cost,
+    "write_kv_scaled": write_cost,
+}

@@ -1,0 +1,207 @@
+"""From a case to a function with operands, and the proof of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.devices import PLAIN
+from pallas_kernels.paged_attention import (
+    PrefillLanes,
+    paged_decode_attention,
+    paged_prefill_attention,
+)
+from pallas_kernels.prove.cases import Attention, Case
+from pallas_kernels.prove.compilation import prove
+from pallas_kernels.prove.cost import COSTS
+from pallas_kernels.prove.matmul_problem import matmul_call, matmul_cost
+from pallas_kernels.prove.proof import Cost, Proof, Requirements
+from pallas_kernels.prove.targets import absent_mesh, device_name
+from pallas_kernels.tuning import chip_tuning
+from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
+
+POOL_BYTES = 2**30
+# of a kernel's partial results and of copies around it; a copied pool is sixteen times as much
+MAX_TEMPORARIES = 2**26
+HEADS = PartitionSpec(None, "model")
+PAGES = PartitionSpec(None, None, None, "model")
+SCALES = PartitionSpec(None, "model")
+EVERYWHERE = PartitionSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A function, its operands and how each is divided over a mesh.
+
+    Attributes:
+        function: of the operands.
+        operands: pytrees of ShapeDtypeStructs without shardings.
+        specs: a PartitionSpec for each leaf of each operand.
+        result: the PartitionSpec of the one result.
+        in_place: bytes that the result must share with the first operand, which is donated.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[Any, ...]
+    specs: tuple[Any, ...]
+    result: Any
+    in_place: int = 0
+
+
+def _size(operands: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(operands))
+
+
+def _pool(p: Attention) -> jax.ShapeDtypeStruct:
+    dtype = jnp.dtype(p.pages or p.dtype)
+    page = (p.page_size, 2, p.kv_heads, p.head_dim)
+    pages = POOL_BYTES // (math.prod(page) * dtype.itemsize)
+    return jax.ShapeDtypeStruct((pages, *page), dtype)
+
+
+def _options(p: Attention, pool: jax.ShapeDtypeStruct) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Optional operands and their PartitionSpecs, by keyword."""
+    operands: dict[str, Any] = {}
+    specs: dict[str, Any] = {}
+    if p.sinks:
+        operands["sinks"] = jax.ShapeDtypeStruct((p.heads,), jnp.float32)
+        specs["sinks"] = PartitionSpec("model")
+    if pool.dtype.itemsize == 1:
+        by_page = p.scales == "page"
+        shape = (pool.shape[0], p.kv_heads) if by_page else ()
+        for name in ("k_scale", "v_scale"):
+            operands[name] = jax.ShapeDtypeStruct(shape, jnp.float32)
+            specs[name] = SCALES if by_page else EVERYWHERE
+    return operands, specs
+
+
+def _attention(case: Case, kind: str) -> Problem:
+    p = case.problem
+    assert isinstance(p, Attention)
+    pool = _pool(p)
+    options, option_specs = _options(p, pool)
+    static: dict[str, Any] = {"scale": p.head_dim**-0.5, "backend": case.backend}
+    static |= {"soft_cap": p.soft_cap, "window": p.window}
+    tuning = chip_tuning(device_name(kind))
+    shape = jax.ShapeDtypeStruct
+    q = shape((p.rows, p.heads, p.head_dim), p.dtype)
+    length = -(-p.context // p.page_size)
+    rest: Any
+    if case.operation == "decode":
+        if case.backend not in PLAIN:
+            static |= {"splits": p.splits, "tuning": tuning.decode}
+        table, rest = shape((p.rows, length), jnp.int32), shape((p.rows,), jnp.int32)
+        call: Any = paged_decode_attention
+    else:
+        if case.backend not in PLAIN:
+            static["tuning"] = tuning.prefill
+        lane: Any = shape((p.lanes,), jnp.int32)
+        table, rest = shape((p.lanes, length), jnp.int32), PrefillLanes(lane, lane, lane)
+        call = paged_prefill_attention
+
+    def function(q: Any, pool: Any, table: Any, rest: Any, options: dict[str, Any]) -> Any:
+        return call(q, pool, table, rest, **static, **options)
+
+    everywhere = jax.tree.map(lambda leaf: EVERYWHERE, rest)
+    return Problem(
+        function,
+        (q, pool, table, rest, options),
+        (HEADS, PAGES, EVERYWHERE, everywhere, option_specs),
+        HEADS,
+    )
+
+
+def _write(case: Case, kind: str) -> Problem:
+    p = case.problem
+    assert isinstance(p, Attention)
+    pool = _pool(p)
+    token = jax.ShapeDtypeStruct((p.rows, p.kv_heads, p.head_dim), p.dtype)
+    index = jax.ShapeDtypeStruct((p.rows,), jnp.int32)
+    written: Any = pool
+    specs: Any = PAGES
+    options, option_specs = _options(p, pool)
+    call: Any = write_kv
+    if case.operation == "write_kv_scaled":
+        by_page = jax.ShapeDtypeStruct((pool.shape[0], p.kv_heads), jnp.float32)
+        scaled: Any = ScaledPages  # of descriptions of arrays, not of arrays
+        written, specs = scaled(pool, by_page, by_page), scaled(PAGES, SCALES, SCALES)
+        options, option_specs, call = {}, {}, write_kv_scaled
+
+    def function(written: Any, k: Any, v: Any, page_ids: Any, offsets: Any, options: Any) -> Any:
+        return call(written, k, v, page_ids, offsets, backend=case.backend, **options)
+
+    return Problem(
+        function,
+        (written, token, token, index, index, options),
+        (specs, HEADS, HEADS, EVERYWHERE, EVERYWHERE, option_specs),
+        specs,
+        in_place=_size(pool) // p.shards,
+    )
+
+
+def _matmul(case: Case, kind: str) -> Problem:
+    function, operands = matmul_call(case, kind)
+    specs = jax.tree.map(lambda leaf: EVERYWHERE, operands)
+    return Problem(function, operands, specs, EVERYWHERE)
+
+
+BUILDERS = {
+    "quantized_matmul": _matmul,
+    "decode": _attention,
+    "prefill": _attention,
+    "write_kv": _write,
+    "write_kv_scaled": _write,
+}
+COST: dict[str, Callable[[Any], Cost]] = {"quantized_matmul": matmul_cost, **COSTS}
+
+
+def _over(mesh: Mesh, problem: Problem) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function divided over the heads, and its operands placed on the mesh."""
+
+    def placed(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    function = jax.shard_map(
+        problem.function,
+        mesh=mesh,
+        in_specs=problem.specs,
+        out_specs=problem.result,
+        check_vma=False,  # warp-specialised Mosaic GPU kernels cannot be checked
+    )
+    return function, jax.tree.map(placed, problem.operands, problem.specs)
+
+
+def prove_case(case: Case, kind: str) -> Proof:
+    """Compiles a case for one kind of absent device and judges it.
+
+    Raises:
+        CompilerMissingError: what compiles for this kind is not installed.
+    """
+    shards = case.problem.shards
+    mesh = absent_mesh(kind, shards)
+    problem = BUILDERS[case.operation](case, kind)
+    function, operands = problem.function, problem.operands
+    if shards > 1:
+        function, operands = _over(mesh, problem)
+    own = case.backend not in PLAIN
+    return prove(
+        case.name,
+        function,
+        *operands,
+        mesh=mesh,
+        kind=kind,
+        wanted=Requirements(
+            instructions={"": case.requires} if case.requires else {},
+            own_kernel=own,
+            in_place=problem.in_place,
+            max_temporaries=MAX_TEMPORARIES if own or problem.in_place else None,
+        ),
+        cost=COST[case.operation](case.problem),
+        donate_argnums=(0,) if problem.in_place else (),
+    )

@@ -1,0 +1,28 @@
+"""The product of activations and a weight that stays quantised in memory."""
+
+from pallas_kernels.quantized_matmul.api import quantized_matmul
+from pallas_kernels.quantized_matmul.formats import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    dequantize,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
+from pallas_kernels.quantized_matmul.repack import repack_awq, repack_gptq
+
+__all__ = [
+    "Fp8Weight",
+    "Int4Weight",
+    "Int8Weight",
+    "QuantizedWeight",
+    "dequantize",
+    "quantize_fp8",
+    "quantize_int4",
+    "quantize_int8",
+    "quantized_matmul",
+    "repack_awq",
+    "repack_gptq",
+]

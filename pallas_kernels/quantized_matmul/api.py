@@ -1,0 +1,99 @@
+"""quantized_matmul: the public function, its checks and the explicit choice of a backend."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.quantized_matmul import coverage, reference, xla
+from pallas_kernels.quantized_matmul.formats import (
+    Fp8Weight,
+    Int8Weight,
+    QuantizedWeight,
+    check_weight,
+)
+from pallas_kernels.tuning import MatmulTuning
+
+FLOAT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "float16", "bfloat16"))
+BACKENDS = ("reference", "xla", "mosaic_gpu", "triton", "mosaic_tpu")
+KERNELS = tuple(coverage.MATMUL)
+
+
+def _check(x: jax.Array, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype) -> None:
+    if x.ndim != 2 or x.shape[0] < 1:
+        raise KernelError("x.shape", x.shape, "[rows, inputs] with at least one row")
+    if x.dtype not in FLOAT_DTYPES:
+        raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
+    check_weight(weight, x.shape[1])
+    if out_dtype not in FLOAT_DTYPES:
+        raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
+    if activations not in ("float", "int8", "fp8"):
+        raise KernelError("activations", repr(activations), "'float', 'int8' or 'fp8'")
+    needed = {"int8": Int8Weight, "fp8": Fp8Weight}.get(activations)
+    if needed is not None and not isinstance(weight, needed):
+        raise KernelError(
+            "activations", repr(activations), f"for {needed.__name__} only, not for "
+            f"{type(weight).__name__}",
+        )  # fmt: skip
+
+
+def quantized_matmul(
+    x: jax.Array,  # [M, K]
+    weight: QuantizedWeight,  # [N, K]
+    *,
+    activations: str = "float",
+    out_dtype: DTypeLike | None = None,
+    tuning: MatmulTuning | None = None,
+    backend: str,
+    interpret: Any = None,
+) -> jax.Array:  # [M, N]
+    """x @ weight.T for a weight that stays quantised in memory.
+
+    Sums are float32, or int32 for activations="int8". A bias is added outside.
+
+    Args:
+        x: activations: float32, float16 or bfloat16.
+        weight: Int8Weight, Int4Weight or Fp8Weight, [outputs, inputs].
+        activations: "float" multiplies x as it is with the dequantised weight; "int8" rounds every
+            row of x to 8-bit integers with a scale of its own and multiplies integers (for
+            Int8Weight); "fp8" does so with float8_e4m3fn (for Fp8Weight).
+        out_dtype: type of the result; that of x by default.
+        tuning: sizes of a kernel's tiles; None lets the kernel choose from the shapes.
+        backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (other NVIDIA GPUs),
+            "mosaic_tpu" or "reference".
+        interpret: None compiles; otherwise the parameters of the backend's interpreter, for
+            "mosaic_gpu", "triton" and "mosaic_tpu".
+
+    Returns:
+        The product.
+
+    Raises:
+        KernelError: a shape, a type, an option or the backend is not supported; names it.
+    """
+    chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    _check(x, weight, activations, chosen)
+    if backend in KERNELS:
+        shape = coverage.MatmulShape.of(x, weight, activations)
+        coverage.require(coverage.MATMUL[backend](shape), backend, shape)
+        # imported where it is used: a kernel's compiler costs time and may not be there
+        kernel = importlib.import_module(f"pallas_kernels.quantized_matmul.{backend}")
+        return kernel.matmul(
+            x,
+            weight,
+            activations=activations,
+            out_dtype=chosen,
+            tuning=tuning,
+            interpret=interpret,
+        )
+    if backend not in BACKENDS:
+        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    for name, value in (("interpret", interpret), ("tuning", tuning)):
+        if value is not None:
+            raise KernelError(name, value, f"an option of {', '.join(KERNELS)} only")
+    run = reference.matmul if backend == "reference" else xla.matmul
+    return run(x, weight, activations=activations, out_dtype=chosen)

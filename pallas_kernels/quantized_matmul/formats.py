@@ -1,0 +1,250 @@
+"""Quantised weights: what is stored, and how a matrix of floating-point numbers becomes it.
+
+Every weight is [N, K]: N output channels of K inputs. The types are pytrees of arrays only, so
+they pass through jit, are donated and are sharded like any other parameter.
+
+The layout of 4-bit weights (one for all kernels): a row is cut into blocks of 256 inputs, and word
+j (16 bits) of the 64 words of a block holds the inputs j, 64 + j, 128 + j and 192 + j of the block
+in its nibbles 0 to 3, unsigned (0..15). So the same nibble of neighbouring words are neighbouring
+inputs: a mask, with or without a shift, turns a tile of words into a tile of 64 inputs, and no
+element changes its place. On NVIDIA GPUs such a tile of words is read from shared memory straight
+into the registers in which wgmma and mma expect a tile of 16-bit numbers. Groups of 32 or 64 inputs
+lie within one nibble, groups of 128 are two of them. A row whose K is no multiple of 256 is padded.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.errors import KernelError
+
+PIECE = 64  # words of a block, and so the inputs that the same nibble of them holds
+NIBBLES = 4  # of a word
+BLOCK = NIBBLES * PIECE  # inputs
+GROUPS = (32, 64, 128)
+INT8_MAX = 127  # symmetric: -128 is not used
+FP8 = jnp.float8_e4m3fn
+FP8_MAX = 448.0  # the largest float8_e4m3fn
+SYMMETRIC_ZERO = 8  # the stored nibble that stands for zero when a weight has no zeros
+
+
+class Int8Weight(NamedTuple):
+    """Symmetric 8-bit integers with one scale an output channel: value = values * scale."""
+
+    values: jax.Array  # int8[N, K]
+    scale: jax.Array  # float32[N]
+
+
+class Int4Weight(NamedTuple):
+    """4-bit integers with a scale for every group of inputs of an output channel.
+
+    value = (nibble - zero) * scale. A group is K / scales.shape[0] neighbouring inputs: 32, 64,
+    128, or all of them. Scales lie group by group, so that the scales of neighbouring output
+    channels are neighbours. Without zeros the zero point is 8.
+    """
+
+    packed: jax.Array  # uint16[N, 64 * ceil(K / 256)], see the module
+    scales: jax.Array  # float32[K / group, N]
+    zeros: jax.Array | None = None  # uint8[K / group, N], 0..16
+
+
+class Fp8Weight(NamedTuple):
+    """float8_e4m3fn with one scale an output channel or one in all: value = values * scale."""
+
+    values: jax.Array  # float8_e4m3fn[N, K]
+    scale: jax.Array  # float32[N] or float32[]
+
+
+QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
+
+
+def packed_columns(inputs: int) -> int:
+    """Words of a row of `inputs` packed 4-bit weights."""
+    return -(-inputs // BLOCK) * PIECE
+
+
+def pack_int4(nibbles: Any) -> Any:
+    """Packs [N, K] integers 0..15 into uint16[N, packed_columns(K)]; NumPy stays NumPy."""
+    array = np if isinstance(nibbles, np.ndarray) else jnp
+    rows, inputs = nibbles.shape
+    padding = NIBBLES * packed_columns(inputs) - inputs
+    padded = array.pad(nibbles.astype(np.uint16), ((0, 0), (0, padding)))
+    pieces = padded.reshape(rows, -1, NIBBLES, PIECE)
+    words = pieces[:, :, 0]
+    for i in range(1, NIBBLES):
+        words = words | (pieces[:, :, i] << 4 * i)
+    return words.reshape(rows, -1)
+
+
+def unpack_int4(packed: jax.Array, inputs: int) -> jax.Array:
+    """The inverse of pack_int4: int8[N, inputs] of 0..15."""
+    words = packed.reshape(packed.shape[0], -1, 1, PIECE)
+    shifts = jnp.arange(NIBBLES, dtype=jnp.uint16).reshape(NIBBLES, 1) * 4
+    nibbles = ((words >> shifts) & 15).astype(jnp.int8)
+    return nibbles.reshape(packed.shape[0], -1)[:, :inputs]
+
+
+def outputs_of(weight: QuantizedWeight) -> int:
+    """Output channels N of a weight."""
+    return weight[0].shape[0]
+
+
+def group_of(weight: Int4Weight, inputs: int) -> int:
+    """Inputs that share a scale."""
+    return inputs // weight.scales.shape[0]
+
+
+def check_weight(weight: QuantizedWeight, inputs: int) -> None:
+    """Judges the shapes and types of a weight of `inputs` inputs.
+
+    Raises:
+        KernelError: they do not fit each other; names the field.
+    """
+    if isinstance(weight, Int4Weight):
+        _check_int4(weight, inputs)
+        return
+    if isinstance(weight, Int8Weight):
+        dtype, scalar = jnp.dtype("int8"), False
+    elif isinstance(weight, Fp8Weight):
+        dtype, scalar = jnp.dtype(FP8), True
+    else:
+        raise KernelError("weight", type(weight).__name__, "Int8Weight, Int4Weight or Fp8Weight")
+    values, scale = weight
+    if values.dtype != dtype or values.ndim != 2 or values.shape[1] != inputs:
+        raise KernelError(
+            "weight.values", f"{values.dtype}{values.shape}", f"{dtype}[outputs, {inputs}]"
+        )
+    shapes = [values.shape[:1], ()] if scalar else [values.shape[:1]]
+    if scale.dtype != jnp.float32 or scale.shape not in shapes:
+        raise KernelError(
+            "weight.scale",
+            f"{scale.dtype}{scale.shape}",
+            " or ".join(f"float32{list(shape)}" for shape in shapes),
+        )
+
+
+def _check_int4(weight: Int4Weight, inputs: int) -> None:
+    packed, scales, zeros = weight
+    columns = packed_columns(inputs)
+    if packed.dtype != jnp.uint16 or packed.ndim != 2 or packed.shape[1] != columns:
+        raise KernelError(
+            "weight.packed",
+            f"{packed.dtype}{packed.shape}",
+            f"uint16[outputs, {columns}] for {inputs} inputs",
+        )
+    groups = [inputs // group for group in GROUPS if inputs % group == 0] + [1]
+    if (
+        scales.dtype != jnp.float32
+        or scales.ndim != 2
+        or scales.shape[0] not in groups
+        or scales.shape[1] != packed.shape[0]
+    ):
+        raise KernelError(
+            "weight.scales",
+            f"{scales.dtype}{scales.shape}",
+            f"float32[groups, {packed.shape[0]}] with groups of 32, 64, 128 or all {inputs} inputs",
+        )
+    if zeros is not None and (zeros.dtype != jnp.uint8 or zeros.shape != scales.shape):
+        raise KernelError(
+            "weight.zeros", f"{zeros.dtype}{zeros.shape}", f"uint8{list(scales.shape)} or None"
+        )
+
+
+def _check_matrix(weight: jax.Array) -> jax.Array:
+    if weight.ndim != 2 or not jnp.issubdtype(weight.dtype, jnp.floating):
+        raise KernelError(
+            "weight", f"{weight.dtype}{weight.shape}", "floating point [outputs, inputs]"
+        )
+    return jnp.asarray(weight, jnp.float32)
+
+
+def _nonzero(scale: jax.Array) -> jax.Array:
+    """A group of zeros has the scale 1: any would do but 0."""
+    return jnp.where(scale > 0.0, scale, 1.0)
+
+
+@jax.jit
+def quantize_int8(weight: jax.Array) -> Int8Weight:
+    """Rounds a matrix [N, K] to the nearest 8-bit integers, symmetrically, by output channel.
+
+    Raises:
+        KernelError: not a matrix of floating-point numbers.
+    """
+    wide = _check_matrix(weight)
+    scale = _nonzero(jnp.abs(wide).max(axis=1) / INT8_MAX)
+    values = jnp.round(wide / scale[:, None]).astype(jnp.int8)
+    return Int8Weight(values, scale)
+
+
+@functools.partial(jax.jit, static_argnames=("group", "asymmetric"))
+def quantize_int4(
+    weight: jax.Array, group: int | None = 128, *, asymmetric: bool = False
+) -> Int4Weight:
+    """Rounds a matrix [N, K] to the nearest 4-bit integers, by groups of inputs.
+
+    Args:
+        weight: the matrix.
+        group: inputs that share a scale: 32, 64, 128, or None for all of a row.
+        asymmetric: give every group a zero point as well, and use all 16 values; without it the
+            15 values -7..7 are used.
+
+    Raises:
+        KernelError: not a matrix of floating-point numbers, or K is no multiple of the group.
+    """
+    wide = _check_matrix(weight)
+    rows, inputs = wide.shape
+    if group is not None and (group not in GROUPS or inputs % group):
+        raise KernelError("group", group, f"None, or 32, 64 or 128 that divides {inputs} inputs")
+    grouped = wide.reshape(rows, -1, group or inputs)  # [N, groups, group]
+    if asymmetric:
+        lowest = jnp.minimum(grouped.min(axis=2), 0.0)
+        scales = _nonzero((jnp.maximum(grouped.max(axis=2), 0.0) - lowest) / 15)
+        zeros = jnp.round(-lowest / scales)
+    else:
+        scales = _nonzero(jnp.abs(grouped).max(axis=2) / 7)
+        zeros = jnp.full_like(scales, SYMMETRIC_ZERO)
+    nibbles = jnp.clip(jnp.round(grouped / scales[..., None]) + zeros[..., None], 0, 15)
+    return Int4Weight(
+        packed=pack_int4(nibbles.reshape(rows, inputs)),
+        scales=scales.T,
+        zeros=zeros.T.astype(jnp.uint8) if asymmetric else None,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="per_tensor")
+def quantize_fp8(weight: jax.Array, *, per_tensor: bool = False) -> Fp8Weight:
+    """Rounds a matrix [N, K] to float8_e4m3fn, scaled so that its largest value is 448.
+
+    Args:
+        weight: the matrix.
+        per_tensor: one scale for the matrix instead of one an output channel.
+
+    Raises:
+        KernelError: not a matrix of floating-point numbers.
+    """
+    wide = _check_matrix(weight)
+    scale = _nonzero(jnp.abs(wide).max(axis=None if per_tensor else 1) / FP8_MAX)
+    # division may round the largest value up past 448, which converts to NaN
+    scaled = jnp.clip(wide / (scale if per_tensor else scale[:, None]), -FP8_MAX, FP8_MAX)
+    return Fp8Weight(scaled.astype(FP8), scale)
+
+
+@functools.partial(jax.jit, static_argnames="inputs")
+def dequantize(weight: QuantizedWeight, inputs: int) -> jax.Array:
+    """The matrix float32[N, inputs] that a quantised weight stands for."""
+    if not isinstance(weight, Int4Weight):
+        return weight.values.astype(jnp.float32) * weight.scale.reshape(-1, 1)
+    rows = weight.packed.shape[0]
+    nibbles = unpack_int4(weight.packed, inputs).reshape(rows, weight.scales.shape[0], -1)
+    zeros = (
+        jnp.float32(SYMMETRIC_ZERO)
+        if weight.zeros is None
+        else weight.zeros.T[..., None].astype(jnp.float32)
+    )
+    values = (nibbles.astype(jnp.float32) - zeros) * weight.scales.T[..., None]
+    return values.reshape(rows, inputs)

@@ -1,0 +1,341 @@
+"""quantized_matmul for NVIDIA Hopper in Pallas Mosaic GPU.
+
+The operands are swapped: out^T [N, M] = weight [N, K] @ x^T [K, M], so that output channels fill
+the 64 rows that wgmma wants and a decode step of 8 rows of x is a tile of 8 columns. A thread block
+owns 128 output channels, one tile of rows of x and one part of K. Its third warpgroup brings
+stored weights and x by TMA into a ring of shared-memory stages; the first two each read 64 output
+channels of stored weights into registers, convert them there to the type of x and multiply them
+from registers, so a converted weight never touches memory. With both operands in 8 bits
+(activations="int8" or "fp8") wgmma reads both from shared memory.
+
+Scales wait for the sums. Of 4-bit weights with groups every group has its own wgmma sum, which is
+scaled and added to the total, so weights enter the product as exact small integers.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
+
+from pallas_kernels.compat import load_row, result_like, transposed
+from pallas_kernels.quantized_matmul.activations import quantize_rows_fp8, quantize_rows_int8
+from pallas_kernels.quantized_matmul.formats import (
+    PIECE,
+    Int4Weight,
+    QuantizedWeight,
+    outputs_of,
+)
+from pallas_kernels.quantized_matmul.mosaic_gpu_plan import (
+    CHANNELS,
+    CONSUMERS,
+    ROW_MULTIPLE,
+    STORED_BYTES,
+    TILE_CHANNELS,
+    Plan,
+    plan_of,
+)
+from pallas_kernels.quantized_matmul.nibbles import NIBBLE_UNIT, centred_nibbles
+from pallas_kernels.tuning import MatmulTuning
+
+# 128 * (40 + 2 * 232) of the 65536 registers of a multiprocessor, in the steps that may be set
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
+ROW = plgpu.Layout.WGMMA.reduce(1)  # one number an output channel
+COLUMN = plgpu.Layout.WGMMA.reduce(0)  # one number a row of x
+
+
+def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
+    """The layout that TMA and wgmma share for rows of so many elements."""
+    bits = jnp.dtype(dtype).itemsize * 8
+    swizzle = plgpu.find_swizzle(columns * bits)
+    return plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle)
+
+
+def _spread(vector: jax.Array, shape: tuple[int, int], axis: int) -> jax.Array:
+    return lax.broadcast_in_dim(vector, shape, [axis])
+
+
+def _kernel(
+    x_gmem: Any,  # [M, K]
+    weight_gmem: Any,  # stored[N, K or K / 4]
+    scales_gmem: Any,  # float32[groups, N]
+    zeros_gmem: Any,  # uint8[groups, N], or float32[1] when there are none
+    row_scale_gmem: Any,  # float32[M], or float32[1] when x is not quantised
+    out_gmem: Any,  # [splits, M, N]
+    x_smem: Any,  # [stages, tile_rows, width]
+    weight_smem: Any,  # stored[stages, 128, STORED_BYTES / itemsize]
+    scales_smem: Any,  # float32[stages, groups, 128]
+    zeros_smem: Any,  # uint8[stages, groups, 128]
+    staging_smem: Any,  # [CONSUMERS, 64, width or piece]
+    out_smem: Any,  # [CONSUMERS, tile_rows, 64]
+    full: Any,
+    empty: Any,
+    *,
+    plan: Plan,
+) -> None:
+    split, row_tile, channel_tile, warpgroup = (
+        lax.axis_index(name) for name in ("split", "rows", "channels", "warpgroup")
+    )
+    # a last tile that would reach past the end starts earlier: its overlap is computed twice
+    row = jnp.minimum(row_tile * plan.tile_rows, x_gmem.shape[0] - plan.tile_rows)
+    channel = jnp.minimum(channel_tile * TILE_CHANNELS, weight_gmem.shape[0] - TILE_CHANNELS)
+    share = -(-plan.steps // plan.splits)
+    begin = split * share
+    steps = jnp.minimum(share, plan.steps - begin)
+    columns = weight_smem.shape[2]
+    has_zeros = len(zeros_gmem.shape) == 2
+
+    def produce() -> None:
+        if plan.many_registers:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+
+        def fetch(step: jax.Array, carry: None) -> None:
+            stage = lax.rem(step, jnp.int32(plan.stages))
+
+            @pl.when(step >= plan.stages)
+            def _() -> None:
+                plgpu.barrier_wait(empty.at[stage])
+
+            channels = pl.ds(channel, TILE_CHANNELS)
+            ready = full.at[stage]
+            plgpu.copy_gmem_to_smem(
+                weight_gmem.at[channels, pl.ds((begin + step) * columns, columns)],
+                weight_smem.at[stage],
+                ready,
+            )
+            plgpu.copy_gmem_to_smem(
+                x_gmem.at[
+                    pl.ds(row, plan.tile_rows), pl.ds((begin + step) * plan.width, plan.width)
+                ],
+                x_smem.at[stage],
+                ready,
+            )
+            if plan.groups:
+                groups = pl.ds((begin + step) * plan.groups, plan.groups)
+                plgpu.copy_gmem_to_smem(
+                    scales_gmem.at[groups, channels], scales_smem.at[stage], ready
+                )
+                if has_zeros:
+                    plgpu.copy_gmem_to_smem(
+                        zeros_gmem.at[groups, channels], zeros_smem.at[stage], ready
+                    )
+            return carry
+
+        lax.fori_loop(0, steps, fetch, None)
+
+    def consume() -> None:
+        if plan.many_registers:
+            plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        own = pl.ds(warpgroup * CHANNELS, CHANNELS)
+        channels = pl.ds(channel + warpgroup * CHANNELS, CHANNELS)
+
+        def zero_of(stage: jax.Array, group: int) -> jax.Array | None:
+            if not has_zeros:
+                return None
+            held = zeros_smem.at[stage, group, own] if plan.groups else zeros_gmem.at[0, channels]
+            return load_row(held, ROW).astype(jnp.float32)
+
+        def converted(stage: jax.Array, held: jax.Array, nibble: int, group: int = 0) -> jax.Array:
+            """A piece of the stored weights [64, columns] in the type of x, zero at its group's."""
+            if plan.stored == jnp.uint16:
+                zero = zero_of(stage, group)
+                return centred_nibbles(held, nibble, zero, plan.operand, plan.staged)
+            if plan.stored != jnp.int8:
+                # the hardware converts float8 to float16 only
+                held = held.astype(jnp.float16)
+                if plan.operand != jnp.float16:
+                    held = held.astype(jnp.float32)
+            return held.astype(plan.operand)
+
+        def multiply(acc: Any, weights: jax.Array, stage: jax.Array, first: int) -> None:
+            inputs = weights.shape[1]
+            rows = transposed(x_smem.at[stage, :, pl.ds(first, inputs)])
+            if not plan.staged:
+                plgpu.wgmma(acc, weights, rows)
+                return
+            staging = staging_smem.at[warpgroup]
+            staging[...] = weights
+            plgpu.commit_smem()
+            plgpu.wgmma(acc, staging, rows)
+            plgpu.wgmma_wait(0)
+
+        def release(step: jax.Array, stage: jax.Array) -> None:
+            # only what the producer waits for
+            pl.when(step + plan.stages < steps)(lambda: plgpu.barrier_arrive(empty.at[stage]))
+
+        tile = (CHANNELS, plan.tile_rows)
+        accumulator = plgpu.ACC(tile, plan.accumulator)
+
+        def whole(acc: Any) -> jax.Array:
+            """One scale a row: one sum for all steps."""
+
+            def step_of(step: jax.Array, carry: None) -> None:
+                stage = lax.rem(step, jnp.int32(plan.stages))
+                plgpu.barrier_wait(full.at[stage])
+                if plan.converts:
+                    held = weight_smem[stage, own]
+                    for nibble in range(plan.pieces):
+                        multiply(acc, converted(stage, held, nibble), stage, nibble * PIECE)
+                else:
+                    plgpu.wgmma(acc, weight_smem.at[stage, own], transposed(x_smem.at[stage]))
+                plgpu.wgmma_wait(0)
+                release(step, stage)
+                return carry
+
+            lax.fori_loop(0, steps, step_of, None)
+            return acc[...]
+
+        def by_groups() -> jax.Array:
+            """A sum for every group, scaled and added to the total."""
+            assert plan.group is not None
+            size = plan.group
+
+            def step_of(step: jax.Array, total: jax.Array) -> jax.Array:
+                stage = lax.rem(step, jnp.int32(plan.stages))
+                plgpu.barrier_wait(full.at[stage])
+                held = weight_smem[stage, own]
+                for group in range(plan.groups):
+                    nibbles = range(group * size // PIECE, -(-(group + 1) * size // PIECE))
+
+                    def summed(acc: Any, nibbles: range = nibbles, group: int = group) -> jax.Array:
+                        for nibble in nibbles:
+                            weights, first = converted(stage, held, nibble, group), nibble * PIECE
+                            if size < PIECE:
+                                inside = group * size - first
+                                weights = weights[:, inside : inside + size]
+                                first += inside
+                            multiply(acc, weights, stage, first)
+                        return acc[...]
+
+                    scale = load_row(scales_smem.at[stage, group, own], ROW)
+                    total = total + pl.run_scoped(summed, accumulator) * _spread(scale, tile, 0)
+                release(step, stage)
+                return total
+
+            zero = plgpu.layout_cast(jnp.full(tile, 0.0, jnp.float32), plgpu.Layout.WGMMA)
+            return lax.fori_loop(0, steps, step_of, zero)
+
+        out = by_groups() if plan.groups else pl.run_scoped(whole, accumulator)
+        if plan.splits == 1:
+            out = out.astype(jnp.float32)
+            if plan.stored == jnp.uint16:
+                out = out * NIBBLE_UNIT[jnp.dtype(plan.operand)]
+            if not plan.groups:
+                scale = load_row(scales_gmem.at[0, channels], ROW)
+                out = out * _spread(scale, tile, 0)
+            if not plan.converts:
+                rows = pl.ds(row, plan.tile_rows)
+                scale = load_row(row_scale_gmem.at[rows], COLUMN)
+                out = out * _spread(scale, tile, 1)
+        transposed(out_smem.at[warpgroup])[...] = plgpu.layout_cast(
+            out.astype(out_gmem.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+        )
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(
+            out_smem.at[warpgroup],
+            out_gmem.at[split, pl.ds(row, plan.tile_rows), channels],
+        )
+        plgpu.wait_smem_to_gmem(0)
+
+    lax.cond(warpgroup == CONSUMERS, produce, consume)
+
+
+@functools.partial(jax.jit, static_argnames=("activations", "out_dtype", "tuning", "interpret"))
+def matmul(
+    x: jax.Array,  # [M, K]
+    weight: QuantizedWeight,  # [N, K]
+    *,
+    activations: str,
+    out_dtype: DTypeLike,
+    tuning: MatmulTuning | None = None,
+    interpret: Any = None,
+) -> jax.Array:  # [M, N]
+    """x @ weight.T on an NVIDIA Hopper GPU; the shapes are those that coverage.mosaic_gpu takes.
+
+    Args:
+        x: bfloat16 or float16.
+        weight: the quantised weight.
+        activations: "float", "int8" or "fp8".
+        out_dtype: type of the result.
+        tuning: tile_m, stages and splits; None chooses them from the shapes.
+        interpret: parameters of JAX's Mosaic GPU interpreter; None compiles for the GPU.
+    """
+    rows = x.shape[0]
+    plan = plan_of(x, weight, activations, tuning, staged=interpret is not None)
+    operand, row_scale = x, jnp.zeros((1,), jnp.float32)
+    if activations == "int8":
+        operand, row_scale = quantize_rows_int8(x)
+    elif activations == "fp8":
+        operand, row_scale = quantize_rows_fp8(x)
+    padding = max(plan.tile_rows - rows, -rows % ROW_MULTIPLE)
+    operand = jnp.pad(operand, ((0, padding), (0, 0)))
+    if activations != "float":
+        row_scale = jnp.pad(row_scale, (0, padding))
+    outputs = outputs_of(weight)
+    if isinstance(weight, Int4Weight):
+        scales, zeros = weight.scales, weight.zeros
+    else:
+        scales, zeros = jnp.broadcast_to(weight.scale, (1, outputs)), None
+    if zeros is None:
+        zeros = jnp.zeros((1,), jnp.float32)
+    direct = plan.splits == 1
+    partial_type = out_dtype if direct else plan.accumulator
+    columns = STORED_BYTES // plan.stored.itemsize
+    staging = min(plan.group or PIECE, PIECE) if isinstance(weight, Int4Weight) else plan.width
+    out = plgpu.kernel(
+        functools.partial(_kernel, plan=plan),
+        out_type=result_like(operand, (plan.splits, rows + padding, outputs), partial_type),
+        scratch_types=[
+            plgpu.SMEM(
+                (plan.stages, plan.tile_rows, plan.width),
+                plan.operand,
+                transforms=_tiled(min(plan.group or plan.width, plan.width), plan.operand),
+            ),
+            plgpu.SMEM(
+                (plan.stages, TILE_CHANNELS, columns),
+                plan.stored,
+                transforms=_tiled(columns, plan.stored),
+            ),
+            plgpu.SMEM((plan.stages, max(plan.groups, 1), TILE_CHANNELS), jnp.float32),
+            plgpu.SMEM((plan.stages, max(plan.groups, 1), TILE_CHANNELS), jnp.uint8),
+            plgpu.SMEM(
+                (CONSUMERS, CHANNELS, staging) if plan.staged else (CONSUMERS, 8, 64),
+                plan.operand,
+                transforms=_tiled(staging if plan.staged else 64, plan.operand),
+            ),
+            plgpu.SMEM(
+                (CONSUMERS, plan.tile_rows, CHANNELS),
+                partial_type,
+                transforms=_tiled(CHANNELS, partial_type),
+            ),
+            plgpu.Barrier(
+                num_arrivals=2 + (plan.groups > 0) * (1 + (zeros.ndim == 2)),
+                num_barriers=plan.stages,
+            ),
+            plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=plan.stages),
+        ],
+        grid=(plan.splits, -(-rows // plan.tile_rows), -(-outputs // TILE_CHANNELS)),
+        grid_names=("split", "rows", "channels"),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="quantized_matmul",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpret,
+    )(operand, weight[0], scales, zeros, row_scale)
+    if direct:
+        return out[0, :rows]
+    total = out.sum(axis=0)[:rows].astype(jnp.float32)
+    if isinstance(weight, Int4Weight):
+        total = total * NIBBLE_UNIT[jnp.dtype(plan.operand)]
+    if not plan.groups:
+        total = total * scales[0]
+    if activations != "float":
+        total = total * row_scale[:rows, None]
+    return total.astype(out_dtype)

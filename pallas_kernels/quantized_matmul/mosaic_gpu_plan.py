@@ -1,0 +1,125 @@
+"""The static choices of the Mosaic GPU kernel: tiles, stages and parts of K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.quantized_matmul.formats import (
+    BLOCK,
+    NIBBLES,
+    Int4Weight,
+    QuantizedWeight,
+    group_of,
+    outputs_of,
+)
+from pallas_kernels.quantized_matmul.splits import number_of_splits
+from pallas_kernels.tuning import MatmulTuning
+
+CHANNELS = 64  # output channels of a warpgroup: the rows of wgmma
+CONSUMERS = 2
+TILE_CHANNELS = CONSUMERS * CHANNELS
+STORED_BYTES = 128  # of a row and stage: the width of the widest swizzle
+ROW_MULTIPLE = 8  # wgmma's second dimension
+MAX_TILE_ROWS = 128
+INT4_TILE_ROWS = 112  # two stages of 256 inputs and a float32 result fit the shared memory
+# by group: sums of small groups are many, and more columns of them would not fit the registers
+SMALL_GROUP_TILE_ROWS = {64: 64, 32: 48}
+MULTIPROCESSORS = 132  # of H100 and H200 SXM
+SHARED_BYTES = 220 * 1024  # of the 227 KiB of a block; the rest is for scales and barriers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is static in the kernel.
+
+    Attributes:
+        tile_rows: rows of x a thread block multiplies.
+        stages: depth of the ring.
+        splits: parts of K.
+        steps: stages that all of K takes.
+        width: inputs of a stage.
+        group: inputs that share a scale of 4-bit weights; None when one scale serves a row.
+        stored: type of the elements that the weight is stored in.
+        operand: type that is multiplied.
+        accumulator: type of the sums.
+        staged: pass converted weights through shared memory, as the interpreter demands.
+    """
+
+    tile_rows: int
+    stages: int
+    splits: int
+    steps: int
+    width: int
+    group: int | None
+    stored: Any
+    operand: Any
+    accumulator: Any
+    staged: bool
+
+    @property
+    def groups(self) -> int:
+        """Groups of a stage; 0 when one scale serves a row."""
+        return 0 if self.group is None else self.width // self.group
+
+    @property
+    def pieces(self) -> int:
+        """Parts in which a stage's weights are converted."""
+        return NIBBLES if self.stored == jnp.uint16 else 1
+
+    @property
+    def many_registers(self) -> bool:
+        """Whether sums of a group and the total fill a consumer's registers."""
+        return self.groups > 0 and self.tile_rows > 16
+
+    @property
+    def converts(self) -> bool:
+        """Whether weights are converted before they are multiplied."""
+        return self.stored != self.operand
+
+
+def plan_of(
+    x: jax.Array,
+    weight: QuantizedWeight,
+    activations: str,
+    tuning: MatmulTuning | None,
+    staged: bool,
+) -> Plan:
+    """The choices for x [M, K] and a weight [N, K]."""
+    rows, inputs = x.shape
+    is_int4 = isinstance(weight, Int4Weight)
+    group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
+    stored = jnp.dtype(weight[0].dtype)
+    quantised = activations != "float"
+    operand = stored if quantised else jnp.dtype(x.dtype)
+    width = BLOCK if is_int4 else STORED_BYTES
+    default = INT4_TILE_ROWS if is_int4 else MAX_TILE_ROWS
+    default = SMALL_GROUP_TILE_ROWS.get(group, default)
+    # tiles of one size, as small as their number allows
+    row_tiles = -(-rows // (tuning.tile_m if tuning else default))
+    tile_rows = -(-rows // (row_tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
+    stage_bytes = TILE_CHANNELS * STORED_BYTES + tile_rows * width * operand.itemsize
+    # a float32 scale and a zero of one byte; one group where one scale serves a row
+    stage_bytes += -(-width // group) * TILE_CHANNELS * 5
+    # half of the memory for few rows: a second block on the same multiprocessor hides latency
+    result_bytes = tile_rows * TILE_CHANNELS * 4
+    budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
+    stages = tuning.stages if tuning else max(2, min(6, budget // stage_bytes))
+    steps = inputs // width
+    tiles = -(-rows // tile_rows) * -(-outputs_of(weight) // TILE_CHANNELS)
+    splits = tuning.splits if tuning else None
+    return Plan(
+        tile_rows=tile_rows,
+        stages=stages,
+        splits=splits or number_of_splits(tiles, steps, MULTIPROCESSORS),
+        steps=steps,
+        width=width,
+        group=group if group < inputs else None,
+        stored=stored,
+        operand=operand,
+        accumulator=jnp.int32 if activations == "int8" else jnp.float32,
+        staged=staged,
+    )

@@ -1,0 +1,51 @@
+"""split_rotate: the public function and the explicit choice of a backend."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.linear.api import Norm
+from pallas_kernels.pages import FLOAT_DTYPES
+
+BACKENDS = ("xla", "native")
+
+
+def split_rotate(
+    qkv: jax.Array,  # [T, KVH, G + 2, D]
+    cos: jax.Array,  # float32[T, D / 2]
+    sin: jax.Array,  # float32[T, D / 2]
+    *,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    backend: str,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # [T, KVH * G, D], [T, KVH, D], [T, KVH, D]
+    """Queries, keys and values of a fused projection; queries and keys rotated by their position.
+
+    Dimension i is paired with i + D / 2 (Su et al., "RoFormer", 2021, in the half-split form); the
+    rotation is done in float32.
+
+    Args:
+        qkv: for each KV head its G query heads, its key and its value.
+        cos, sin: of each token's angles.
+        q_norm, k_norm: RMS norm over D before the rotation.
+        backend: "xla" (any device) or "native" (CPU, C++).
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    if qkv.ndim != 4 or qkv.shape[2] < 3 or qkv.shape[3] % 2:
+        raise KernelError("qkv.shape", qkv.shape, "[tokens, kv_heads, group + 2, even head_dim]")
+    if qkv.dtype not in FLOAT_DTYPES:
+        raise KernelError("qkv.dtype", qkv.dtype, "float32, float16 or bfloat16")
+    half = (qkv.shape[0], qkv.shape[3] // 2)
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.shape != half or table.dtype != jnp.float32:
+            raise KernelError(name, f"{table.dtype}{table.shape}", f"float32{list(half)}")
+    if backend not in BACKENDS:
+        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    module = importlib.import_module(f"pallas_kernels.rotary.{backend}")
+    return module.split_rotate(qkv, cos, sin, q_norm=q_norm, k_norm=k_norm)

@@ -1,0 +1,94 @@
+"""Rates, shares of the ceiling and the verdicts on the targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
+from benchmarks.kernel_bench.report import markdown, rows_from, write
+from benchmarks.kernel_bench.rows import (
+    BF16,
+    FLASHINFER,
+    INT4,
+    JAX_OP,
+    OURS,
+    Ceilings,
+    Row,
+    count_verdicts,
+    measured_rows,
+    missing,
+)
+
+CEILINGS = Ceilings(copy_gb_s=4000.0, matmul_tflop_s=800.0)
+DEVICE = {
+    "device_kind": "NVIDIA X",
+    "jax": "0.11.2",
+    "backends": "chosen",
+    "ceilings": {"copy_gb_s": 4000.0, "matmul_tflop_s": 800.0},
+}
+
+
+def verdicts(case, seconds):
+    judged = [row for row in measured_rows(case, seconds, CEILINGS) if row.verdicts]
+    return judged[0].verdicts if judged else ()
+
+
+def test_decode_is_held_against_the_bytes_it_must_read():
+    case = DecodeCase(64, 4096, 32, 8)
+    least = case.read_bytes / 4000e9
+    (row,) = measured_rows(case, {OURS: least / 0.9}, CEILINGS)
+    assert row.percent == pytest.approx(90) and row.unit == "GB/s"
+    assert row.rate == pytest.approx(3600) and row.us == pytest.approx(1e6 * least / 0.9)
+    assert verdicts(case, {OURS: least / 0.86})[0].endswith("(86 %): met")
+    assert verdicts(case, {OURS: least / 0.84})[0].endswith("(84 %): missed")
+    small = DecodeCase(1, 16384, 32, 8)
+    assert verdicts(small, {OURS: small.read_bytes / 4000e9 / 0.61})[0].endswith(": met")
+    assert verdicts(DecodeCase(1, 128, 32, 8), {OURS: 1.0}) == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "ratio", "met"),
+    [(JAX_OP, 1.51, True), (JAX_OP, 1.49, False), (FLASHINFER, 0.96, True), (FLASHINFER, 0.94, 0)],
+)
+def test_decode_is_held_against_the_others(other, ratio, met):
+    told = verdicts(DecodeCase(1, 128, 32, 8), {OURS: 1.0, other: ratio})
+    assert len(told) == 1 and told[0].endswith(": met") == bool(met)
+
+
+def test_prefill_is_held_against_the_dense_rate():
+    case = PrefillCase(4096, 0, 32, 8)
+    least = case.flops / 800e12
+    assert verdicts(case, {OURS: least / 0.61})[0].endswith(": met")
+    assert verdicts(case, {OURS: least / 0.59})[0].endswith(": missed")
+    assert verdicts(PrefillCase(256, 0, 32, 8), {OURS: 1.0}) == ()
+
+
+def test_int4_is_held_against_bf16_for_few_rows():
+    few, many = (MatmulCase("m", rows, 4096, 4096) for rows in (16, 64))
+    assert verdicts(few, {BF16: 2.6, INT4: 1.0})[0].endswith(": met")
+    assert verdicts(few, {BF16: 2.4, INT4: 1.0})[0].endswith(": missed")
+    assert verdicts(many, {BF16: 2.4, INT4: 1.0}) == ()
+
+
+def test_what_could_not_be_timed_is_no_figure_and_no_verdict():
+    case = DecodeCase(64, 4096, 32, 8)
+    rows = measured_rows(case, {OURS: float("nan"), JAX_OP: 1.0}, CEILINGS)
+    assert rows[0].us is None and rows[0].reason == "too noisy to measure"
+    assert not rows[0].verdicts
+
+
+def test_the_report_says_what_is_missing_and_json_gives_the_rows_back(tmp_path):
+    case = DecodeCase(64, 4096, 32, 8)
+    seconds = {OURS: case.read_bytes / 4000e9, JAX_OP: 1.0}
+    rows = measured_rows(case, seconds, CEILINGS)
+    rows.append(missing(case, FLASHINFER, "not | installed"))
+    assert count_verdicts(rows) == (2, 2)
+    text = markdown(rows, DEVICE, ["Not run: 3 of 4 cases (time is up)."])
+    assert "Targets met: 2 of 2." in text and "Not run: 3 of 4" in text
+    assert "| FlashInfer |  |  |  |  |  | not / installed |" in text
+    write(tmp_path, "kernels", rows, DEVICE, [])
+    import json
+
+    assert rows_from(json.loads((tmp_path / "kernels.json").read_text())) == rows
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernels.json", "kernels.md"]
+    assert isinstance(rows[0], Row)

@@ -1,0 +1,98 @@
+"""The cases in order until the time is up; a case that fails is a row and the next one runs."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.isolated import WorkerError
+from benchmarks.kernel_bench import run
+from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase
+from benchmarks.kernel_bench.rows import OURS
+from benchmarks.kernel_bench.run import failures_of, next_case, run_cases
+
+CASES = [DecodeCase(slots, 128, 32, 8) for slots in (1, 2, 3, 4)]
+
+
+class Device:
+    """Answers with one row a case; fails for some numbers of slots."""
+
+    def __init__(self, failing=(), seconds=0.0):
+        self.failing, self.seconds, self.asked = failing, seconds, []
+
+    def call(self, request, limit_s):
+        if request["do"] == "device":
+            return {"ceilings": {"copy_gb_s": 1.0, "matmul_tflop_s": 1.0}}
+        assert request["ceilings"]["copy_gb_s"] == 1.0  # measured once, not by each process
+        slots = request["case"]["slots"]
+        self.asked.append(slots)
+        time.sleep(self.seconds)
+        if slots in self.failing:
+            raise WorkerError("no answer within 1 s")
+        return [
+            {
+                "case": request["case"], "label": str(slots), "candidate": OURS, "us": 1.0,
+                "rate": 1.0, "unit": "GB/s", "percent": 1.0, "difference": 0.0, "reason": "",
+                "verdicts": ["fast: met"],
+            }
+        ]  # fmt: skip
+
+
+def go(device, seconds=60.0):
+    progress = []
+    rows, _, notes = run_cases(
+        device,
+        CASES,
+        {"dry_run": True},
+        deadline=time.monotonic() + seconds,
+        progress=lambda rows, device, notes: progress.append(len(rows)),
+    )
+    return rows, notes, progress
+
+
+def test_results_are_handed_on_after_every_case():
+    rows, notes, progress = go(Device())
+    assert [row.us for row in rows] == [1.0] * 4 and not notes
+    assert progress == [1, 2, 3, 4, 4]
+    assert rows[0].verdicts == ("fast: met",)
+
+
+def test_a_case_that_hangs_is_a_failure_and_the_others_run():
+    device = Device(failing=(2,))
+    rows, _, _ = go(device)
+    assert device.asked == [1, 2, 3, 4]
+    assert failures_of(rows) == [
+        "decode 32/8 heads, 2 x 128: jaxserve: FAILED: no answer within 1 s"
+    ]
+
+
+def test_when_the_time_is_up_the_rest_is_told():
+    device = Device(seconds=0.05)
+    _, notes, _ = go(device, seconds=0.06)
+    assert len(device.asked) == 2
+    assert notes == ["Not run: 2 of 4 cases (time is up)."]
+
+
+def test_many_failures_in_a_row_end_the_run(monkeypatch):
+    monkeypatch.setattr(run, "MOST_FAILURES", 2)
+    device = Device(failing=(1, 2, 3, 4))
+    _, notes, _ = go(device)
+    assert device.asked == [1, 2]
+    assert notes == ["Not run: 2 of 4 cases (2 cases in a row failed)."]
+
+
+def test_while_flashinfer_is_compiled_cases_without_it_come_first(monkeypatch):
+    class Building:
+        left = 2
+
+        @property
+        def running(self):
+            self.left -= 1
+            return self.left >= 0
+
+    monkeypatch.setattr(run.time, "sleep", lambda seconds: None)
+    product = MatmulCase("o", 1, 8, 8)
+    waiting = [CASES[0], product, CASES[1]]
+    building = Building()
+    assert next_case(waiting, building) == product
+    assert next_case(waiting, building) == CASES[0]
+    assert waiting == [CASES[1]]

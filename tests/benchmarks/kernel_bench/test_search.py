@@ -1,0 +1,100 @@
+"""The search over static choices: order, failures, the final round and what is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from benchmarks.isolated import WorkerError
+from benchmarks.kernel_bench import search, tuning
+from pallas_kernels import DecodeTuning
+
+
+def test_neighbours_begin_with_the_start_and_change_a_few_fields():
+    start = DecodeTuning()
+    found = tuning.neighbours(start, tuning.DECODE)
+    assert found[0] == start and len(set(found)) == len(found)
+
+    def changed(choice):
+        return {
+            field.name
+            for field in dataclasses.fields(choice)
+            if getattr(choice, field.name) != getattr(start, field.name)
+        }
+
+    counts = [len(changed(choice)) for choice in found]
+    assert counts == sorted(counts) and max(counts) == tuning.MOST_CHANGES == 3
+
+
+def test_only_fields_that_the_tuning_has_are_varied():
+    for (operation, _), fields in tuning.READ.items():
+        assert set(fields) <= {field.name for field in dataclasses.fields(tuning.KINDS[operation])}
+
+
+class Device:
+    """Microseconds by block_tokens and stages; 3 stages kill a batch, 128 tokens are wrong."""
+
+    def __init__(self):
+        self.requests = []
+
+    def call(self, request, limit_s):
+        if request["do"] == "device":
+            return {"device_kind": "NVIDIA H200", "ceilings": {}}
+        if request["do"] == "choices":
+            choices = [{"block_tokens": b, "stages": s} for s in (4, 3, 2) for b in (64, 128, 256)]
+            return {"backend": "mosaic_gpu", "choices": choices}
+        self.requests.append(request["choices"])
+        if any(choice["stages"] == 3 for choice in request["choices"]):
+            raise WorkerError("no answer within 60 s")
+        return [self.entry(choice) for choice in request["choices"]]
+
+    @staticmethod
+    def entry(choice):
+        if choice["block_tokens"] == 128:
+            return {"tuning": choice, "us": None, "reason": "WRONG: differs"}
+        return {"tuning": choice, "us": choice["block_tokens"] / choice["stages"], "reason": ""}
+
+
+def test_a_batch_that_hangs_is_tried_one_by_one_and_the_best_meet_again(monkeypatch):
+    monkeypatch.setattr(search, "BATCH", 4)
+    device = Device()
+    progress = []
+    found = search.search(
+        device,
+        ["decode"],
+        {"dry_run": True},
+        deadline=time.monotonic() + 60,
+        progress=lambda found: progress.append(found["operations"]["decode"]["best"]),
+    )
+    entry = found["operations"]["decode"]
+    (results,) = entry["cases"].values()
+    assert len(results) == 9
+    reasons = {(e["tuning"]["stages"], e["tuning"]["block_tokens"]): e["reason"] for e in results}
+    assert reasons[3, 64] == "FAILED: no answer within 60 s"
+    assert reasons[4, 128] == reasons[2, 128] == "WRONG: differs"
+    assert entry["best"] == {"block_tokens": 64, "stages": 4} == progress[-1]
+    assert [e["us"] for e in results[:4]] == [16, 32, 64, 128]
+    assert device.requests[-1] == [e["tuning"] for e in results[:4]]
+
+
+def test_the_best_choice_is_that_of_all_cases_together():
+    def entry(name, us):
+        return {"tuning": {"stages": name}, "us": us, "reason": ""}
+
+    cases = {
+        "a": [entry(1, 10.0), entry(2, 11.0), entry(3, 9.0)],
+        "b": [entry(1, 40.0), entry(2, 20.0), entry(3, None)],
+    }
+    assert tuning.best_of(cases) == {"stages": 2}  # 3 is fastest in one, and does not run in both
+    assert tuning.best_of({"a": [entry(1, None)]}) is None
+
+
+def test_the_line_for_the_table_names_what_is_not_the_default():
+    best = {
+        "decode": dataclasses.asdict(DecodeTuning(stages=3, waves=4)),
+        "prefill": None,
+        "matmul": None,
+    }
+    line = tuning.table_row("NVIDIA H200", best)
+    assert line == '"H200": ChipTuning(decode=DecodeTuning(stages=3, waves=4)),'
+    assert tuning.table_row("NVIDIA A100-SXM4-80GB", {"decode": {}}) == '"A100": ChipTuning(),'

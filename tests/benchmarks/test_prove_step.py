@@ -1,0 +1,195 @@
+"""The proof of whole steps: its options, what it asks of the compiler, its document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from benchmarks import prove_step
+from benchmarks.memory_table import memory_document
+from jaxserve.sampling.variant import Variant
+from pallas_kernels.gpu_targets import CompilerMissingError
+from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Cost, Memory, Proof, device_name
+
+SETTING = prove_step.Setting("h200", 1, "llama-1b", 2, num_pages=64, page_size=16)
+DECODE, MIXED = prove_step.STEPS["decode[16]"], prove_step.STEPS["mixed[256,2048]"]
+WEIGHTS, POOL = 2**30, 2**28
+
+
+def local_mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+
+
+def proved(setting, step, **changes) -> prove_step.StepProof:
+    memory = Memory(WEIGHTS + POOL, POOL, 2**20, POOL)
+    proof = Proof("step", setting.kind, 1.0, memory, (Cost(1, 1, "shapes"),), (), ())
+    made = prove_step.StepProof(
+        shape=setting.shape,
+        layers=setting.config().num_layers,
+        devices=setting.devices,
+        step=step.name,
+        backends=("mosaic_gpu", None),
+        pool_tokens=1024,
+        weights=WEIGHTS,
+        pool=POOL,
+        proof=proof,
+    )
+    return replace(made, proof=replace(proof, **changes))
+
+
+def test_the_defaults_are_the_whole_model_on_one_h200() -> None:
+    options = prove_step.parse([])
+    assert (options.device, options.shape) == (["h200"], ["llama-3-8b"])
+    assert options.layers is None
+    assert options.tensor_parallel == 1
+    assert options.step == list(prove_step.STEPS)
+    whole = replace(SETTING, shape="llama-3-70b", layers=options.layers)
+    assert whole.config().num_layers == 80
+    assert SETTING.config().num_layers == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--device", "rtx"],
+        ["--shape", "llama-9b"],
+        ["--step", "decode[3]"],
+        ["--layers", "0"],
+        ["--num-pages", "-1"],
+        ["--tensor-parallel", "0"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_wrong_options_are_refused(arguments, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        prove_step.parse(arguments)
+    assert stop.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_every_combination_is_compiled_with_what_was_asked(monkeypatch, tmp_path) -> None:
+    asked = []
+
+    def prove(setting, step):
+        asked.append((setting, step))
+        return proved(setting, step)
+
+    monkeypatch.setattr(prove_step, "prove_step", prove)
+    document = tmp_path / "memory.md"
+    arguments = ["--device", "h200", "v5e", "--shape", "llama-3-8b", "llama-3-70b"]
+    arguments += ["--step", "decode[16]", "--layers", "3", "--tensor-parallel", "8"]
+    assert prove_step.main([*arguments, "--markdown", str(document)]) == 0
+    assert [(setting.kind, setting.shape) for setting, _ in asked] == [
+        ("h200", "llama-3-8b"),
+        ("v5e", "llama-3-8b"),
+        ("h200", "llama-3-70b"),
+        ("v5e", "llama-3-70b"),
+    ]
+    assert {(setting.layers, setting.devices) for setting, _ in asked} == {(3, 8)}
+    assert {step.variant for _, step in asked} == {Variant.GREEDY}
+    text = document.read_text()
+    assert "## llama-3-70b, 3 layers, tensor parallel over 8" in text
+    assert "8 x TPU v5 lite" in text
+
+
+def test_the_full_run_is_that_of_the_document() -> None:
+    asked = prove_step.settings(prove_step.parse(["--full"]))
+    assert {setting.layers for setting in asked} == {None}
+    assert {setting.config().num_layers for setting in asked} == {32, 80}
+    assert ("h200", 8, "llama-3-70b") in {(s.kind, s.devices, s.shape) for s in asked}
+    document = (Path(prove_step.__file__).parents[1] / "docs/memory.md").read_text()
+    for setting in asked:
+        assert f"{setting.devices} x {device_name(setting.kind)} |" in document, setting
+
+
+def test_a_failed_step_and_a_missing_compiler_have_their_exit_codes(monkeypatch, capsys) -> None:
+    def failed(setting, step):
+        return proved(setting, step, failures=("only 1 of 2 bytes are in place",))
+
+    monkeypatch.setattr(prove_step, "prove_step", failed)
+    assert prove_step.main(["--layers", "2"]) == EXIT_FAILED
+    assert "FAILED: step on h200: only 1 of 2" in capsys.readouterr().err
+
+    def impossible(setting, step):
+        raise CompilerMissingError("no ptxas")
+
+    monkeypatch.setattr(prove_step, "prove_step", impossible)
+    assert prove_step.main(["--layers", "2"]) == EXIT_UNAVAILABLE
+    assert "for h200 here: no ptxas" in capsys.readouterr().err
+
+
+def test_weights_and_pool_are_those_of_one_device() -> None:
+    config = SETTING.config()
+    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16")
+    weights = prove_step.device_bytes(leaves)
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    layer = config.hidden_size * (heads + config.num_heads * config.head_dim)
+    layer += 3 * config.hidden_size * config.intermediate_size + 2 * config.hidden_size
+    table = config.vocab_size * config.hidden_size
+    assert weights == 2 * (2 * layer + 2 * table + config.hidden_size)
+
+    state = prove_step.abstract_state(SETTING, config, local_mesh())
+    token = 2 * config.num_kv_heads * config.head_dim * 2
+    assert prove_step.device_bytes(state.kv_pages) == 2 * 64 * 16 * token
+
+    cost = prove_step.step_cost(SETTING, config, DECODE, weights)
+    dense, row = 2 * layer + config.hidden_size, 4 * 2 * config.num_heads * config.head_dim
+    assert cost.flops == 2 * 16 * (dense + table) + row * 64 * 16
+    assert cost.bytes == weights - 2 * table + 2 * 64 * 16 * token
+    mixed = prove_step.step_cost(SETTING, config, MIXED, weights)
+    chunk = 2048 // MIXED.num_lanes
+    seen = 64 * 16 + MIXED.num_lanes * sum(range(1, chunk + 1))
+    products = (256 + 2048) * dense + (256 + MIXED.num_lanes) * table
+    assert mixed.flops == 2 * products + row * seen
+
+
+def test_the_pool_is_what_the_engine_would_plan() -> None:
+    open_setting = replace(SETTING, num_pages=None, shape="llama-3-8b", layers=32)
+    weights = 15 * 2**30
+    pages = prove_step.with_pages(open_setting, weights).num_pages
+    page = 32 * 16 * 2 * 8 * 128 * 2
+    assert 0 <= 0.9 * 151_397_597_184 - weights - 2**30 - pages * page < page
+    small = replace(open_setting, layers=2)
+    assert prove_step.with_pages(small, 0).num_pages == 256 * 8192 // 16 + 1
+    shared = replace(open_setting, kind="a100", devices=8)
+    alone = prove_step.with_pages(replace(shared, devices=1), weights).num_pages
+    assert prove_step.with_pages(shared, weights).num_pages == min(
+        8 * alone + 7, 256 * 8192 // 16 + 1
+    )
+    assert prove_step.with_pages(SETTING, weights) is SETTING
+
+
+def test_matrix_instructions_are_asked_of_the_kernels_that_the_step_holds() -> None:
+    backends = SETTING.backends()
+    assert backends.decode == "mosaic_gpu"
+    wanted = prove_step.requirements(SETTING, backends, DECODE, POOL)
+    assert wanted.instructions == {"paged_decode": "wgmma"}
+    assert wanted.recomputed == 0
+    tpu = replace(SETTING, kind="v5e")
+    assert prove_step.requirements(tpu, backends, DECODE, POOL).recomputed is None
+    assert wanted.in_place == POOL
+    assert wanted.max_temporaries == POOL // 2
+    assert wanted.own_kernel
+
+    both = replace(backends, decode="triton", prefill="mosaic_tpu")
+    wanted = prove_step.requirements(SETTING, both, MIXED, POOL)
+    assert wanted.instructions == {"paged_decode": "mma", "paged_prefill": "matmul"}
+    plain = replace(backends, decode="xla", prefill="xla")
+    assert not prove_step.requirements(SETTING, plain, MIXED, POOL).own_kernel
+
+
+def test_the_document_says_what_did_not_compile() -> None:
+    good = proved(SETTING, DECODE)
+    bad = proved(SETTING, MIXED, memory=None, failures=("does not compile: x | y",))
+    text = memory_document([good, bad])
+    assert text.count("## llama-1b, 2 layers") == 1
+    first, second = [line for line in text.splitlines() if "NVIDIA H200" in line]
+    assert "1.00 GiB | 0.25 GiB (1,024) | 1.0 MiB | 0.25 GiB | 1.25 GiB | 1%" in first
+    assert first.endswith("| ok |")
+    assert "does not compile: x / y" in second
+    assert first.count("|") == second.count("|")

@@ -1,0 +1,33 @@
+"""RMS norm against float64 NumPy."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.linear import Norm
+from pallas_kernels.linear.xla import rms_norm
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+def test_rms_norm(dtype: str, tolerance: float) -> None:
+    # Squares of these values overflow float16 and lose bits in bfloat16.
+    x = jnp.asarray(300 * RNG.normal(size=(4, 64)), dtype)
+    weight = jnp.asarray(RNG.normal(size=64), dtype)
+    found = rms_norm(x, Norm(weight, 1e-5))
+    assert found.dtype == dtype
+    wide = np.asarray(x, np.float64)
+    expected = wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64), expected * np.asarray(weight, np.float64), rtol=tolerance
+    )
+
+
+def test_rms_norm_epsilon() -> None:
+    found = rms_norm(jnp.zeros((1, 8)), Norm(jnp.ones(8), 1e-5))
+    np.testing.assert_array_equal(found, 0.0)
+    small = rms_norm(jnp.full((1, 8), 1e-3), Norm(jnp.ones(8), 1e-6))
+    np.testing.assert_allclose(small, 1e-3 / np.sqrt(2e-6), rtol=1e-6)

@@ -1,0 +1,105 @@
+"""The build: cached by what it depends on, explicit about what is missing, right without AVX512."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pallas_kernels import KernelError, native
+from pallas_kernels.native import build, library
+from tests.pallas_kernels.native.requirements import require_native
+
+ROOT = Path(__file__).parents[3]
+FLAGS = {
+    "AVX2": ("-mno-avx512f", "-mno-avx512bf16", "-mno-avx512vnni"),
+    "portable": ("-march=x86-64",),
+}
+
+
+def fake_compiler(folder: Path, body: str) -> None:
+    script = folder / "c++"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    """An empty cache folder, and a PATH that holds only what a test puts there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}")
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def test_without_a_compiler_the_reason_says_so(empty):
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler .* is on PATH"):
+        build.build()
+
+
+def test_a_failing_compiler_is_quoted(empty):
+    body = (
+        'case "$1" in --version) echo 1;; *) echo "x.cc:1: error: no such thing" >&2; exit 1;; esac'
+    )
+    fake_compiler(empty / "bin", body)
+    with pytest.raises(build.BuildError, match=r"exit status 1: x\.cc:1: error: no such thing"):
+        build.build()
+    assert list((empty / "cache/jaxserve/native").iterdir()) == []
+
+
+def test_a_built_library_is_reused_and_named_by_what_it_depends_on(empty, monkeypatch):
+    # stands in for a compiler: writes its output file and a line into a log
+    log = empty / "log"
+    body = (
+        f'if [ "$1" = --version ]; then echo "$VERSION"; exit; fi\necho run >> {log}\n'
+        'while [ "$1" != -o ]; do shift; done\necho built > "$2"'
+    )
+    fake_compiler(empty / "bin", body)
+    monkeypatch.setenv("VERSION", "one")
+    first = build.build()
+    runs = log.read_text().count("run")
+    assert runs == len(list(build.SOURCES.glob("*.cc"))) + 1
+    assert build.build() == first
+    assert log.read_text().count("run") == runs
+    monkeypatch.setenv("VERSION", "two")
+    paths = {first, build.build(), build.build(("-DOTHER",))}
+    monkeypatch.setattr(build, "cpu_features", lambda: frozenset({"another"}))
+    assert len({*paths, build.build()}) == 4
+
+
+def test_an_unwritable_cache_is_a_reason(empty, monkeypatch):
+    fake_compiler(empty / "bin", "echo 1")
+    (empty / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(empty / "file"))
+    with pytest.raises(build.BuildError, match=r"cache folder .* cannot be used"):
+        build.build()
+
+
+def test_require_names_the_reason(monkeypatch):
+    state = native.Availability(False, "no C++ compiler is on PATH")
+    monkeypatch.setattr(library, "availability", lambda: state)
+    with pytest.raises(KernelError, match=r"because no C\+\+ compiler is on PATH"):
+        library.require()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", FLAGS)
+def test_kernels_are_right_without_avx512(flags):
+    """The kernels' own tests, in a process that loads a library built for a lesser CPU."""
+    require_native()
+    if "x86" not in os.uname().machine:
+        pytest.skip("the flags are those of x86 compilers")
+    code = (
+        "import sys, pytest; from pallas_kernels.native import build, library; "
+        "real = build.build; "
+        f"build.build = lambda: real({FLAGS[flags]!r}); "
+        "sys.exit(pytest.main(['tests/pallas_kernels/linear/test_native.py', "
+        "'tests/pallas_kernels/rotary/test_native.py', "
+        "'tests/pallas_kernels/paged_attention/test_native.py', "
+        "'-k', 'against_float64 or largest or ragged or equals_xla or 80']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

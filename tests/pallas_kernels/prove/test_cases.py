@@ -1,0 +1,83 @@
+"""The list of cases, their operands and their cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.devices import PLAIN
+from pallas_kernels.prove import CASES, KINDS, Attention, cases_for
+from pallas_kernels.prove.cost import decode_cost, prefill_cost, write_cost
+from pallas_kernels.prove.problems import BUILDERS, POOL_BYTES
+
+
+def test_every_case_is_listed_once_and_for_known_kinds() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    for case in CASES:
+        assert set(case.quick) <= set(case.kinds) <= set(KINDS)
+        assert case.operation in BUILDERS
+        # float32 is multiplied exactly, without matrix instructions
+        plain = case.backend in PLAIN or case.problem.dtype == "float32"
+        assert case.requires is None or not plain, case.name
+        assert case.requires is not None or plain, case.name
+
+
+def test_a_quick_run_proves_every_own_backend_of_the_list() -> None:
+    own = {(case.operation, case.backend) for case in CASES if case.backend not in PLAIN}
+    quick = {(case.operation, case.backend) for case in CASES if case.quick}
+    assert own <= quick
+    assert set(cases_for("h200", quick=True)) < set(cases_for("h200"))
+    assert {case.backend for case in cases_for("h200", backend="xla")} == {"xla"}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.backend in PLAIN], ids=lambda case: case.name
+)
+def test_operands_fit_the_operation(case) -> None:
+    problem = BUILDERS[case.operation](case, case.kinds[0])
+    result = jax.eval_shape(problem.function, *problem.operands)
+    expected = problem.operands[0]
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), result) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), expected
+    )
+    jax.tree.map(lambda leaf, spec: None, problem.operands, problem.specs)
+    if problem.in_place:
+        assert POOL_BYTES * 0.99 < problem.in_place <= POOL_BYTES
+
+
+def test_the_cost_of_decode() -> None:
+    problem = Attention(rows=3, heads=4, kv_heads=2, head_dim=8, context=100)
+    cost = decode_cost(problem)
+    assert cost.flops == 3 * 4 * 100 * (2 * 8 + 2 * 8)
+    assert cost.bytes == 3 * (100 * 2 * 2 * 8 * 2 + 2 * 4 * 8 * 2)
+    windowed = Attention(rows=3, heads=4, kv_heads=2, head_dim=8, context=100, window=10)
+    assert decode_cost(windowed).flops * 10 == cost.flops
+    eight = Attention(3, 4, 2, 8, pages="int8", scales="page", context=100)
+    scales = 2 * 2 * 4 // 16  # of a page of 16 tokens, a token's share
+    assert decode_cost(eight).bytes == 3 * (100 * (2 * 2 * 8 + scales) + 2 * 4 * 8 * 2)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_the_cost_of_prefill_counts_what_each_row_sees(window: int | None) -> None:
+    problem = Attention(12, 4, 2, 8, window=window, lanes=3, context=20)
+    seen = [
+        (lane, row, key)
+        for lane, row in itertools.product(range(3), range(16, 20))
+        for key in range(row + 1)
+        if window is None or row - key < window
+    ]
+    cost = prefill_cost(problem)
+    assert cost.flops == len(seen) * 4 * 4 * 8
+    read = len({(lane, key) for lane, _, key in seen}) * 2 * 2 * 8 * 2
+    assert cost.bytes == read + 2 * 12 * 4 * 8 * 2
+
+
+def test_the_cost_of_a_write() -> None:
+    row = 2 * 2 * 8
+    assert write_cost(Attention(5, 4, 2, 8)).bytes == 5 * row * (2 + 2)
+    stored = jnp.dtype("float8_e4m3fn").itemsize
+    assert write_cost(Attention(5, 4, 2, 8, pages="float8_e4m3fn")).bytes == 5 * row * (2 + stored)

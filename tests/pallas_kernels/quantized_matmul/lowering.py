@@ -1,0 +1,47 @@
+"""Shapes without arrays, and lowering for a GPU that is not there."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from pallas_kernels.quantized_matmul import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    formats,
+    quantized_matmul,
+)
+
+
+def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
+    """A weight of ShapeDtypeStructs; kinds as in oracle.random_weight."""
+    shape = jax.ShapeDtypeStruct
+    name, *options = kind.split()
+    if name == "int4":
+        groups = 1 if options[0] == "row" else inputs // int(options[0])
+        return Int4Weight(
+            shape((outputs, formats.packed_columns(inputs)), jnp.uint16),
+            shape((groups, outputs), jnp.float32),
+            shape((groups, outputs), jnp.uint8) if "zeros" in options else None,
+        )
+    if name == "int8":
+        return Int8Weight(shape((outputs, inputs), jnp.int8), shape((outputs,), jnp.float32))
+    scale = shape(() if options else (outputs,), jnp.float32)
+    return Fp8Weight(shape((outputs, inputs), formats.FP8), scale)
+
+
+def lowered_for_cuda(
+    backend: str, rows: int, outputs: int, inputs: int, kind: str, dtype: str, activations: str
+) -> str:
+    """The text of quantized_matmul lowered for an H200."""
+    device = AbstractDevice("NVIDIA H200", 132, "gpu")
+    function = functools.partial(quantized_matmul, activations=activations, backend=backend)
+    x = jax.ShapeDtypeStruct((rows, inputs), dtype)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        traced = jax.jit(function).trace(x, abstract_weight(outputs, inputs, kind))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()

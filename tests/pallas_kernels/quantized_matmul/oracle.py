@@ -1,0 +1,112 @@
+"""quantized_matmul in NumPy and float64, from the definition of the stored formats."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.quantized_matmul import (
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
+
+# relative to the largest element of the result, for a result in this type
+TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 8e-3}
+
+
+def unpacked(packed: np.ndarray, inputs: int) -> np.ndarray:
+    """[N, inputs] of 0..15: input 256 b + 64 i + j is nibble i of word 64 b + j."""
+    out = np.empty((packed.shape[0], inputs), np.int64)
+    for k in range(inputs):
+        block, within = divmod(k, 256)
+        nibble, word = divmod(within, 64)
+        out[:, k] = (packed[:, 64 * block + word] >> (4 * nibble)) & 15
+    return out
+
+
+def dense(weight: QuantizedWeight, inputs: int) -> np.ndarray:
+    """The float64 matrix [N, inputs] that a weight stands for."""
+    if isinstance(weight, Int4Weight):
+        scales = np.asarray(weight.scales, np.float64)
+        zeros = 8 if weight.zeros is None else np.asarray(weight.zeros, np.int64)
+        group = inputs // scales.shape[0]
+        spread = np.repeat(scales, group, axis=0).T
+        offsets = np.repeat(np.broadcast_to(zeros, scales.shape), group, axis=0).T
+        return (unpacked(np.asarray(weight.packed), inputs) - offsets) * spread
+    values, scale = np.asarray(weight.values, np.float64), np.asarray(weight.scale, np.float64)
+    return values * scale.reshape(-1, 1)
+
+
+def product(x: np.ndarray, weight: QuantizedWeight) -> np.ndarray:
+    """float64[M, N] of x as it is."""
+    return np.asarray(x, np.float64) @ dense(weight, x.shape[1]).T
+
+
+def integer_product(x: np.ndarray, weight: Int8Weight) -> tuple[np.ndarray, np.ndarray]:
+    """The int32 sums [M, N] of W8A8 and the float32 scales [M] of the rows of x."""
+    wide = np.asarray(x, np.float32)
+    highest = np.abs(wide).max(axis=1)
+    factor = np.divide(np.float32(127), highest, out=np.ones_like(highest), where=highest > 0)
+    rows = np.rint(wide * factor[:, None]).astype(np.int32)
+    scale = highest * np.float32(1 / 127)
+    return rows @ np.asarray(weight.values, np.int32).T, scale
+
+
+def relative_error(got: jnp.ndarray, want: np.ndarray) -> float:
+    """The largest difference over the largest magnitude; infinite when something is not finite."""
+    got = np.asarray(got, np.float64)
+    if got.shape != want.shape or not np.isfinite(got).all():
+        return np.inf
+    return float(np.abs(got - want).max() / max(np.abs(want).max(), 1e-30))
+
+
+def random_weight(
+    rng: np.random.Generator, outputs: int, inputs: int, kind: str
+) -> QuantizedWeight:
+    """A random weight: "int8", "fp8", "fp8 tensor", or "int4 GROUP" with or without " zeros"."""
+    matrix = rng.standard_normal((outputs, inputs)).astype(np.float32)
+    # channels and groups of very different size: a scale at the wrong place is a large error
+    matrix *= np.exp(rng.uniform(-2, 2, (outputs, 1)))
+    matrix *= np.repeat(np.exp(rng.uniform(-1, 1, (1, inputs // 32))), 32, axis=1)
+    name, *options = kind.split()
+    if name == "int8":
+        return quantize_int8(jnp.asarray(matrix))
+    if name == "fp8":
+        return quantize_fp8(jnp.asarray(matrix), per_tensor=bool(options))
+    group = None if options[0] == "row" else int(options[0])
+    # a mean away from zero, on either side: zero points of every size
+    away = np.where(np.arange(outputs) % 2, 0.5, -0.5)[:, None]
+    shifted = matrix + away * np.abs(matrix).max(axis=1, keepdims=True)
+    asymmetric = "zeros" in options
+    return quantize_int4(
+        jnp.asarray(shifted if asymmetric else matrix), group, asymmetric=asymmetric
+    )
+
+
+def random_rows(rng: np.random.Generator, rows: int, inputs: int, dtype: str) -> jnp.ndarray:
+    """Activations of very different size by row."""
+    x = rng.standard_normal((rows, inputs)) * np.exp(rng.uniform(-2, 2, (rows, 1)))
+    return jnp.asarray(x, dtype)
+
+
+def rows_fit(x: jnp.ndarray, got: jnp.ndarray, weight: QuantizedWeight, bound: float) -> bool:
+    """Whether every row of a result is right to `bound`, relative to the row's largest element."""
+    want = product(x, weight)
+    return all(relative_error(got[row], want[row]) <= bound for row in range(len(want)))
+
+
+KINDS = (
+    "int8",
+    "fp8",
+    "fp8 tensor",
+    "int4 32",
+    "int4 64 zeros",
+    "int4 128",
+    "int4 128 zeros",
+    "int4 row",
+    "int4 row zeros",
+)
