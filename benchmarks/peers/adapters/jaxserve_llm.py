@@ -17,7 +17,9 @@ class Jaxserve:
     """`LLM`, stepped by hand: its own queue would run as many requests as there are slots."""
 
     def __init__(self, llm: LLM):
-        self.versions = environment()
+        chosen = llm._engine.runner._backends
+        kernels = f"decode {chosen.decode}, prefill {chosen.prefill}, linear {chosen.linear}"
+        self.versions = environment() | {"kernels": kernels}
         self._llm = llm
         self._number = 0
 
