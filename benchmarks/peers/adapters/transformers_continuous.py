@@ -11,7 +11,7 @@ from benchmarks.peers.adapters.transformers_generate import load_model, versions
 from benchmarks.peers.workload import Cell
 
 PAGE_SIZE = 32
-STEP_TOKENS = 1024  # the default follows free memory, and pads CPU steps to far more than is live
+STEP_TOKENS = 1024  # the default follows the free memory of a GPU
 
 
 class ContinuousBatches:
