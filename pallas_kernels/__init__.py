@@ -6,7 +6,7 @@ for by name.
 """
 
 from pallas_kernels.coverage import AttentionShape
-from pallas_kernels.devices import Backends, choose_backends, require_backend
+from pallas_kernels.devices import Backends, choose_backends, choose_matmul_backend, require_backend
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention import (
     PrefillLanes,
@@ -45,6 +45,7 @@ __all__ = [
     "ScaledPages",
     "chip_tuning",
     "choose_backends",
+    "choose_matmul_backend",
     "paged_decode_attention",
     "paged_prefill_attention",
     "quantize_fp8",

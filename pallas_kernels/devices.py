@@ -9,6 +9,7 @@ from typing import Any
 from pallas_kernels import coverage, native
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
+from pallas_kernels.quantized_matmul.coverage import MATMUL, MatmulShape
 from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
 
 PORTABLE = ("reference", "xla")  # backends that run on any device
@@ -29,6 +30,7 @@ class Candidates:
     prefill: Sequence[str] = ("xla",)
     write_kv: Sequence[str] = ("xla",)
     linear: Sequence[str] = ("xla",)
+    matmul: Sequence[str] = ("xla",)
     head_dim_multiple: int = 1
 
 
@@ -40,14 +42,17 @@ FAMILIES = {
         decode=("mosaic_tpu", "xla"),
         prefill=("mosaic_tpu", "xla"),
         write_kv=("mosaic_tpu", "xla"),
+        matmul=("mosaic_tpu", "xla"),
         # XLA would bring a pool of smaller heads into another order around every kernel
         head_dim_multiple=128,
     ),
     "a Hopper GPU": Candidates(
-        decode=("mosaic_gpu", "triton", "xla"), prefill=("mosaic_gpu", "triton", "xla")
+        decode=("mosaic_gpu", "triton", "xla"),
+        prefill=("mosaic_gpu", "triton", "xla"),
+        matmul=("mosaic_gpu", "triton", "xla"),
     ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
-        decode=("triton", "xla"), prefill=("triton", "xla")
+        decode=("triton", "xla"), prefill=("triton", "xla"), matmul=("triton", "xla")
     ),
     "an NVIDIA GPU": Candidates(),
 }
@@ -178,6 +183,20 @@ def choose_backends(
         tuning=chip_tuning(device_kind),
         head_dim_multiple=multiple,
     )
+
+
+def choose_matmul_backend(device_kind: str, platform: str, shape: MatmulShape) -> str:
+    """The backend of quantized_matmul for a product on a device: the best that covers it.
+
+    Args:
+        device_kind, platform: as for choose_backends.
+        shape: the product, such as `MatmulShape.of(x, weight, activations)`.
+
+    Raises:
+        KernelError: no implementation has been chosen for this platform or device.
+    """
+    names = FAMILIES[device_family(device_kind, platform)].matmul
+    return next(n for n in names if n not in MATMUL or MATMUL[n](shape) is None)
 
 
 def require_backend(

@@ -14,21 +14,17 @@ from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import MatmulCase
 from benchmarks.kernel_bench.contest import Program, contest
 from benchmarks.kernel_bench.rows import BF16, INT4, Row, missing
-from pallas_kernels.devices import device_family
+from pallas_kernels.devices import FAMILIES, device_family
 from pallas_kernels.quantized_matmul import (
     quantize_fp8,
     quantize_int4,
     quantize_int8,
     quantized_matmul,
 )
-from pallas_kernels.quantized_matmul.api import KERNELS
 
 COLD_WEIGHTS = 2**29  # bytes of weights in one program
 MOST_LAYERS = 16
 MOST_RESULTS = 2**29  # bytes of results of one program
-# kernels that may serve a platform; XLA serves every one
-BACKENDS = {"gpu": ("mosaic_gpu", "triton"), "tpu": ("mosaic_tpu",), "cpu": ()}
-HOPPER_ALONE = "mosaic_gpu"
 # name, quantiser, activations, bits of an element, norm of the rounding error allowed
 FORMATS: tuple[tuple[str, Callable[..., Any], str, float, float], ...] = (
     (INT4, functools.partial(quantize_int4, group=128), "float", 4.25, 0.2),
@@ -41,9 +37,7 @@ FORMATS: tuple[tuple[str, Callable[..., Any], str, float, float], ...] = (
 
 def backends_of(device_kind: str, platform: str) -> list[str]:
     """The backends that exist for a device, the most specialised first."""
-    hopper = device_family(device_kind, platform) == "a Hopper GPU"
-    kernels = [name for name in BACKENDS[platform] if name in KERNELS]
-    return [name for name in kernels if hopper or name != HOPPER_ALONE] + ["xla"]
+    return list(FAMILIES[device_family(device_kind, platform)].matmul)
 
 
 def program_of(multiply: Callable[[jax.Array, Any], jax.Array], layers: int) -> Callable[..., Any]:

@@ -11,10 +11,12 @@ from pallas_kernels import (
     AttentionShape,
     KernelError,
     choose_backends,
+    choose_matmul_backend,
     require_backend,
     storage_dtype,
 )
 from pallas_kernels.native import Availability
+from pallas_kernels.quantized_matmul.coverage import MatmulShape
 
 HOPPER = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H800", "NVIDIA H20"]
 HOPPER += ["NVIDIA GH200 480GB", "NVIDIA H100-SXM5-80GB"]
@@ -129,6 +131,18 @@ def test_shapes_that_no_gpu_kernel_covers_run_xla(kind):
 def test_unknown_devices_are_refused(kind, platform):
     with pytest.raises(KernelError, match=kind):
         choose_backends(kind, platform)
+
+
+def test_the_best_backend_that_covers_a_product_is_chosen():
+    bfloat16 = jnp.dtype("bfloat16")
+    shape = MatmulShape(4096, 4096, "int4", 128, bfloat16, "float")
+    assert choose_matmul_backend("NVIDIA H200", "gpu", shape) == "mosaic_gpu"
+    assert choose_matmul_backend("NVIDIA A100-SXM4-80GB", "gpu", shape) == "triton"
+    assert choose_matmul_backend("TPU v6 lite", "tpu", shape) == "mosaic_tpu"
+    assert choose_matmul_backend("cpu", "cpu", shape) == "xla"
+    odd = replace(shape, inputs=4096 + 128)
+    assert choose_matmul_backend("NVIDIA H200", "gpu", odd) == "triton"
+    assert choose_matmul_backend("TPU v6 lite", "tpu", odd) == "xla"
 
 
 def test_heads_are_padded_where_the_device_wants_them_so():
