@@ -1,0 +1,207 @@
+"""The command; see the package's docstring."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import benchmarks.peers
+from benchmarks.peers.adapters import ENGINES
+from benchmarks.peers.process import Worker
+from benchmarks.peers.report import make_report, markdown
+from benchmarks.peers.rounds import Contestant, alternate, one_at_a_time
+from benchmarks.peers.workload import Cell, fixed_batch, mixed, write_cells
+
+BASE = "jaxserve"
+ROOT = Path(benchmarks.__file__).parent.parent
+SHORTEST_CONTEXT = 512  # of the engines' max_model_len, so that small cells are no special case
+
+
+def peer_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = set(names) - set(ENGINES)
+    if unknown:
+        known = ", ".join(name for name in ENGINES if name != BASE)
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not one of {known}")
+    return [name for name in dict.fromkeys(names) if name != BASE]
+
+
+def assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in ENGINES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE=VALUE of {', '.join(ENGINES)}")
+    return name, value
+
+
+def settings_of(text: str) -> tuple[str, dict[str, Any]]:
+    name, value = assignment(text)
+    try:
+        settings = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE={{...}}")
+    return name, settings
+
+
+def variable_of(text: str) -> tuple[str, tuple[str, str]]:
+    engine, rest = assignment(text)
+    name, equals, value = rest.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE=NAME=VALUE")
+    return engine, (name, value)
+
+
+def for_engine(name: str, given: list[tuple[str, Any]]) -> list[Any]:
+    """What was given for the engine's family (`llama.cpp` of `llama.cpp-q8_0`), then for itself."""
+    family = name.split("-")[0]
+    general = [value for engine, value in given if engine == family]
+    return general + [value for engine, value in given if engine == name and name != family]
+
+
+def make_cells(options: argparse.Namespace, vocab_size: int) -> list[Cell]:
+    cells = [
+        fixed_batch(batch, options.input_len, options.output_len, vocab_size)
+        for batch in options.batch_sizes
+    ]
+    if options.mixed:
+        ranges = tuple(options.mixed_prompt), tuple(options.mixed_output)
+        cells.append(mixed(options.mixed, *ranges, vocab_size))
+    return cells
+
+
+def converted_folder(model: Path) -> Path:
+    """Where converted weights stay for the next run, by the checkpoint's files."""
+    files = sorted(model.glob("*.safetensors"))
+    marks = [f"{f.resolve()} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files]
+    digest = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / "jaxserve-peers" / f"{model.name}-{digest}"
+
+
+def job_of(options: argparse.Namespace, cells: list[Cell]) -> dict[str, Any]:
+    model = options.model.resolve()
+    return {
+        "model": str(model),
+        "dtype": options.dtype,
+        "slots": max(cell.in_flight for cell in cells),
+        "max_model_len": max(SHORTEST_CONTEXT, *(cell.longest for cell in cells)),
+        "converted": str((options.converted or converted_folder(model)).resolve()),
+    }
+
+
+def starter(
+    name: str, options: argparse.Namespace, job: dict[str, Any], workload: Path, logs: Path
+) -> Callable[[], Worker]:
+    settings: dict[str, Any] = {}
+    for given in for_engine(name, options.settings):
+        settings |= given
+    job = job | {"settings": settings}
+    # the worker's folder is another one; a virtual environment's link must not be followed
+    python = os.path.abspath([sys.executable, *for_engine(name, options.python)][-1])
+    command = [python, "-m", "benchmarks.peers.worker", name]
+    command += ["--job", json.dumps(job), "--workload", str(workload)]
+    variables = dict(for_engine(name, options.env))
+    return lambda: Worker(command, ROOT, logs / f"{name}.log", options.timeout, variables)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=benchmarks.peers.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="folder in Hugging Face format")
+    default = ",".join(name for name in ENGINES if name != BASE)
+    add("--peers", type=peer_names, default=peer_names(default), help=f"default: {default}")
+    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    add("--batch-sizes", type=int, nargs="*", default=[1, 4, 16, 64])
+    add("--input-len", type=int, default=32)
+    add("--output-len", type=int, default=128)
+    add("--mixed", type=int, default=64, help="requests of the mixed cell; 0: none")
+    add("--mixed-prompt", type=int, nargs=2, default=[8, 256], metavar=("SHORTEST", "LONGEST"))
+    add("--mixed-output", type=int, nargs=2, default=[8, 256], metavar=("SHORTEST", "LONGEST"))
+    add("--repeats", type=int, default=3, help="counted rounds; one more comes first")
+    add("--one-at-a-time", action="store_true", help="never two engines in memory")
+    add(
+        "--python",
+        type=assignment,
+        action="append",
+        default=[],
+        metavar="ENGINE=PATH",
+        help="interpreter of an engine and of its variants; this one where none is named",
+    )
+    add(
+        "--settings",
+        type=settings_of,
+        action="append",
+        default=[],
+        metavar="ENGINE=JSON",
+        help="settings of an engine's own configuration, and of its variants'",
+    )
+    add(
+        "--env",
+        type=variable_of,
+        action="append",
+        default=[],
+        metavar="ENGINE=NAME=VALUE",
+        help="environment variable of the processes of an engine and its variants",
+    )
+    add("--converted", type=Path, help="folder of converted weights; a temporary one by default")
+    add("--log-dir", type=Path, help="folder of what the engines print; default: not kept")
+    add("--timeout", type=float, default=1800.0, help="seconds that a start or a cell may take")
+    add("--output-json", type=Path, help="also writes the Markdown beside it")
+    return parser
+
+
+def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Measure, and return the report."""
+    vocab_size = json.loads((options.model / "config.json").read_text())["vocab_size"]
+    cells = make_cells(options, vocab_size)
+    workload = scratch / "workload.json"
+    write_cells(workload, cells)
+    logs = options.log_dir or scratch
+    logs.mkdir(parents=True, exist_ok=True)
+    job = job_of(options, cells)
+    say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+    contestants = [
+        Contestant(name, starter(name, options, job, workload, logs.resolve()), say)
+        for name in (BASE, *options.peers)
+    ]
+    order = one_at_a_time if options.one_at_a_time else alternate
+    records = order(contestants, len(cells), options.repeats, say)
+    environment = {
+        "model": options.model.name,
+        "dtype": options.dtype,
+        "rounds": options.repeats,
+        "order": "one engine after the other" if options.one_at_a_time else "interleaved",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    return make_report(records, cells, environment)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = build_parser()
+    options = parser.parse_args(words)
+    if not options.batch_sizes and not options.mixed:
+        parser.error("nothing to run: --batch-sizes is empty and --mixed is 0")
+    with tempfile.TemporaryDirectory() as scratch:
+        report = run(options, Path(scratch))
+    text = markdown(report)
+    print(text)
+    if options.output_json:
+        options.output_json.write_text(json.dumps(report, indent=2) + "\n")
+        options.output_json.with_suffix(".md").write_text(text + "\n")
+    return 1 if report["engines"][BASE]["failure"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

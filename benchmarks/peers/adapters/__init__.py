@@ -1,0 +1,69 @@
+"""What the worker knows of each engine: a module with `load`, and with `convert` where it reads
+another file format than the checkpoint's.
+
+A module imports its engine at its top, so that a missing engine is an ImportError of the module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.peers.workload import Cell
+
+# name of an engine -> (its module here, settings that `--settings` may override)
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "jaxserve": ("jaxserve_llm", {}),
+    "jaxserve-int8": ("jaxserve_llm", {"quantization": "int8"}),
+    "transformers": ("transformers_generate", {}),
+    "transformers-continuous": ("transformers_continuous", {}),
+    "vllm": ("vllm_llm", {}),
+    "llama.cpp": ("llama_cpp_batch", {}),
+    "llama.cpp-q8_0": ("llama_cpp_batch", {"weights": "q8_0"}),
+    "openvino": ("openvino_batching", {}),
+}
+
+
+class Unavailable(Exception):
+    """The engine is there but cannot run this job; the message says why."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker loads.
+
+    Attributes:
+        model: folder in Hugging Face format.
+        dtype: "bfloat16" or "float32", of weights and activations.
+        slots: most requests in flight over all cells.
+        max_model_len: longest request over all cells, prompt and output, in tokens.
+        converted: folder for this model in the engines' own file formats.
+        settings: passed on to the engine's own configuration.
+    """
+
+    model: Path
+    dtype: str
+    slots: int
+    max_model_len: int
+    converted: Path
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a cell gave: the output tokens of each request, and figures of the engine's own."""
+
+    tokens: list[list[int]]
+    figures: dict[str, float]
+
+
+class Engine(Protocol):
+    """A loaded engine."""
+
+    versions: dict[str, str]
+
+    def run(self, cell: Cell) -> Ran:
+        """Serve the cell: all requests queued, at most `cell.in_flight` running, greedy."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,67 @@
+"""jaxserve, through its blocking front."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from benchmarks.peers.adapters import Job, Ran, Unavailable
+from benchmarks.peers.adapters.feeding import feed
+from benchmarks.peers.workload import Cell
+from jaxserve import LLM
+from jaxserve.bench.measure import environment
+from jaxserve.bench.workloads import WorkItem, bytes_moved
+from jaxserve.config import EngineConfig
+
+
+class Jaxserve:
+    """`LLM`, stepped by hand: its own queue would run as many requests as there are slots."""
+
+    def __init__(self, llm: LLM):
+        chosen = llm._engine.runner._backends
+        kernels = f"decode {chosen.decode}, prefill {chosen.prefill}, linear {chosen.linear}"
+        self.versions = environment() | {"kernels": kernels}
+        self._llm = llm
+        self._number = 0
+
+    def run(self, cell: Cell) -> Ran:
+        llm, items = self._llm, [WorkItem(*r) for r in zip(cell.prompts, cell.output_lens)]
+        tokens: list[list[int]] = [[] for _ in items]
+        first, self._number = self._number, self._number + len(items)
+        steps = llm.stats().num_steps
+
+        def add(index: int) -> None:
+            item = items[index]
+            request = llm._inputs.prepare(item.prompt_token_ids, item.params(), str(first + index))
+            llm._outputs.add(request)
+            llm._engine.add(request.sequences[0])
+
+        def step() -> int:
+            outputs = llm._step()
+            for output in outputs:
+                tokens[int(output.request_id) - first] = list(output.outputs[0].token_ids)
+            return len(outputs)
+
+        feed(len(items), cell.in_flight, add, step)
+        while llm._engine.has_work:  # with overlap a step is dispatched before the last one's end
+            llm._step()
+        steps = llm.stats().num_steps - steps
+        return Ran(tokens, {"bytes_read": bytes_moved(items, steps, llm.footprint)})
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def load(job: Job) -> Jaxserve:
+    missing = set(job.settings) - {field.name for field in fields(EngineConfig)}
+    if missing:
+        raise Unavailable(f"this jaxserve has no setting {', '.join(sorted(missing))}")
+    settings = {
+        "skip_tokenizer_init": True,
+        "dtype": job.dtype,
+        "max_num_seqs": max(job.slots, 2),
+        "max_model_len": job.max_model_len,
+        # every program before the first request: none is compiled while another engine is timed
+        "compile_ahead": 1000,
+        "compile_in_background": False,
+    }
+    return Jaxserve(LLM(str(job.model), **settings | job.settings))

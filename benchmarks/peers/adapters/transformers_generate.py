@@ -1,0 +1,67 @@
+"""transformers' `generate`: static batches in arrival order, left-padded, each until its longest
+request ends."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+from benchmarks.peers.adapters import Job, Ran
+from benchmarks.peers.workload import Cell
+
+
+def load_model(job: Job) -> transformers.PreTrainedModel:
+    """The model on the GPU where torch sees one, else on the CPU."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(job.model), dtype=getattr(torch, job.dtype), **job.settings
+    )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def versions() -> dict[str, str]:
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+class StaticBatches:
+    """One `generate` call for each `in_flight` requests."""
+
+    def __init__(self, model: transformers.PreTrainedModel):
+        self.versions = versions()
+        self._model = model
+
+    def run(self, cell: Cell) -> Ran:
+        tokens: list[list[int]] = []
+        for first in range(0, len(cell.prompts), cell.in_flight):
+            batch = slice(first, first + cell.in_flight)
+            tokens += self._batch(cell.prompts[batch], cell.output_lens[batch])
+        return Ran(tokens, {})
+
+    def _batch(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
+        longest, count = max(map(len, prompts)), max(output_lens)
+        padding = [longest - len(prompt) for prompt in prompts]
+        ids = [[0] * pad + prompt for pad, prompt in zip(padding, prompts)]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
+        device = self._model.device
+        with torch.inference_mode():
+            out = self._model.generate(
+                torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        rows = out[:, longest:].tolist()
+        return [row[:asked] for row, asked in zip(rows, output_lens)]
+
+    def close(self) -> None:
+        del self._model
+
+
+def load(job: Job) -> StaticBatches:
+    return StaticBatches(load_model(job))

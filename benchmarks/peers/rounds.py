@@ -1,0 +1,137 @@
+"""Who runs when: rounds that alternate between the engines, or one engine after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from benchmarks.peers.process import WorkerError
+
+Say = Callable[[str], Any]
+
+
+class Runs(Protocol):
+    """What the rounds need of a worker."""
+
+    versions: dict[str, str]
+    startup_seconds: float
+    conversion_seconds: float
+    peak_rss_mib: float
+
+    def run(self, cell: int) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class EngineRecord:
+    """What is known of an engine after the run.
+
+    Attributes:
+        failure: why it never ran, or None.
+        answers: per cell, the answers of the counted rounds.
+        failures: per cell that failed, the reason.
+    """
+
+    name: str
+    versions: dict[str, str] = field(default_factory=dict)
+    startup_seconds: float = 0.0
+    conversion_seconds: float = 0.0
+    peak_rss_mib: float = 0.0
+    failure: str | None = None
+    answers: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class Contestant:
+    """An engine over the whole run: its worker, started when needed, and its record.
+
+    A worker that failed in a cell is ended, and a new one is started for the next cell.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Runs], say: Say = print):
+        self.record = EngineRecord(name)
+        self._start, self._say = start, say
+        self._worker: Runs | None = None
+
+    def load(self) -> None:
+        """Start the worker unless it runs or is known not to start."""
+        if self._worker is not None or self.record.failure is not None:
+            return
+        try:
+            worker = self._start()
+        except WorkerError as error:
+            self._fail(str(error))
+            return
+        self._worker = worker
+        record = self.record
+        record.versions = worker.versions
+        # the first start is the one that counts: a restart finds warm caches
+        record.startup_seconds = record.startup_seconds or worker.startup_seconds
+        record.conversion_seconds += worker.conversion_seconds
+        self._say(f"{record.name}: ready after {worker.startup_seconds:.1f} s")
+
+    def run(self, cell: int, *, counted: bool) -> None:
+        """One round of one cell; nothing once the cell has failed."""
+        if cell in self.record.failures:
+            return
+        self.load()
+        if self._worker is None:
+            return
+        try:
+            answer = self._worker.run(cell)
+        except WorkerError as error:
+            self.record.failures[cell] = str(error)
+            self.record.answers.pop(cell, None)
+            self._say(f"{self.record.name}: {error}")
+            self.unload()
+            return
+        if counted:
+            self.record.answers.setdefault(cell, []).append(answer)
+
+    def unload(self) -> None:
+        if self._worker is not None:
+            peak = self._worker.peak_rss_mib
+            self.record.peak_rss_mib = max(self.record.peak_rss_mib, peak)
+            self._worker.close()
+            self._worker = None
+
+    def _fail(self, reason: str) -> None:
+        self._say(f"{self.record.name}: {reason}")
+        started_before = bool(self.record.versions)
+        self.record.failure = f"did not start again: {reason}" if started_before else reason
+
+
+def alternate(
+    contestants: list[Contestant], num_cells: int, repeats: int, say: Say = print
+) -> list[EngineRecord]:
+    """All engines loaded; in each round every engine runs the cell once, another one first."""
+    try:
+        for contestant in contestants:
+            contestant.load()
+        for cell in range(num_cells):
+            for number in range(repeats + 1):
+                turn = number % len(contestants)
+                for contestant in contestants[turn:] + contestants[:turn]:
+                    contestant.run(cell, counted=number > 0)
+            say(f"cell {cell + 1} of {num_cells} done")
+    finally:
+        for contestant in contestants:
+            contestant.unload()
+    return [contestant.record for contestant in contestants]
+
+
+def one_at_a_time(
+    contestants: list[Contestant], num_cells: int, repeats: int, say: Say = print
+) -> list[EngineRecord]:
+    """An engine runs all its rounds before the next is loaded."""
+    for contestant in contestants:
+        try:
+            for cell in range(num_cells):
+                for number in range(repeats + 1):
+                    contestant.run(cell, counted=number > 0)
+        finally:
+            contestant.unload()
+        say(f"{contestant.record.name}: done")
+    return [contestant.record for contestant in contestants]

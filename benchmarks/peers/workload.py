@@ -1,0 +1,72 @@
+"""The cells of a comparison, and the file through which every engine reads the same ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MIXED_SEED = 1234
+MIXED_IN_FLIGHT = 16
+FIRST_TOKEN = 16  # the special tokens live below
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of the table: requests that are all queued at once.
+
+    Attributes:
+        name: heading in the report.
+        in_flight: most requests that run at a time.
+        prompts: token ids, one list a request.
+        output_lens: tokens that each request generates.
+    """
+
+    name: str
+    in_flight: int
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.output_lens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return max(len(p) + o for p, o in zip(self.prompts, self.output_lens))
+
+
+def _tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]:
+    first = min(FIRST_TOKEN, vocab_size - 1)
+    return [rng.randrange(first, vocab_size) for _ in range(count)]
+
+
+def fixed_batch(batch: int, input_len: int, output_len: int, vocab_size: int) -> Cell:
+    """`batch` requests of equal lengths, all in flight."""
+    rng = random.Random(batch)
+    prompts = [_tokens(rng, input_len, vocab_size) for _ in range(batch)]
+    return Cell(f"batch {batch}", batch, prompts, [output_len] * batch)
+
+
+def mixed(
+    count: int,
+    prompt_range: tuple[int, int],
+    output_range: tuple[int, int],
+    vocab_size: int,
+    in_flight: int = MIXED_IN_FLIGHT,
+) -> Cell:
+    """`count` requests whose prompt and output lengths are uniform in the ranges, ends included."""
+    rng = random.Random(MIXED_SEED)
+    lengths = [(rng.randint(*prompt_range), rng.randint(*output_range)) for _ in range(count)]
+    prompts = [_tokens(rng, length, vocab_size) for length, _ in lengths]
+    return Cell(f"mixed {count}", in_flight, prompts, [output for _, output in lengths])
+
+
+def write_cells(path: Path, cells: list[Cell]) -> None:
+    path.write_text(json.dumps({"cells": [asdict(cell) for cell in cells]}))
+
+
+def read_cells(path: Path) -> list[Cell]:
+    return [Cell(**cell) for cell in json.loads(path.read_text())["cells"]]

@@ -1,0 +1,38 @@
+"""The workload is the published one, and survives its file."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks.peers.workload import fixed_batch, mixed, read_cells, write_cells
+
+
+def test_the_mixed_cell_is_the_published_workload():
+    cell = mixed(64, (8, 256), (8, 256), 32000)
+    r = random.Random(1234)
+    lengths = [(r.randint(8, 256), r.randint(8, 256)) for _ in range(64)]
+    assert [(len(p), o) for p, o in zip(cell.prompts, cell.output_lens)] == lengths
+    assert (sum(map(len, cell.prompts)), cell.output_tokens) == (8207, 7266)
+    assert cell.in_flight == 16
+
+
+def test_the_mixed_cell_of_large_models():
+    cell = mixed(32, (8, 128), (8, 64), 32000)
+    assert (sum(map(len, cell.prompts)), cell.output_tokens) == (2012, 1054)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 20, 32000])
+def test_tokens_are_in_the_vocabulary_and_not_special(vocab_size):
+    cell = fixed_batch(4, 32, 128, vocab_size)
+    tokens = [token for prompt in cell.prompts for token in prompt]
+    assert min(tokens) >= min(16, vocab_size - 1) and max(tokens) < vocab_size
+    assert cell == fixed_batch(4, 32, 128, vocab_size)
+    assert (cell.longest, cell.output_tokens, cell.in_flight) == (160, 512, 4)
+
+
+def test_the_file_holds_the_cells(tmp_path):
+    cells = [fixed_batch(1, 4, 2, 100), mixed(5, (1, 9), (2, 3), 100)]
+    write_cells(tmp_path / "cells.json", cells)
+    assert read_cells(tmp_path / "cells.json") == cells
