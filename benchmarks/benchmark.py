@@ -109,6 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output_len", "--output-len", type=int, default=32)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--load_format", "--load-format", default="auto")
+    parser.add_argument("--compile_ahead", "--compile-ahead", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_json", "--output-json", type=Path)
     options = parser.parse_args(arguments)
@@ -124,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
             max_num_seqs=batch,
             max_model_len=length,
             compile_in_background=False,
-            compile_ahead=1000,
+            compile_ahead=options.compile_ahead,
         )
         rows.append(measure(llm, batch, options))
         llm.close()

@@ -51,7 +51,7 @@ def run(name: str, page_size: int, options: argparse.Namespace) -> dict[str, Any
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
             compile_in_background=False,
-            compile_ahead=1000,
+            compile_ahead=options.compile_ahead,
         )
     items = workload(options, llm.model_config.vocab_size)
     prepared = [
@@ -98,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pool-tokens", type=int, default=16384, help="tokens that the pool holds")
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--num-prompts", type=int, default=96)
+    parser.add_argument("--compile-ahead", type=int, default=1000, help="programs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-json", type=Path)
     options = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from benchmarks import benchmark
 def test_a_row_a_batch_size(tmp_path, capsys):
     output = tmp_path / "rows.json"
     words = ["--batch_size", "2", "3", "--warmup", "1", "--iterations", "2"]
+    words += ["--compile_ahead", "2"]
     words += ["--input_len", "4", "--output_len", "3"]
     assert benchmark.main([*words, "--output_json", str(output)]) == 0
     rows = json.loads(output.read_text())["rows"]

@@ -14,7 +14,16 @@ from checkpoints import bundled_model_path
 def test_paging_wastes_less_in_the_same_bytes(tmp_path, capsys):
     output = tmp_path / "paging.json"
     words = ["--model", str(bundled_model_path()), "--max-model-len", "128", "--num-prompts", "12"]
-    words += ["--pool-tokens", "512", "--max-num-seqs", "8", "--output-json", str(output)]
+    words += [
+        "--pool-tokens",
+        "512",
+        "--max-num-seqs",
+        "8",
+        "--compile-ahead",
+        "2",
+        "--output-json",
+        str(output),
+    ]
     assert paging.main(words) == 0
     paged, static = json.loads(output.read_text())["rows"]
     assert paged["pool_mib"] == static["pool_mib"]

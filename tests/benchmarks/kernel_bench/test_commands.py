@@ -23,7 +23,9 @@ EXTENSIONS = ("json", "md", "png")
 @pytest.mark.parametrize("arguments", documented("python benchmarks/kernels.py")[1:], ids=" ".join)
 def test_the_other_documented_uses_of_kernels(arguments, tmp_path):
     assert kernels.main([*arguments, "--dry-run", "--output", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {f"kernels.{e}" for e in EXTENSIONS}
+    written = {path.name for path in tmp_path.iterdir()}
+    # on a busy machine nothing may be steady enough to be a rate, and then there is no plot
+    assert {"kernels.json", "kernels.md"} <= written <= {f"kernels.{e}" for e in EXTENSIONS}
 
 
 def test_kernels(tmp_path):
