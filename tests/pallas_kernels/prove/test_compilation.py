@@ -49,7 +49,8 @@ def test_the_hopper_decode_kernel_passes():
     case = Case("decode", "mosaic_gpu", ("h200",), Attention(16, 8, 2, 64), "wgmma")
     proof = prove_case(case, "h200")
     assert proof.failures == ()
-    (kernel,) = [kernel for kernel in proof.kernels if kernel.source == "mosaic_gpu"]
+    ours = [kernel for kernel in proof.kernels if kernel.source == "mosaic_gpu"]
+    kernel = max(ours, key=lambda kernel: kernel.shared)  # the other one merges the splits
     assert 32 < kernel.registers <= 255
     assert 2 * 4 * 64 * 64 * 2 < kernel.shared < 232448
     assert kernel.instructions["wgmma"] > 0
