@@ -135,6 +135,7 @@ class Scheduler:
     def _plan_decodes(self, plan: StepPlan) -> bool:
         """Add a decode row for every request past its prefill; True if one was preempted."""
         preempted = False
+        page_size = self.pages.page_size
         index = 0
         while index < len(self.running):
             request = self.running[index]
@@ -144,15 +145,18 @@ class Scheduler:
             if request.pending and request.needs_seen_tokens:
                 continue
             position = request.num_computed
-            while not self.pages.grow(request, position + 1):
-                victim = self.running[-1]
-                self._preempt(victim)
-                preempted = True
-                if victim is request:
-                    break
-            if request.slot is None:
-                continue
-            self.pages.publish(request, position + 1, plan.page_updates)
+            # most rows stay on a page that the device knows, and need nothing from the manager
+            if position >= request.num_published * page_size:
+                while not self.pages.grow(request, position + 1):
+                    victim = self.running[-1]
+                    self._preempt(victim)
+                    preempted = True
+                    if victim is request:
+                        break
+                if request.slot is None:
+                    continue
+                self.pages.publish(request, position + 1, plan.page_updates)
+            assert request.slot is not None
             plan.decode.append(DecodeRow(request, request.slot, position))
             request.num_computed += 1
             request.pending += 1
