@@ -15,6 +15,8 @@ from pathlib import Path
 import jax
 import jaxlib
 
+from jaxserve.errors import ValidationError
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,7 +36,16 @@ def use(setting: str) -> Path | None:
 
     Returns:
         The folder in use; None when the cache is off or cannot be written, which is logged.
+
+    Raises:
+        ValidationError: a folder that was named cannot be made.
     """
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    if enabled is (setting == "off"):
+        jax.config.update("jax_enable_compilation_cache", not enabled)
+        compilation_cache.reset_cache()  # JAX decides once whether it uses the cache
     if setting == "off":
         return None
     configured = jax.config.values["jax_compilation_cache_dir"]
@@ -46,14 +57,14 @@ def use(setting: str) -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         if setting != "auto":
-            raise
+            raise ValidationError(
+                "compilation_cache", setting, f"auto, off or a folder that can be made ({error})"
+            ) from error
         logger.warning("no compilation cache: %s", error)
         return None
     if str(folder) != configured:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # JAX opens the cache once: a folder that is named later needs it opened again
-        from jax.experimental.compilation_cache import compilation_cache
-
         compilation_cache.reset_cache()
     # every program is worth keeping: tracing is all that a warm start should cost
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
 
 ROOT = Path(__file__).parents[3]
@@ -63,12 +64,31 @@ def test_the_folder_is_of_this_machine(monkeypatch, tmp_path):
     assert compilation_cache.default_folder() != folder
 
 
-def test_a_folder_that_the_process_has_is_respected(tmp_path):
-    assert compilation_cache.use("off") is None
+def test_a_folder_that_the_process_has_is_respected():
     assert compilation_cache.use("auto") == Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
+SWITCHING = textwrap.dedent(
+    """
+    import os, sys
+    import jax, jax.numpy as jnp
+    from jaxserve.execution import compilation_cache
+    for number, setting in enumerate([sys.argv[1], "off", sys.argv[1]]):
+        compilation_cache.use(setting)
+        before = len(os.listdir(sys.argv[1]))
+        jax.jit(lambda x: jnp.cos(x) * (number + 0.5))(jnp.ones(3)).block_until_ready()
+        print(len(os.listdir(sys.argv[1])) > before)
+    """
+)
+
+
+def test_off_is_off_even_where_the_process_has_a_folder(tmp_path):
+    command = [sys.executable, "-c", SWITCHING, str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.split() == ["True", "False", "True"], run.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(ValidationError, match=r"compilation_cache=.*file"):
         compilation_cache.use(str(tmp_path / "file" / "cache"))
