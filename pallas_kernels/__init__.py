@@ -10,6 +10,7 @@ from pallas_kernels.devices import Backends, choose_backends, choose_matmul_back
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention import (
     PrefillLanes,
+    paged_decode_and_write,
     paged_decode_attention,
     paged_prefill_attention,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "chip_tuning",
     "choose_backends",
     "choose_matmul_backend",
+    "paged_decode_and_write",
     "paged_decode_attention",
     "paged_prefill_attention",
     "quantize_fp8",

@@ -118,6 +118,17 @@ def mosaic_tpu_write(shape: AttentionShape) -> KernelError | None:
     return None
 
 
+def mosaic_tpu_decode_and_write(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic TPU decode kernel does not write the step's tokens; None when it does."""
+    refusal = mosaic_tpu(shape)
+    if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
+        return refusal
+    # four tokens share a 32-bit row there, and a DMA writes whole ones
+    if memory_order(shape.kv_heads, shape.pool_dtype) is Order.HEADS:
+        return KernelError("kv_heads", shape.kv_heads, "4 or a multiple of 8 for 8-bit pages")
+    return None
+
+
 def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
     """Why a page table [rows, pages] does not fit the scalar memory of a TPU; None when it does."""
     if math.prod(shape) > TPU_TABLE_ENTRIES:
@@ -188,10 +199,19 @@ PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "native": native,
     "triton": triton_prefill,
 }
+DECODE_AND_WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_tpu": mosaic_tpu_decode_and_write,
+}
 WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu_write,
 }
 LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "native": native_linear,
 }
-OPERATIONS = {"decode": DECODE, "prefill": PREFILL, "write_kv": WRITE, "linear": LINEAR}
+OPERATIONS = {
+    "decode": DECODE,
+    "decode_and_write": DECODE_AND_WRITE,
+    "prefill": PREFILL,
+    "write_kv": WRITE,
+    "linear": LINEAR,
+}

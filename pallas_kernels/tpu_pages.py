@@ -73,6 +73,19 @@ class PageView:
         return (self.page_size * 2 * self.kv_heads, self.head_dim)
 
     @property
+    def token_shape(self) -> tuple[int, ...]:
+        """The shape of a token's keys and values in the view; not where tokens share words.
+
+        Raises:
+            ValueError: the order is HEADS.
+        """
+        if self.order is Order.HEADS:
+            raise ValueError("tokens share 32-bit words in this order")
+        if self.order is Order.WHOLE_TILES:
+            return (2, self.kv_heads, self.head_dim)
+        return (2 * self.kv_heads, self.head_dim)
+
+    @property
     def page_rows(self) -> int:
         """Rows that a page adds to the matrix of keys, and to that of values."""
         return self.page_size * self.kv_heads * (1 if self.separate else 2)
@@ -87,6 +100,20 @@ class PageView:
         axes = {Order.PAIRS: (0, 1, 3, 2, 4), Order.HEADS: (0, 2, 3, 1, 4)}.get(self.order)
         ordered = kv_pages if axes is None else jnp.transpose(kv_pages, axes)
         return ordered.reshape(kv_pages.shape[0], *self.page_shape)
+
+    def restored(self, seen: jax.Array) -> jax.Array:  # [NP, page_size, 2, KVH, D]
+        """The pool that is `seen` in the order of its memory."""
+        pages, size, heads, head_dim = seen.shape[0], self.page_size, self.kv_heads, self.head_dim
+        if self.order is Order.PAIRS:
+            return seen.reshape(pages, size, heads, 2, head_dim).swapaxes(2, 3)
+        if self.order is Order.HEADS:
+            return seen.reshape(pages, 2, heads, size, head_dim).transpose(0, 3, 1, 2, 4)
+        return seen.reshape(pages, size, 2, heads, head_dim)
+
+    def tokens(self, rows: jax.Array) -> jax.Array:  # [T, *token_shape]
+        """Keys and values [T, 2, KVH, D] of tokens, in the order of their memory."""
+        ordered = rows.swapaxes(1, 2) if self.order is Order.PAIRS else rows
+        return ordered.reshape(rows.shape[0], *self.token_shape)
 
     def rows_of(self, held: Any, part: int) -> jax.Array:  # [pages * page_rows, D]
         """The keys (part 0) or values (part 1) of pages [pages, *page_shape]."""

@@ -5,5 +5,11 @@ from pallas_kernels.paged_attention.api import (
     paged_decode_attention,
     paged_prefill_attention,
 )
+from pallas_kernels.paged_attention.decode_and_write import paged_decode_and_write
 
-__all__ = ["PrefillLanes", "paged_decode_attention", "paged_prefill_attention"]
+__all__ = [
+    "PrefillLanes",
+    "paged_decode_and_write",
+    "paged_decode_attention",
+    "paged_prefill_attention",
+]

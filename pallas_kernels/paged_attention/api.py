@@ -106,15 +106,13 @@ def paged_decode_attention(
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
     run = _resolve(backend, DECODE_MODULES, "decode")
-    options = _checked_options(
+    options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
-    _check_vector("kv_lens", kv_lens, q.shape[0])
-    if page_table.shape[0] != q.shape[0]:
-        raise KernelError("page_table.shape", page_table.shape, f"[{q.shape[0]}, pages]")
+    check_slots(q, page_table, kv_lens)
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
-    options |= _kernel_options(
+    options |= kernel_options(
         backend, {"splits": splits, "tuning": tuning, "interpret": interpret}
     )
     return run(q, kv_pages, page_table, kv_lens, **options)
@@ -166,12 +164,12 @@ def paged_prefill_attention(
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
     run = _resolve(backend, PREFILL_MODULES, "prefill")
-    options = _checked_options(
+    options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
-    options |= _kernel_options(backend, {"tuning": tuning, "interpret": interpret})
+    options |= kernel_options(backend, {"tuning": tuning, "interpret": interpret})
     return run(q, kv_pages, page_table, *lanes, **options)
 
 
@@ -182,7 +180,12 @@ def _resolve(backend: str, modules: dict[str, str], entry: str) -> Callable[...,
     return getattr(module, entry)
 
 
-def _kernel_options(backend: str, options: dict[str, Any]) -> dict[str, Any]:
+def kernel_options(backend: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are for kernels, or none of them where the backend is not one.
+
+    Raises:
+        KernelError: one is given to a backend that does not take it.
+    """
     if backend not in PLAIN:
         return options
     for name, value in options.items():
@@ -191,7 +194,7 @@ def _kernel_options(backend: str, options: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _checked_options(
+def checked_options(
     q: jax.Array,
     kv_pages: jax.Array,
     page_table: jax.Array,
@@ -203,7 +206,11 @@ def _checked_options(
     v_scale: jax.Array | None,
     first_page: int,
 ) -> dict[str, Any]:
-    """The keyword arguments that every backend takes."""
+    """The keyword arguments that every backend takes.
+
+    Raises:
+        KernelError: a shape, a dtype or an option is not supported; names it.
+    """
     if q.ndim != 3:
         raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
     if q.dtype not in FLOAT_DTYPES:
@@ -264,6 +271,17 @@ def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Ar
             )
     if k_scale is not None and v_scale is not None and k_scale.ndim != v_scale.ndim:
         raise KernelError("v_scale.shape", v_scale.shape, f"that of k_scale, {k_scale.shape}")
+
+
+def check_slots(q: jax.Array, page_table: jax.Array, kv_lens: jax.Array) -> None:
+    """Refuses a page table or lengths that are not of the slots of q.
+
+    Raises:
+        KernelError: one is not.
+    """
+    _check_vector("kv_lens", kv_lens, q.shape[0])
+    if page_table.shape[0] != q.shape[0]:
+        raise KernelError("page_table.shape", page_table.shape, f"[{q.shape[0]}, pages]")
 
 
 def _check_vector(name: str, vector: jax.Array, size: int) -> None:

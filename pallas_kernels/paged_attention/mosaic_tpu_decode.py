@@ -7,17 +7,20 @@ of its own KV head, and so is the product with the values. Each key passes the m
 as in a product a head, and no key has to be moved to its head first; the columns of other heads
 cost only softmax arithmetic, which is free beside the memory. Online softmax in base 2 and float32:
 Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+
+`decode_and_write` is the same kernel with the step's own tokens as a further operand: a slot's
+softmax begins with its new token, and its row goes into the pages (`tpu_new_tokens`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -25,6 +28,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import coverage
 from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.tpu_columns import block_scales, column_tokens, times_columns
+from pallas_kernels.paged_attention.tpu_new_tokens import NewTokens
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -37,7 +42,6 @@ from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
 from pallas_kernels.tuning import DecodeTuning, tpu_tuning
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
-NEVER = np.iinfo(np.int32).max  # the token of a column that no row may see
 
 
 def _kernel(
@@ -49,13 +53,19 @@ def _kernel(
     soft_cap: float | None,
     dtype: Any,
     by_page: bool,
+    group: int | None,
 ) -> None:
-    scalars = operands[:SCALARS]
-    q, token_of, sinks, whole_scale, pool, *refs = operands[SCALARS:]
+    scalars, refs = operands[:SCALARS], list(operands[SCALARS:])
+    lengths = refs.pop(0) if group else None
+    q, token_of, sinks, whole_scale, pool, *refs = refs
     scales = refs.pop(0) if by_page else None
-    out, held = refs[:2]
-    held_scales: Any = refs[2] if by_page else None
-    arrived, state = refs[-2:]
+    rows, source = (refs.pop(0), refs.pop(0)) if group else (None, None)
+    out = refs.pop(0)
+    # the pool as an output, which is the input too
+    pool = refs.pop(0) if group else pool
+    held: Any = refs.pop(0)
+    held_scales: Any = refs.pop(0) if by_page else None
+    arrived, state, *written = refs
     cores: Any = pl.num_programs(0)
     step = pl.program_id(1)
     ring = Ring(
@@ -71,6 +81,13 @@ def _kernel(
     query = q[0].astype(dtype)
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
 
+    def scaled(scores: jax.Array) -> jax.Array:
+        """Scores with the factors that turn exp into exp2."""
+        if soft_cap is None:
+            return scores * (whole_scale[0] * (scale * math.log2(math.e)))
+        scores = jnp.tanh(scores * (whole_scale[0] * (scale / soft_cap)))
+        return scores * (soft_cap * math.log2(math.e))
+
     def attend(block: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         highest, total, acc = carry
         ring.fetch()
@@ -85,13 +102,8 @@ def _kernel(
             precision=precision,
         )  # [H, rows]
         if by_page:
-            scores = _times_columns(scores, held_scales[stage, 0])
-        # factors that turn exp into exp2
-        if soft_cap is None:
-            scores = scores * (whole_scale[0] * (scale * math.log2(math.e)))
-        else:
-            scores = jnp.tanh(scores * (whole_scale[0] * (scale / soft_cap)))
-            scores = scores * (soft_cap * math.log2(math.e))
+            scores = times_columns(scores, held_scales[stage, 0])
+        scores = scaled(scores)
         start = block * ring.tokens
         token = token_of[...]
         scores = jnp.where((token >= low - start) & (token < high - start), scores, MASKED)
@@ -103,69 +115,35 @@ def _kernel(
             # from the columns of the keys to those of their values
             weights = pltpu.roll(weights, view.shift, 1)
         if by_page:
-            weights = _times_columns(weights, held_scales[stage, 1])
+            weights = times_columns(weights, held_scales[stage, 1])
         values = keys if not view.separate else view.rows_of(pages, 1).astype(dtype)
         added = jnp.dot(
             weights.astype(dtype), values, preferred_element_type=jnp.float32, precision=precision
         )
         return rising, total, acc * decay + added
 
-    sink = sinks[:, :1]
-    carry = (sink, jnp.where(sink > MASKED, 1.0, 0.0), jnp.zeros(query.shape, jnp.float32))
+    highest = sinks[:, :1]
+    total = jnp.where(highest > MASKED, 1.0, 0.0)
+    acc = jnp.zeros(query.shape, jnp.float32)
+    if group:
+        new = NewTokens(ring, lengths, rows, source, written[0], group)
+        live = new.live(step)
+        key, value = (new.by_head(part, query, precision) for part in (0, 1))
+        score = scaled((query.astype(jnp.float32) * key).sum(axis=1, keepdims=True))
+        score = jnp.where(live, score, MASKED)
+        rising = jnp.maximum(highest, score)
+        weight = jnp.where(live, jnp.exp2(score - rising), 0.0)
+        total = total * jnp.exp2(highest - rising) + weight
+        # the row of an idle slot may be NaN
+        acc, highest = jnp.where(live, weight * value, 0.0), rising
+    carry = (highest, total, acc)
     _, total, acc = lax.fori_loop(*ring.blocks(step), attend, carry)
     # a slot of length 0 has nothing in acc, sink or not
     mean = acc * whole_scale[1] / jnp.where(total > 0.0, total, 1.0)
     out[0] = mean.astype(out.dtype)
-
-
-def _times_columns(matrix: jax.Array, factors: jax.Array) -> jax.Array:
-    """A matrix [H, rows] times factors [f, 128]; each 128 of them serve equally many columns."""
-    chunks = matrix.shape[1] // LANES
-    repeats = chunks // factors.shape[0]
-    parts = [
-        matrix[:, LANES * chunk : LANES * (chunk + 1)] * factors[chunk // repeats][None]
-        for chunk in range(chunks)
-    ]
-    return jnp.concatenate(parts, axis=1)
-
-
-def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarray:
-    """int32[rows, columns]: the token of the block that a query head sees there, or NEVER."""
-    token, head, part = view.row_facts()
-    token = (np.arange(pages)[:, None] * view.page_size + token).reshape(-1)
-    head, part = np.tile(head, pages), np.tile(part, pages)
-    # rows that pad the heads repeat the last head: their results are dropped
-    own = np.minimum(np.arange(rows), heads - 1) // (heads // view.kv_heads)
-    seen = (own[:, None] == head) & (part == 0)
-    return np.where(seen, token, NEVER).astype(np.int32)
-
-
-def block_scales(
-    k_scale: jax.Array,  # float32[NP, KVH]
-    v_scale: jax.Array,
-    page_table: jax.Array,  # int32[rows, P]
-    first_page: jax.Array,  # int32[]
-    live: jax.Array,  # bool[rows, P]
-    view: PageView,
-    pages: int,
-) -> jax.Array:  # float32[rows, blocks, 2, f, 128]
-    """The scales of each row's pages as factors of the columns of a block.
-
-    Where 128 columns hold the same heads as the next 128, a page has only one such set.
-    """
-    _, head, _ = view.row_facts()
-    periodic = head.size % LANES == 0 and (head.reshape(-1, LANES) == head[:LANES]).all()
-    head = head[:LANES] if periodic else head
-    blocks = -(-page_table.shape[1] // pages)
-    padding = ((0, 0), (0, blocks * pages - page_table.shape[1]))
-    ids = jnp.pad(page_table, padding) + first_page
-    live = jnp.pad(live, padding)[..., None]
-    parts = []
-    for scale in (k_scale, v_scale):
-        # a scale that belongs to nobody's page may be NaN, and 0 * NaN is NaN
-        of_page = jnp.where(live, scale.at[ids].get(mode="clip"), 0.0)
-        parts.append(of_page[..., head].reshape(ids.shape[0], blocks, -1, LANES))
-    return jnp.stack(parts, axis=2)
+    if group:
+        # after the last block: no DMA reads the page any more
+        new.write(step)
 
 
 def decode(
@@ -199,20 +177,14 @@ def decode(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    shape = coverage.AttentionShape.of(q, kv_pages)
-    coverage.require(coverage.mosaic_tpu(shape), "mosaic_tpu", q, kv_pages)
-    coverage.require(coverage.mosaic_tpu_table(page_table.shape), "mosaic_tpu", q, kv_pages)
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
-    tuning = tuning or tpu_tuning(cores=1).decode
-    assert tuning is not None
-    if tuning.block_tokens % LANES:
-        raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
-    return _attend(
+    out, _ = _attend(
         q,
         kv_pages,
         page_table,
         kv_lens,
+        None,
         sinks,
         k_scale,
         v_scale,
@@ -220,9 +192,73 @@ def decode(
         scale=scale,
         soft_cap=soft_cap,
         window=window,
-        tuning=tuning,
+        tuning=_checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu, tuning),
         interpret=interpret,
     )
+    return out
+
+
+def decode_and_write(
+    q: jax.Array,  # [B, H, D]
+    new: jax.Array,  # [B, 2, KVH, D], in the pool's own element type
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    *,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    sinks: jax.Array | None,  # float32[H]
+    k_scale: jax.Array | None,  # float32[]
+    v_scale: jax.Array | None,
+    first_page: jax.Array,  # int32[]
+    tuning: DecodeTuning | None,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array]:  # [B, H, D], [NP, page_size, 2, KVH, D]
+    """As `decode`, where token kv_lens - 1 of each slot is `new` and not in the pages yet.
+
+    Returns:
+        The attention output, and the pool with the new tokens: in place when it is donated.
+
+    Raises:
+        KernelError: the kernel does not cover the shapes or types; names them.
+    """
+    covers = coverage.mosaic_tpu_decode_and_write
+    out, pool = _attend(
+        q,
+        kv_pages,
+        page_table,
+        kv_lens,
+        new,
+        sinks,
+        k_scale,
+        v_scale,
+        first_page,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
+        tuning=_checked_tuning(q, kv_pages, page_table, covers, tuning),
+        interpret=interpret,
+    )
+    assert pool is not None
+    return out, pool
+
+
+def _checked_tuning(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    page_table: jax.Array,
+    covers: Callable[[coverage.AttentionShape], KernelError | None],
+    tuning: DecodeTuning | None,
+) -> DecodeTuning:
+    shape = coverage.AttentionShape.of(q, kv_pages)
+    coverage.require(covers(shape), "mosaic_tpu", q, kv_pages)
+    coverage.require(coverage.mosaic_tpu_table(page_table.shape), "mosaic_tpu", q, kv_pages)
+    tuning = tuning or tpu_tuning(cores=1).decode
+    assert tuning is not None
+    if tuning.block_tokens % LANES:
+        raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
+    return tuning
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
@@ -231,6 +267,7 @@ def _attend(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
+    new: jax.Array | None,  # [B, 2, KVH, D]
     sinks: jax.Array | None,  # float32[H]
     k_scale: jax.Array | None,
     v_scale: jax.Array | None,
@@ -241,7 +278,7 @@ def _attend(
     window: int | None,
     tuning: DecodeTuning,
     interpret: Any,
-) -> jax.Array:  # [B, H, D]
+) -> tuple[jax.Array, jax.Array | None]:  # [B, H, D], [NP, page_size, 2, KVH, D]
     slots, heads, head_dim = q.shape
     view = PageView.of(kv_pages)
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
@@ -252,9 +289,13 @@ def _attend(
     block_rows = pages * view.page_rows
 
     low = jnp.zeros_like(kv_lens) if window is None else jnp.maximum(kv_lens - window, 0)
-    scalars = job_scalars(
-        jnp.arange(slots, dtype=jnp.int32), low, kv_lens, page_table, first_page, cores
-    )
+    high = kv_lens
+    if new is not None:
+        # what is read of the pages ends before the new token
+        high = jnp.where(kv_lens - 1 > low, kv_lens - 1, 0)
+        low = jnp.minimum(low, high)
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    scalars = job_scalars(slot, low, high, page_table, first_page, cores)
     padded = jnp.pad(q, ((0, steps * cores - slots), (0, rows - heads), (0, 0)))
     if sinks is None:
         sinks = jnp.full((heads,), MASKED, jnp.float32)
@@ -262,7 +303,9 @@ def _attend(
     sinks = jnp.broadcast_to(jnp.pad(sinks, (0, rows - heads))[:, None], (rows, LANES))
     scaled = None if k_scale is None or v_scale is None else (k_scale, v_scale)
     by_page = scaled is not None and scaled[0].ndim == 2
-    pool, in_hbm = hbm_operand(view.seen(kv_pages), interpret)
+    pool, whole = view.seen(kv_pages), pl.BlockSpec(memory_space=pl.ANY)
+    if new is None:
+        pool, whole = hbm_operand(pool, interpret)
     operands = [
         padded,
         jnp.asarray(column_tokens(view, pages, heads, rows)),
@@ -275,22 +318,38 @@ def _attend(
         pl.BlockSpec((rows, block_rows), lambda *_: (0, 0)),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
-        in_hbm,
+        whole,
     ]
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if scaled is not None and by_page:
         page = jnp.arange(page_table.shape[1])
         size = view.page_size
-        live = (page * size < kv_lens[:, None]) & ((page + 1) * size > low[:, None])
+        live = (page * size < high[:, None]) & ((page + 1) * size > low[:, None])
         factors = block_scales(*scaled, page_table, first_page, live, view, pages)
         factors, factors_in_hbm = hbm_operand(factors, interpret)
         operands.append(factors)
         in_specs.append(factors_in_hbm)
         scratch.append(pltpu.VMEM((stages, *factors.shape[2:]), jnp.float32))
     scratch += [pltpu.SemaphoreType.DMA((stages,)), pltpu.SMEM((STATE_SIZE,), jnp.int32)]
+    out_specs, out_shapes = [in_specs[0]], [result_like(q, padded.shape, q.dtype)]
+    aliases = {}
+    if new is not None:
+        jobs = steps * cores
+        scalars += (jnp.pad(kv_lens, (0, jobs - slots)),)
+        tokens = jnp.pad(view.tokens(new), ((0, jobs - slots), *[(0, 0)] * len(view.token_shape)))
+        token_of_job = pl.BlockSpec(
+            (1, *view.token_shape),
+            lambda core, step, *_: (step * cores + core, *[0] * len(view.token_shape)),
+        )
+        operands += [tokens, tokens]
+        in_specs += [token_of_job, whole]
+        out_specs.append(whole)
+        out_shapes.append(result_like(kv_pages, pool.shape, pool.dtype))
+        aliases = {len(scalars) + 4: 1}  # the pool
+        scratch.append(pltpu.SemaphoreType.DMA)
 
     held = page_table.size * view.page_size  # tokens, if every slot were full
-    out = pl.pallas_call(
+    out, *written = pl.pallas_call(
         functools.partial(
             _kernel,
             view=view,
@@ -300,15 +359,17 @@ def _attend(
             soft_cap=soft_cap,
             dtype=dtype,
             by_page=by_page,
+            group=None if new is None else heads // view.kv_heads,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=SCALARS,
+            num_scalar_prefetch=len(scalars),
             grid=(cores, steps),
             in_specs=in_specs,
-            out_specs=in_specs[0],
+            out_specs=out_specs,
             scratch_shapes=scratch,
         ),
-        out_shape=result_like(q, padded.shape, q.dtype),
+        out_shape=out_shapes,
+        input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * held * heads * head_dim,
@@ -317,6 +378,6 @@ def _attend(
             transcendentals=held * heads,
         ),
         interpret=False if interpret is None else interpret,
-        name="paged_decode",
+        name="paged_decode" if new is None else "paged_decode_and_write",
     )(*scalars, *operands)
-    return out[:slots, :heads]
+    return out[:slots, :heads], view.restored(written[0]) if written else None

@@ -69,22 +69,8 @@ def write_kv(
     Raises:
         KernelError: a shape, dtype or the backend is not supported; names it.
     """
-    _check(kv_pages, k, v, page_ids, offsets)
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (scale is not None) != is_quantized(kv_pages.dtype):
-            raise KernelError(
-                name,
-                None if scale is None else f"{scale.dtype}{scale.shape}",
-                f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
-            )
-        if scale is not None and (scale.shape != () or scale.dtype != jnp.float32):
-            raise KernelError(name, f"{scale.dtype}{scale.shape}", "float32[]")
-    if k_scale is None or v_scale is None:
-        rows = jnp.stack([k, v], axis=1).astype(value_dtype(kv_pages.dtype))
-        rows = as_stored(rows, kv_pages.dtype)
-    else:
-        scales = jnp.stack([k_scale, v_scale])[None, :, None, None]
-        rows = quantized(jnp.stack([k, v], axis=1), scales, kv_pages.dtype)
+    rows = stored_rows(kv_pages, k, v, k_scale, v_scale)
+    _check_places(k, page_ids, offsets)
     return _module(backend, interpret).write(kv_pages, rows, page_ids, offsets, **_given(interpret))
 
 
@@ -116,7 +102,8 @@ def write_kv_scaled(
         KernelError: a shape, dtype or the backend is not supported; names it.
     """
     kv_pages, k_scale, v_scale = pages
-    _check(kv_pages, k, v, page_ids, offsets)
+    _check(kv_pages, k, v)
+    _check_places(k, page_ids, offsets)
     if not is_quantized(kv_pages.dtype):
         raise KernelError("kv_pages.dtype", kv_pages.dtype, "int8, float8_e4m3fn or uint8")
     whole = (kv_pages.shape[0], kv_pages.shape[3])
@@ -149,9 +136,36 @@ def _given(interpret: Any) -> dict[str, Any]:
     return {} if interpret is None else {"interpret": interpret}
 
 
-def _check(
-    kv_pages: jax.Array, k: jax.Array, v: jax.Array, page_ids: jax.Array, offsets: jax.Array
-) -> None:
+def stored_rows(
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    k: jax.Array,  # [T, KVH, D]
+    v: jax.Array,  # [T, KVH, D]
+    k_scale: jax.Array | None,  # float32[]
+    v_scale: jax.Array | None,
+) -> jax.Array:  # [T, 2, KVH, D]
+    """Keys and values as the pool holds them: rounded to its type, over the scales if it is 8-bit.
+
+    Raises:
+        KernelError: a shape or dtype is not supported, or scales do not fit the pool.
+    """
+    _check(kv_pages, k, v)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (scale is not None) != is_quantized(kv_pages.dtype):
+            raise KernelError(
+                name,
+                None if scale is None else f"{scale.dtype}{scale.shape}",
+                f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
+            )
+        if scale is not None and (scale.shape != () or scale.dtype != jnp.float32):
+            raise KernelError(name, f"{scale.dtype}{scale.shape}", "float32[]")
+    rows = jnp.stack([k, v], axis=1)
+    if k_scale is None or v_scale is None:
+        return as_stored(rows.astype(value_dtype(kv_pages.dtype)), kv_pages.dtype)
+    scales = jnp.stack([k_scale, v_scale])[None, :, None, None]
+    return quantized(rows, scales, kv_pages.dtype)
+
+
+def _check(kv_pages: jax.Array, k: jax.Array, v: jax.Array) -> None:
     if kv_pages.ndim != 5 or kv_pages.shape[2] != 2:
         raise KernelError("kv_pages.shape", kv_pages.shape, "[pages, page_size, 2, kv_heads, D]")
     if kv_pages.dtype not in POOL_DTYPES:
@@ -164,6 +178,9 @@ def _check(
         raise KernelError(
             "k.dtype, v.dtype", f"{k.dtype}, {v.dtype}", "both one of float32, float16, bfloat16"
         )
+
+
+def _check_places(k: jax.Array, page_ids: jax.Array, offsets: jax.Array) -> None:
     for name, index in (("page_ids", page_ids), ("offsets", offsets)):
         if index.shape != k.shape[:1] or index.dtype != jnp.int32:
             raise KernelError(name, f"{index.dtype}{index.shape}", f"int32[{k.shape[0]}]")

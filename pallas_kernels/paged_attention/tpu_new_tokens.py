@@ -1,0 +1,103 @@
+"""The tokens of a decode step in the kernel that attends to them and writes them into the pages.
+
+The pages are read without the new token: it is attended from VMEM, so that nothing waits for the
+write, and its place in the page that is read meanwhile is hidden like all that follows it. The
+write is one DMA a slot, from the operand in HBM into the page, begun when the slot's last block has
+arrived and awaited at the end of the kernel: no DMA that reads a page runs beside one that writes
+it, and no step of the grid waits for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged_attention.tpu_ring import Ring
+from pallas_kernels.tpu_pages import Order
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """The references of a core's new tokens.
+
+    Attributes:
+        ring: whose jobs are slots, and whose pool is written.
+        lengths: int32[jobs] in scalar memory: tokens of each slot with the new one; 0 = idle.
+        rows: VMEM [1, *token_shape], keys and values of this step's slot.
+        source: HBM [jobs, *token_shape], those of all slots.
+        written: a DMA semaphore.
+        group: query heads a KV head.
+    """
+
+    ring: Ring
+    lengths: Any
+    rows: Any
+    source: Any
+    written: Any
+    group: int
+
+    def live(self, step: Any) -> Any:
+        """Whether the slot of this core's job at a step has a new token."""
+        return self.lengths[self._job(step)] > 0
+
+    def by_head(
+        self, part: int, query: jax.Array, precision: lax.Precision
+    ) -> jax.Array:  # float32[H, D]
+        """The key (part 0) or value (part 1) that each row of the query [H, D] belongs to."""
+        view = self.ring.view
+        rows = self.rows[0].astype(query.dtype)
+        if view.order is Order.WHOLE_TILES:
+            rows = rows[part]
+        shape = (query.shape[0], rows.shape[0])
+        row = lax.broadcasted_iota(jnp.int32, shape, 0)
+        column = lax.broadcasted_iota(jnp.int32, shape, 1)
+        own = row >= 0
+        if view.order is Order.PAIRS:
+            own, column = column & 1 == part, column >> 1
+        elif view.order is Order.TOKENS:
+            column = column - part * view.kv_heads
+        own &= (row >= column * self.group) & (row < (column + 1) * self.group)
+        # a product with ones and zeros copies rows exactly
+        return jnp.dot(
+            own.astype(query.dtype), rows, preferred_element_type=jnp.float32, precision=precision
+        )
+
+    def write(self, step: Any) -> None:
+        """Starts the DMA of this core's job at a step; with the last one all are awaited."""
+
+        @pl.when(self.live(step))
+        def start() -> None:
+            self._copy(step).start()
+
+        @pl.when(step == self.ring.steps - 1)
+        def finish() -> None:
+            lax.fori_loop(0, self.ring.steps, self._wait, None)
+
+    def _wait(self, step: Any, _: None) -> None:
+        @pl.when(self.live(step))
+        def wait() -> None:
+            self._copy(step).wait()
+
+    def _job(self, step: Any) -> Any:
+        return step * self.ring.cores + self.ring.core
+
+    def _copy(self, step: Any) -> Any:
+        ring, view = self.ring, self.ring.view
+        job = self._job(step)
+        row_of, _, _, _, table, first_page = ring.scalars
+        position = self.lengths[job] - 1
+        column = lax.div(position, view.page_size)
+        page = table[row_of[job] * ring.columns + column] + first_page[0]
+        offset = lax.rem(position, view.page_size)
+        if view.order is Order.WHOLE_TILES:
+            place = ring.pool.at[page, offset]
+        else:
+            count = view.token_shape[0]
+            place = ring.pool.at[page, pl.ds(pl.multiple_of(offset * count, count), count)]
+        return pltpu.make_async_copy(self.source.at[job], place, self.written)
