@@ -176,6 +176,8 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
             except KernelError as error:
                 raise ValidationError(f"{operation}_backend", asked, error.allowed) from error
             changed: dict[str, Any] = {operation: asked}
+            if operation == "decode" and asked != chosen.decode_and_write:
+                changed["decode_and_write"] = None
             chosen = replace(chosen, **changed)
     return chosen
 

@@ -23,10 +23,11 @@ HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 class Candidates:
     """Backends of each operation on a family of devices, the best first.
 
-    `head_dim_multiple`: heads are stored padded with zeros to a multiple of so many elements.
+    `decode_and_write` may have none: then the two operations are called. `head_dim_multiple`: heads are stored padded with zeros to a multiple of so many elements.
     """
 
     decode: Sequence[str] = ("xla",)
+    decode_and_write: Sequence[str] = ()
     prefill: Sequence[str] = ("xla",)
     write_kv: Sequence[str] = ("xla",)
     linear: Sequence[str] = ("xla",)
@@ -40,6 +41,7 @@ FAMILIES = {
     ),
     "a TPU": Candidates(
         decode=("mosaic_tpu", "xla"),
+        decode_and_write=("mosaic_tpu",),
         prefill=("mosaic_tpu", "xla"),
         write_kv=("mosaic_tpu", "xla"),
         matmul=("mosaic_tpu", "xla"),
@@ -72,6 +74,8 @@ class Backends:
             None compiles them.
         linear: for linear.
         head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
+        decode_and_write: for paged_decode_and_write, which a step calls in place of the two for
+            its decode rows; None where the two are called.
     """
 
     decode: str
@@ -82,6 +86,7 @@ class Backends:
     interpret: Any = None
     linear: str = "xla"
     head_dim_multiple: int = 1
+    decode_and_write: str | None = None
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""
@@ -91,6 +96,12 @@ class Backends:
     def decode_options(self) -> dict[str, Any]:
         """The keyword arguments of paged_decode_attention that the device decides."""
         return self._options(self.decode, tuning=self.tuning.decode)
+
+    @property
+    def decode_and_write_options(self) -> dict[str, Any]:
+        """The keyword arguments of paged_decode_and_write that the device decides."""
+        assert self.decode_and_write
+        return self._options(self.decode_and_write, tuning=self.tuning.decode)
 
     @property
     def prefill_options(self) -> dict[str, Any]:
@@ -171,6 +182,11 @@ def choose_backends(
             notes.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
+    together = [
+        name
+        for name in FAMILIES[family].decode_and_write
+        if _refusal("decode_and_write", name, judged) is None
+    ]
     decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
     if "native" in (decode, prefill, linear):
         notes.append(native.availability().reason)
@@ -182,6 +198,7 @@ def choose_backends(
         reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind),
         head_dim_multiple=multiple,
+        decode_and_write=together[0] if together else None,
     )
 
 

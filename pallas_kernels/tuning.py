@@ -41,6 +41,7 @@ class PrefillTuning:
         stages: blocks of keys and values on their way or being attended.
         consumers: warpgroups that attend (Mosaic GPU).
         num_warps: warps of a program (Triton).
+        cores: TensorCores that share the tiles (TPU).
     """
 
     tile_rows: int = 128
@@ -48,6 +49,7 @@ class PrefillTuning:
     stages: int = 2
     consumers: int = 2
     num_warps: int = 8
+    cores: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def tpu_tuning(cores: int) -> ChipTuning:
     """The choices for a TPU with so many TensorCores, of which a program sees one device."""
     return ChipTuning(
         decode=DecodeTuning(block_tokens=256, stages=4, multiprocessors=cores),
-        prefill=PrefillTuning(tile_rows=256, block_tokens=256, stages=4),
+        prefill=PrefillTuning(tile_rows=256, block_tokens=256, stages=4, cores=cores),
     )
 
 

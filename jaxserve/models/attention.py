@@ -13,6 +13,7 @@ from jaxserve.models.config import ModelConfig
 from pallas_kernels import (
     Backends,
     PrefillLanes,
+    paged_decode_and_write,
     paged_decode_attention,
     paged_prefill_attention,
     write_kv,
@@ -65,33 +66,35 @@ def make_attend(
             # zeros behind a stored head change no score, and their own output is dropped
             head_dim, padding = q.shape[2], kv_pages.shape[4] - q.shape[2]
             q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding))) for x in (q, k, v))
-            kv_pages = write_kv(
-                kv_pages,
-                k,
-                v,
-                batch.write_pages + first_page,
-                batch.write_offsets,
-                **backends.write_options,
-            )
-            out = paged_decode_attention(
-                q[:num_decode],
-                kv_pages,
-                batch.decode_table,
-                batch.decode_lens,
-                scale=scale,
-                window=window,
-                first_page=first_page,
-                **backends.decode_options,
-            )
+            # where one kernel attends and writes, only prefill rows are written beforehand
+            first = num_decode if backends.decode_and_write else 0
+            if first < q.shape[0]:
+                kv_pages = write_kv(
+                    kv_pages,
+                    k[first:],
+                    v[first:],
+                    batch.write_pages[first:] + first_page,
+                    batch.write_offsets[first:],
+                    **backends.write_options,
+                )
+            options = {"scale": scale, "window": window, "first_page": first_page}
+            slots = batch.decode_table, batch.decode_lens
+            if backends.decode_and_write:
+                new = q[:num_decode], k[:num_decode], v[:num_decode]
+                out, kv_pages = paged_decode_and_write(
+                    *new, kv_pages, *slots, **options, **backends.decode_and_write_options
+                )
+            else:
+                out = paged_decode_attention(
+                    q[:num_decode], kv_pages, *slots, **options, **backends.decode_options
+                )
             if batch.lanes is not None and batch.lane_table is not None:
                 region = paged_prefill_attention(
                     q[num_decode:],
                     kv_pages,
                     batch.lane_table,
                     batch.lanes,
-                    scale=scale,
-                    window=window,
-                    first_page=first_page,
+                    **options,
                     **backends.prefill_options,
                 )
                 out = jnp.concatenate([out, region])

@@ -112,9 +112,7 @@ def paged_decode_attention(
     check_slots(q, page_table, kv_lens)
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
-    options |= kernel_options(
-        backend, {"splits": splits, "tuning": tuning, "interpret": interpret}
-    )
+    options |= kernel_options(backend, {"splits": splits, "tuning": tuning, "interpret": interpret})
     return run(q, kv_pages, page_table, kv_lens, **options)
 
 

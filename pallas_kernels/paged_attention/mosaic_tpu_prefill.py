@@ -269,9 +269,10 @@ def _attend(
     pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
     tile = tile_tokens(view, group, tuning.tile_rows)
     rows = tile * group
-    cores = 1
+    cores = tuning.cores
     jobs = divide(start, length, context, region, tile)
     count = jobs.lane.shape[0]
+    steps = -(-count // cores)
 
     high = jnp.where(jobs.tokens > 0, jobs.position + jobs.tokens, 0)
     low = jnp.zeros_like(high)
@@ -280,11 +281,11 @@ def _attend(
     scalars = job_scalars(jobs.lane, low, high, page_table, first_page, cores)
     positions = jnp.pad(jobs.position, (0, scalars[0].shape[0] - count))
 
-    # [jobs + 1, KVH, tile * group, D]: the last one stands for all idle jobs
+    # [jobs + cores, KVH, tile * group, D]: the last ones stand for all idle jobs of a core each
     wanted = jobs.first_row[:, None] + jnp.arange(tile)
     tiled = q.at[wanted].get(mode="clip").reshape(count, tile, view.kv_heads, group, head_dim)
     tiled = tiled.transpose(0, 2, 1, 3, 4).reshape(count, view.kv_heads, rows, head_dim)
-    tiled = jnp.pad(tiled, ((0, 1), (0, 0), (0, 0), (0, 0)))
+    tiled = jnp.pad(tiled, ((0, cores), (0, 0), (0, 0), (0, 0)))
     token_of = np.broadcast_to((np.arange(rows) // group)[:, None], (rows, LANES))
     scaled = None if k_scale is None or v_scale is None else (k_scale, v_scale)
     by_page = scaled is not None and scaled[0].ndim == 2
@@ -298,7 +299,7 @@ def _attend(
 
     def tile_of_job(core: Any, step: Any, *prefetched: Any) -> tuple[Any, ...]:
         job = step * cores + core
-        return (jnp.where(prefetched[2][job] > 0, job, count), 0, 0, 0)
+        return (jnp.where(prefetched[2][job] > 0, job, count + core), 0, 0, 0)
 
     in_specs = [
         pl.BlockSpec((1, view.kv_heads, rows, head_dim), tile_of_job),
@@ -308,8 +309,7 @@ def _attend(
     ]
     if sinks is not None:
         by_row = sinks.reshape(view.kv_heads, 1, group) * math.log2(math.e)
-        by_row = jnp.broadcast_to(by_row, (view.kv_heads, tile, group))
-        by_row = by_row.reshape(view.kv_heads, rows, 1)
+        by_row = jnp.broadcast_to(by_row, (view.kv_heads, tile, group)).reshape(-1, rows, 1)
         operands.append(jnp.broadcast_to(by_row, (view.kv_heads, rows, LANES)))
         in_specs.append(pl.BlockSpec((view.kv_heads, rows, LANES), lambda *_: (0, 0, 0)))
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
@@ -337,7 +337,7 @@ def _attend(
             _kernel,
             view=view,
             columns=page_table.shape[1],
-            steps=count // cores,
+            steps=steps,
             scale=scale,
             soft_cap=soft_cap,
             window=window,
@@ -347,7 +347,7 @@ def _attend(
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=SCALARS + 1,
-            grid=(cores, count // cores),
+            grid=(cores, steps),
             in_specs=in_specs,
             out_specs=in_specs[0],
             scratch_shapes=scratch,
@@ -366,7 +366,7 @@ def _attend(
         name="paged_prefill",
     )(*scalars, positions, *operands)
 
-    out = out.reshape(count + 1, view.kv_heads, tile, group, head_dim)
+    out = out.reshape(count + cores, view.kv_heads, tile, group, head_dim)
     own = out[jobs.job_of_row, :, jobs.place_of_row].reshape(region, heads, head_dim)
     return jnp.where(jobs.owned[:, None, None], own, 0)
 

@@ -9,6 +9,7 @@ HOPPER = ("h200", "h100")
 OLDER = ("a100", "l4", "b200")  # GPUs for which the Triton kernels are
 GPUS = ("h200", "h100", "a100", "l4", "b200")
 TPUS = ("v5e", "v6e")
+CORES = (*TPUS, "v5p")  # a chip of v5p has two cores that share the work
 # the instruction for matrix products that a kernel of each backend must not lose
 MATRIX_INSTRUCTION = {"mosaic_gpu": "wgmma", "triton": "mma", "mosaic_tpu": "matmul"}
 
@@ -109,7 +110,7 @@ class Case:
     """A function that is compiled for every one of some kinds of devices.
 
     Attributes:
-        operation: "decode", "prefill", "write_kv", "write_kv_scaled" or "quantized_matmul".
+        operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled" or "quantized_matmul".
         backend: of the operation.
         kinds: keys of `pallas_kernels.prove.targets.KINDS`.
         problem: shapes and options.
@@ -198,9 +199,21 @@ CASES = (
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="int8", scales="page"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="float8_e4m3fn"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 64, shards=8), "matmul"),
+    # decode that writes the step's tokens on TPU
+    Case("decode_and_write", "mosaic_tpu", CORES, Attention(context=8192), "matmul", quick=TPUS),
+    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 32, 32, page_size=128), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 28, 4, window=4096), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 12, 2, sinks=True), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 9, 3), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 16, 8, 256), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, dtype="float32")),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, pages="int8"), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 32, 4, pages="int8"), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, pages="float8_e4m3fn"), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 64, shards=8), "matmul"),
     # prefill on TPU
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048), "matmul", quick=TPUS),
-    Case("prefill", "mosaic_tpu", TPUS, Attention(256, lanes=1), "matmul"),
+    Case("prefill", "mosaic_tpu", CORES, Attention(256, lanes=1), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, 16, 8, 256, soft_cap=50.0), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, window=1024, sinks=True), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, dtype="float32")),
@@ -252,6 +265,7 @@ CASES = (
     Case("quantized_matmul", "mosaic_tpu", TPUS, Matmul(2048, weight="fp8"), "matmul"),
     # what every device can run
     Case("decode", "xla", GPUS + TPUS, Attention()),
+    Case("decode_and_write", "xla", TPUS, Attention()),
     Case("decode", "xla", HOPPER + TPUS, Attention(pages="int8", scales="page", sinks=True)),
     Case("prefill", "xla", GPUS + TPUS, Attention(2048)),
     Case("write_kv", "xla", GPUS + TPUS, Attention(2048), quick=("a100", "v5e")),

@@ -52,8 +52,15 @@ def write_cost(problem: Attention) -> Cost:
     return _shared(problem, 0, problem.rows * values * sum(sizes))
 
 
+def decode_and_write_cost(problem: Attention) -> Cost:
+    """As decode, and the new rows are read and written; they are not read again from the pages."""
+    decode, write = decode_cost(problem), write_cost(problem)
+    return Cost(decode.flops, decode.bytes + write.bytes, "shapes")
+
+
 COSTS = {
     "decode": decode_cost,
+    "decode_and_write": decode_and_write_cost,
     "prefill": prefill_cost,
     "write_kv": write_cost,
     "write_kv_scaled": write_cost,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pallas_kernels.devices import PLAIN
 from pallas_kernels.paged_attention import (
     PrefillLanes,
+    paged_decode_and_write,
     paged_decode_attention,
     paged_prefill_attention,
 )
@@ -43,8 +44,8 @@ class Problem:
         function: of the operands.
         operands: pytrees of ShapeDtypeStructs without shardings.
         specs: a PartitionSpec for each leaf of each operand.
-        result: the PartitionSpec of the one result.
-        in_place: bytes that the result must share with the first operand, which is donated.
+        result: the PartitionSpec of each result.
+        in_place: bytes that a result must share with the first operand, which is donated.
     """
 
     function: Callable[..., Any]
@@ -117,6 +118,36 @@ def _attention(case: Case, kind: str) -> Problem:
     )
 
 
+def _decode_and_write(case: Case, kind: str) -> Problem:
+    p = case.problem
+    assert isinstance(p, Attention)
+    pool = _pool(p)
+    options, option_specs = _options(p, pool)
+    static: dict[str, Any] = {"scale": p.head_dim**-0.5, "backend": case.backend}
+    static |= {"soft_cap": p.soft_cap, "window": p.window}
+    if case.backend not in PLAIN:
+        static["tuning"] = chip_tuning(device_name(kind)).decode
+    shape = jax.ShapeDtypeStruct
+    q = shape((p.rows, p.heads, p.head_dim), p.dtype)
+    token = shape((p.rows, p.kv_heads, p.head_dim), p.dtype)
+    table = shape((p.rows, -(-p.context // p.page_size)), jnp.int32)
+    lengths = shape((p.rows,), jnp.int32)
+
+    def function(
+        pool: Any, q: Any, k: Any, v: Any, table: Any, lengths: Any, options: dict[str, Any]
+    ) -> Any:
+        out, pool = paged_decode_and_write(q, k, v, pool, table, lengths, **static, **options)
+        return pool, out
+
+    return Problem(
+        function,
+        (pool, q, token, token, table, lengths, options),
+        (PAGES, HEADS, HEADS, HEADS, EVERYWHERE, EVERYWHERE, option_specs),
+        (PAGES, HEADS),
+        in_place=_size(pool) // p.shards,
+    )
+
+
 def _write(case: Case, kind: str) -> Problem:
     p = case.problem
     assert isinstance(p, Attention)
@@ -154,6 +185,7 @@ def _matmul(case: Case, kind: str) -> Problem:
 BUILDERS = {
     "quantized_matmul": _matmul,
     "decode": _attention,
+    "decode_and_write": _decode_and_write,
     "prefill": _attention,
     "write_kv": _write,
     "write_kv_scaled": _write,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,15 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
 NATIVE = Backends(
     decode="native", prefill="native", write_kv="xla", linear="native", reason="C++ on the CPU"
 )
+MOSAIC_TPU = Backends(
+    decode="mosaic_tpu",
+    prefill="mosaic_tpu",
+    write_kv="mosaic_tpu",
+    decode_and_write="mosaic_tpu",
+    reason="interpreted",
+    interpret=True,
+    head_dim_multiple=128,  # the model's heads are smaller
+)
 BACKENDS: dict[str, tuple[Backends, dict]] = {
     "triton": (
         Backends(
@@ -65,17 +75,8 @@ BACKENDS: dict[str, tuple[Backends, dict]] = {
         ),
         {},
     ),
-    "mosaic_tpu": (
-        Backends(
-            decode="mosaic_tpu",
-            prefill="mosaic_tpu",
-            write_kv="mosaic_tpu",
-            reason="interpreted",
-            interpret=True,
-            head_dim_multiple=128,  # the model's heads are smaller
-        ),
-        {},
-    ),
+    "mosaic_tpu": (MOSAIC_TPU, {}),
+    "mosaic_tpu, writing apart": (replace(MOSAIC_TPU, decode_and_write=None), {}),
     "native": (NATIVE, {}),
 }
 

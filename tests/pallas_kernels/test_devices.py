@@ -91,14 +91,17 @@ def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
     for kind, cores in (("TPU v5 lite", 1), ("TPU v5", 2), ("TPU v6 lite", 1)):
         backends = choose_backends(kind, "tpu", covered)
         assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
-        assert backends.tuning.decode.multiprocessors == cores
+        assert backends.decode_and_write == "mosaic_tpu"
+        assert backends.tuning.decode.multiprocessors == backends.tuning.prefill.cores == cores
     backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=320))
     assert (backends.decode, backends.prefill, backends.write_kv) == ("xla",) * 3
+    assert backends.decode_and_write is None
     assert "head_dim=384" in backends.reason
     backends = choose_backends(
         "TPU v6 lite", "tpu", replace(covered, kv_heads=1, pool_dtype=jnp.dtype("int8"))
     )
     assert (backends.decode, backends.write_kv) == ("mosaic_tpu", "xla")
+    assert backends.decode_and_write is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +112,9 @@ def test_slots_without_work_between_two_cores(lengths, capfd):
     assert no_races(capfd)
 
 
-def check_prefill(shape, chunks, contexts, *, interpret=INTERPRETER, **case_options):
+def check_prefill(
+    shape, chunks, contexts, *, interpret=INTERPRETER, tuning=PREFILL_TUNING, **case_options
+):
     heads, kv_heads, head_dim, page_size, pool, options = shape
     rng = np.random.default_rng(1)
     lanes, region = packed_lanes(rng, chunks, contexts, gaps=True)
@@ -133,7 +136,7 @@ def check_prefill(shape, chunks, contexts, *, interpret=INTERPRETER, **case_opti
         *case[:3],
         lanes,
         backend="mosaic_tpu",
-        tuning=PREFILL_TUNING,
+        tuning=tuning,
         interpret=interpret,
         **options,
     )
@@ -156,7 +159,8 @@ def test_prefill(capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", CASES, ids=str)
 def test_prefill_of_every_kind(shape, capfd):
-    check_prefill(shape, *ragged(shape[3]), per_page=shape[1] != 4)
+    per_page, tuning = shape[1] != 4, replace(PREFILL_TUNING, cores=2)
+    check_prefill(shape, *ragged(shape[3]), per_page=per_page, tuning=tuning)
     assert no_races(capfd)
 
 
