@@ -23,7 +23,8 @@ HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 class Candidates:
     """Backends of each operation on a family of devices, the best first.
 
-    `decode_and_write` may have none: then the two operations are called. `head_dim_multiple`: heads are stored padded with zeros to a multiple of so many elements.
+    `decode_and_write` may have none: then the two operations are called. `head_dim_multiple`: heads
+    are stored padded with zeros to a multiple of so many elements.
     """
 
     decode: Sequence[str] = ("xla",)

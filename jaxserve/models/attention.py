@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +57,6 @@ def make_attend(
         kv_pages: jax.Array, layer: int, q: jax.Array, k: jax.Array, v: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         first_page = layer * num_pages
-        window = config.layer_window(layer)
-        scale = config.attention_scale
 
         def on_local_heads(
             kv_pages: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, batch: PagedBatch
@@ -77,16 +75,26 @@ def make_attend(
                     batch.write_offsets[first:],
                     **backends.write_options,
                 )
-            options = {"scale": scale, "window": window, "first_page": first_page}
-            slots = batch.decode_table, batch.decode_lens
+            options: dict[str, Any] = {
+                "scale": config.attention_scale,
+                "window": config.layer_window(layer),
+                "first_page": first_page,
+            }
+            table, lengths = batch.decode_table, batch.decode_lens
             if backends.decode_and_write:
-                new = q[:num_decode], k[:num_decode], v[:num_decode]
                 out, kv_pages = paged_decode_and_write(
-                    *new, kv_pages, *slots, **options, **backends.decode_and_write_options
+                    q[:num_decode],
+                    k[:num_decode],
+                    v[:num_decode],
+                    kv_pages,
+                    table,
+                    lengths,
+                    **options,
+                    **backends.decode_and_write_options,
                 )
             else:
                 out = paged_decode_attention(
-                    q[:num_decode], kv_pages, *slots, **options, **backends.decode_options
+                    q[:num_decode], kv_pages, table, lengths, **options, **backends.decode_options
                 )
             if batch.lanes is not None and batch.lane_table is not None:
                 region = paged_prefill_attention(

@@ -110,7 +110,8 @@ class Case:
     """A function that is compiled for every one of some kinds of devices.
 
     Attributes:
-        operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled" or "quantized_matmul".
+        operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled" or
+            "quantized_matmul".
         backend: of the operation.
         kinds: keys of `pallas_kernels.prove.targets.KINDS`.
         problem: shapes and options.
