@@ -73,17 +73,16 @@ class PageView:
         return (self.page_size * 2 * self.kv_heads, self.head_dim)
 
     @property
-    def token_shape(self) -> tuple[int, ...]:
-        """The shape of a token's keys and values in the view; not where tokens share words.
+    def token_parts(self) -> tuple[int, int]:
+        """How many runs of rows a token is in the view, and rows of each; not where tokens share
+        words.
 
         Raises:
             ValueError: the order is HEADS.
         """
         if self.order is Order.HEADS:
             raise ValueError("tokens share 32-bit words in this order")
-        if self.order is Order.WHOLE_TILES:
-            return (2, self.kv_heads, self.head_dim)
-        return (2 * self.kv_heads, self.head_dim)
+        return (1, 2 * self.kv_heads) if self.order is Order.PAIRS else (2, self.kv_heads)
 
     @property
     def page_rows(self) -> int:
@@ -110,10 +109,12 @@ class PageView:
             return seen.reshape(pages, 2, heads, size, head_dim).transpose(0, 3, 1, 2, 4)
         return seen.reshape(pages, size, 2, heads, head_dim)
 
-    def tokens(self, rows: jax.Array) -> jax.Array:  # [T, *token_shape]
-        """Keys and values [T, 2, KVH, D] of tokens, in the order of their memory."""
-        ordered = rows.swapaxes(1, 2) if self.order is Order.PAIRS else rows
-        return ordered.reshape(rows.shape[0], *self.token_shape)
+    def tokens(self, rows: jax.Array) -> jax.Array:  # [parts, T, rows, D]
+        """Keys and values [T, 2, KVH, D] of tokens, each token the runs of `token_parts`."""
+        parts, count = self.token_parts
+        if self.order is Order.PAIRS:
+            return rows.swapaxes(1, 2).reshape(parts, rows.shape[0], count, self.head_dim)
+        return rows.swapaxes(0, 1)
 
     def rows_of(self, held: Any, part: int) -> jax.Array:  # [pages * page_rows, D]
         """The keys (part 0) or values (part 1) of pages [pages, *page_shape]."""

@@ -336,10 +336,11 @@ def _attend(
     if new is not None:
         jobs = steps * cores
         scalars += (jnp.pad(kv_lens, (0, jobs - slots)),)
-        tokens = jnp.pad(view.tokens(new), ((0, jobs - slots), *[(0, 0)] * len(view.token_shape)))
+        tokens = view.tokens(new)
+        tokens = jnp.pad(tokens, ((0, 0), (0, jobs - slots), (0, 0), (0, 0)))
+        parts, count = view.token_parts
         token_of_job = pl.BlockSpec(
-            (1, *view.token_shape),
-            lambda core, step, *_: (step * cores + core, *[0] * len(view.token_shape)),
+            (parts, 1, count, head_dim), lambda core, step, *_: (0, step * cores + core, 0, 0)
         )
         operands += [tokens, tokens]
         in_specs += [token_of_job, whole]

@@ -2,13 +2,14 @@
 
 The pages are read without the new token: it is attended from VMEM, so that nothing waits for the
 write, and its place in the page that is read meanwhile is hidden like all that follows it. The
-write is one DMA a slot, from the operand in HBM into the page, begun when the slot's last block has
-arrived and awaited at the end of the kernel: no DMA that reads a page runs beside one that writes
-it, and no step of the grid waits for one.
+write is one or two DMAs a slot, from the operand in HBM into the page, begun when the slot's last
+block has arrived and awaited at the end of the kernel: no DMA that reads a page runs beside one
+that writes it, and no step of the grid waits for one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,8 @@ class NewTokens:
     Attributes:
         ring: whose jobs are slots, and whose pool is written.
         lengths: int32[jobs] in scalar memory: tokens of each slot with the new one; 0 = idle.
-        rows: VMEM [1, *token_shape], keys and values of this step's slot.
-        source: HBM [jobs, *token_shape], those of all slots.
+        rows: VMEM [parts, 1, rows, D], keys and values of this step's slot.
+        source: HBM [parts, jobs, rows, D], those of all slots.
         written: a DMA semaphore.
         group: query heads a KV head.
     """
@@ -50,19 +51,15 @@ class NewTokens:
         self, part: int, query: jax.Array, precision: lax.Precision
     ) -> jax.Array:  # float32[H, D]
         """The key (part 0) or value (part 1) that each row of the query [H, D] belongs to."""
-        view = self.ring.view
-        rows = self.rows[0].astype(query.dtype)
-        if view.order is Order.WHOLE_TILES:
-            rows = rows[part]
+        pairs = self.ring.view.order is Order.PAIRS
+        rows = self.rows[0 if pairs else part, 0].astype(query.dtype)
         shape = (query.shape[0], rows.shape[0])
         row = lax.broadcasted_iota(jnp.int32, shape, 0)
-        column = lax.broadcasted_iota(jnp.int32, shape, 1)
+        head = lax.broadcasted_iota(jnp.int32, shape, 1)
         own = row >= 0
-        if view.order is Order.PAIRS:
-            own, column = column & 1 == part, column >> 1
-        elif view.order is Order.TOKENS:
-            column = column - part * view.kv_heads
-        own &= (row >= column * self.group) & (row < (column + 1) * self.group)
+        if pairs:
+            own, head = head & 1 == part, head >> 1
+        own &= (row >= head * self.group) & (row < (head + 1) * self.group)
         # a product with ones and zeros copies rows exactly
         return jnp.dot(
             own.astype(query.dtype), rows, preferred_element_type=jnp.float32, precision=precision
@@ -73,7 +70,8 @@ class NewTokens:
 
         @pl.when(self.live(step))
         def start() -> None:
-            self._copy(step).start()
+            for copy in self._copies(step):
+                copy.start()
 
         @pl.when(step == self.ring.steps - 1)
         def finish() -> None:
@@ -82,12 +80,13 @@ class NewTokens:
     def _wait(self, step: Any, _: None) -> None:
         @pl.when(self.live(step))
         def wait() -> None:
-            self._copy(step).wait()
+            for copy in self._copies(step):
+                copy.wait()
 
     def _job(self, step: Any) -> Any:
         return step * self.ring.cores + self.ring.core
 
-    def _copy(self, step: Any) -> Any:
+    def _copies(self, step: Any) -> Iterator[Any]:
         ring, view = self.ring, self.ring.view
         job = self._job(step)
         row_of, _, _, _, table, first_page = ring.scalars
@@ -97,7 +96,10 @@ class NewTokens:
         offset = lax.rem(position, view.page_size)
         if view.order is Order.WHOLE_TILES:
             place = ring.pool.at[page, offset]
-        else:
-            count = view.token_shape[0]
-            place = ring.pool.at[page, pl.ds(pl.multiple_of(offset * count, count), count)]
-        return pltpu.make_async_copy(self.source.at[job], place, self.written)
+            yield pltpu.make_async_copy(self.source.at[:, job], place, self.written)
+            return
+        parts, count = view.token_parts
+        for part in range(parts):
+            first = pl.multiple_of((offset * parts + part) * count, count)
+            place = ring.pool.at[page, pl.ds(first, count)]
+            yield pltpu.make_async_copy(self.source.at[part, job], place, self.written)
