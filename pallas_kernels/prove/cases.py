@@ -266,7 +266,6 @@ CASES = (
     Case("quantized_matmul", "mosaic_tpu", TPUS, Matmul(2048, weight="fp8"), "matmul"),
     # what every device can run
     Case("decode", "xla", GPUS + TPUS, Attention()),
-    Case("decode_and_write", "xla", TPUS, Attention()),
     Case("decode", "xla", HOPPER + TPUS, Attention(pages="int8", scales="page", sinks=True)),
     Case("prefill", "xla", GPUS + TPUS, Attention(2048)),
     Case("write_kv", "xla", GPUS + TPUS, Attention(2048), quick=("a100", "v5e")),

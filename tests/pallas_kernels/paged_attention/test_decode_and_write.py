@@ -85,7 +85,8 @@ def no_races(capfd):
     return "RACE" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize("backend", ["xla", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["xla", "reference"])
 def test_the_two_operations(backend):
     check((4, 2, 16, 16, "float32", {"window": 20}), [40, 17, 0, 16], backend=backend, trash=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels.devices import PLAIN
 from pallas_kernels.prove import CASES, KINDS, Attention, cases_for
-from pallas_kernels.prove.cost import decode_cost, prefill_cost, write_cost
+from pallas_kernels.prove.cost import decode_and_write_cost, decode_cost, prefill_cost, write_cost
 from pallas_kernels.prove.problems import BUILDERS, POOL_BYTES
 
 
@@ -78,6 +78,8 @@ def test_the_cost_of_prefill_counts_what_each_row_sees(window: int | None) -> No
 
 def test_the_cost_of_a_write() -> None:
     row = 2 * 2 * 8
+    both = decode_and_write_cost(Attention(5, 4, 2, 8, context=100)).bytes
+    assert both - decode_cost(Attention(5, 4, 2, 8, context=100)).bytes == 5 * row * (2 + 2)
     assert write_cost(Attention(5, 4, 2, 8)).bytes == 5 * row * (2 + 2)
     stored = jnp.dtype("float8_e4m3fn").itemsize
     assert write_cost(Attention(5, 4, 2, 8, pages="float8_e4m3fn")).bytes == 5 * row * (2 + stored)
