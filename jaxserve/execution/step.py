@@ -103,13 +103,14 @@ def run_step(
     paged = _paged_batch(spec, f, page_table, slots, positions)
     attend = make_attend(spec.config, paged, spec.num_pages, spec.backends, spec.mesh)
     rope_lengths = jnp.maximum(prompt_lens, positions + 1)
-    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend, rope_lengths)
+    live_tokens, live_rows = _live(spec, f)
+    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend, rope_lengths, live_tokens)
 
     rows = hidden[: shape.num_decode]
     if shape.num_prefill:
         last = f["lane_start"] + jnp.maximum(f["lane_length"], 1) - 1
         rows = jnp.concatenate([rows, hidden[shape.num_decode + last]])
-    logits = _replicate(model.logits(rows), spec.mesh)
+    logits = _replicate(model.logits(rows, live_rows), spec.mesh)
     sampled = sample(
         logits,
         _sampling_rows(f, shape.variant),
@@ -158,6 +159,22 @@ def _paged_batch(
         lane_table=lane_table,
         lanes=lanes,
     )
+
+
+def _live(spec: StepSpec, f: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Ranges int32[2, 2] of the step's tokens, and of the rows that sample, that are in use.
+
+    Decode rows, lanes and the region's tokens are filled from the front.
+    """
+    num_decode = spec.layout.shape.num_decode
+    in_use = f["slot"] < spec.max_num_seqs
+    decode, lanes = in_use[:num_decode].sum(), in_use[num_decode:].sum()
+    tokens = decode * 0
+    if spec.layout.shape.num_prefill:
+        tokens = jnp.max(jnp.where(f["lane_length"] > 0, f["lane_start"] + f["lane_length"], 0))
+    ranges = [[0, decode], [num_decode, num_decode + tokens]]
+    rows = [[0, decode], [num_decode, num_decode + lanes]]
+    return jnp.array(ranges, jnp.int32), jnp.array(rows, jnp.int32)
 
 
 def _sampling_rows(f: dict[str, jax.Array], variant: Variant) -> SamplingRows:
