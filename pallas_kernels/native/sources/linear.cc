@@ -10,7 +10,7 @@ namespace {
 
 // so many rows are multiplied as lanes, fewer as dot products of rows
 constexpr int64_t kManyRows = 9;
-constexpr int64_t kTaskBytes = 128 << 10;     // of weights a task, so that threads end together
+constexpr int64_t kTaskBytes = 128 << 10;        // of weights that stay in the second-level cache
 constexpr int64_t kActivationBytes = 384 << 10;  // of x that stay in the second-level cache
 
 // Lane i of the result is lane first + i % period of v.
@@ -250,20 +250,31 @@ class Block {
   F32x16 scale_ = {}, bias_ = {};
 };
 
-// Calls body(block, part) for all blocks of the weight and the parts of x, on all threads. A thread
-// takes some blocks, which stay in its cache meanwhile, through one part after the other.
+// First block of each task, and their end: large tasks first, which read ahead well, then ever
+// smaller ones, so that all threads end together.
+std::vector<int64_t> task_bounds(int64_t blocks, int64_t largest, int64_t threads) {
+  std::vector<int64_t> bounds = {0};
+  for (int64_t left = blocks; left > 0; left = blocks - bounds.back()) {
+    const int64_t size = std::clamp<int64_t>(left / (2 * threads), 1, largest);
+    bounds.push_back(bounds.back() + size);
+  }
+  return bounds;
+}
+
+// Calls body(block, part) for all blocks of the weight and the parts of x, on all threads. A task's
+// blocks stay in the cache while they go through one part after the other.
 template <class Dot, class Body>
 void for_blocks(const Linear& p, int64_t parts, ffi::ThreadPool& threads, const Body& body) {
   using Weight = typename Dot::Weight;
   const auto* weight = reinterpret_cast<const Weight*>(p.weight);
   const int64_t blocks = (p.outputs + kBlockOutputs - 1) / kBlockOutputs;
   const int64_t block_bytes = kBlockOutputs * p.depth * int64_t(sizeof(Weight));
-  const int64_t per_task = std::max<int64_t>(1, kTaskBytes / block_bytes);
-  parallel_for(threads, (blocks + per_task - 1) / per_task, [&](int64_t task) {
+  const int64_t largest = parts == 1 ? blocks : std::max<int64_t>(1, kTaskBytes / block_bytes);
+  const auto bounds = task_bounds(blocks, largest, std::max<int64_t>(1, threads.num_threads()));
+  parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
     [[maybe_unused]] TileSession session;
-    const int64_t begin = task * per_task, end = std::min(begin + per_task, blocks);
     for (int64_t part = 0; part < parts; ++part) {
-      for (int64_t b = begin; b < end; ++b) {
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         const int64_t first = b * kBlockOutputs, count = std::min(kBlockOutputs, p.outputs - first);
         const Weight* w = weight + first * p.depth;
         // the last block may end before 16 rows, and a vector may reach past its last row's end
