@@ -213,7 +213,8 @@ class Block {
     if (p_.gated) {
       for (int n = 0; n < 8; ++n) v[n] = v[2 * n] * sigmoid(v[2 * n]) * v[2 * n + 1];
     }
-    auto* square = reinterpret_cast<U32x16*>(v);
+    U32x16 square[16];
+    for (int n = 0; n < 16; ++n) square[n] = (U32x16)v[n];
     transpose16(square);
     const int64_t first = p_.gated ? first_ / 2 : first_, count = p_.gated ? count_ / 2 : count_;
     const int64_t rows = std::min<int64_t>(kLanes, p_.live.size() - group * kLanes);
