@@ -18,7 +18,7 @@ from typing import Any
 
 from checkpoints import CheckpointError
 from jaxserve.config import EngineConfig
-from jaxserve.engine import Engine, EngineStats, RequestUpdate
+from jaxserve.engine import Engine, EngineStats, StepOutput
 from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
 from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
 from jaxserve.loading import load_engine
@@ -227,11 +227,10 @@ class AsyncEngine:
             # an idle engine blocks here until somebody wants something
             self._run_commands(engine, wait=not engine.has_work)
             if engine.has_work and not self._stopping:
-                updates = engine.step()
-                stats = engine.stats()
-                self._call_in_loop(self._deliver, updates, stats)
+                output = engine.step()
+                self._call_in_loop(self._deliver, output, engine.stats())
             else:
-                self._call_in_loop(self._deliver, [], engine.stats())
+                self._call_in_loop(self._deliver, StepOutput(), engine.stats())
 
     def _run_commands(self, engine: Engine, *, wait: bool) -> None:
         try:
@@ -253,10 +252,10 @@ class AsyncEngine:
 
     # -- the event loop's thread ------------------------------------------------------------
 
-    def _deliver(self, updates: list[RequestUpdate], stats: EngineStats) -> None:
+    def _deliver(self, step: StepOutput, stats: EngineStats) -> None:
         assert self._outputs is not None
         try:
-            processed = self._outputs.process(updates)
+            processed = self._outputs.process(step)
         except Exception as error:
             # the streams of this step can never be completed: end the engine rather than hang
             self.error = error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from jaxserve.engine import EngineStats
@@ -104,17 +106,19 @@ class Metrics:
     def record_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
 
-    def record_token(self, times: RequestMetrics, now: float, previous: float | None) -> None:
-        """One token of a sequence, `previous` being the time of its last one."""
-        if times.first_token_time is None:
-            self._first_token.observe(now - times.arrival_time)
-            if times.first_scheduled_time is not None:
-                self._queue.observe(times.first_scheduled_time - times.arrival_time)
-        elif previous is not None:
-            self._inter_token.observe(now - previous)
+    def record_first_token(self, times: RequestMetrics) -> None:
+        """A request got its first token."""
+        assert times.first_token_time is not None
+        self._first_token.observe(times.first_token_time - times.arrival_time)
+        if times.first_scheduled_time is not None:
+            self._queue.observe(times.first_scheduled_time - times.arrival_time)
 
-    def record_generated(self, num_tokens: int) -> None:
+    def record_tokens(self, num_tokens: int, last_times: list[float], now: float) -> None:
+        """Tokens that came at `now`; `last_times` are those of the ones before them, if any."""
         self._generation_tokens.inc(num_tokens)
+        # sequences that run together got their last tokens together: few times differ
+        for last_time, count in Tally(last_times).items():
+            self._inter_token.observe(now - last_time, count)
 
     def record_finished(self, times: RequestMetrics, reason: str) -> None:
         self._finished.labels(self._model_name, reason).inc()
