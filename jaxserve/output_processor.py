@@ -43,17 +43,20 @@ class _Text:
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        self._stop = StopChecker(params.stop or [], params.include_stop_str_in_output)
+        self._stop: StopChecker | None = None
+        if params.stop:
+            self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
 
-    def append(self, tokens: list[int], *, last: bool, may_stop: bool) -> tuple[str, str | None]:
+    def append(self, token: int | None, *, last: bool, may_stop: bool) -> tuple[str, str | None]:
         """Text that is final now, and the stop string that ended it.
 
         Text that comes while `may_stop` is False (`min_tokens`) is never part of a stop string.
+        A token that is None has no text.
         """
-        text = self._detokenizer.append(tokens)
+        text = "" if token is None else self._detokenizer.append(token)
         if last:
             text += self._detokenizer.finish()
-        if not may_stop:
+        if self._stop is None or not may_stop:
             return text, None
         text, stop = self._stop.feed(text)
         if stop is None and last:
@@ -62,11 +65,15 @@ class _Text:
 
 
 class _Sequence:
-    """One of the `n` completions of a request."""
+    """One of the `n` completions of a request.
+
+    `output` is everything so far, or what is new since the last output of a delta stream.
+    """
 
     def __init__(self, index: int, request: Request, text: _Text | None):
         self.request = request
         self.text = text
+        self.num_tokens = 0
         self.last_token_time: float | None = None
         self.params = request.params
         has_logprobs = self.params.logprobs is not None
@@ -77,8 +84,6 @@ class _Sequence:
             cumulative_logprob=0.0 if has_logprobs else None,
             logprobs=[] if has_logprobs else None,
         )
-        self._sent_text = 0
-        self._sent_tokens = 0
 
     def append_text(self, token: int, finish: str | None) -> str | None:
         """Take in the text of a token, `finish` if it ended the sequence; the stop string met."""
@@ -87,29 +92,33 @@ class _Sequence:
         # the token that ends a sequence is no text, unless the caller wants to see it
         hidden = finish == "stop" and not params.include_stop_str_in_output
         text, stop_string = self.text.append(
-            [] if hidden else [token],
+            None if hidden else token,
             last=finish is not None,
-            may_stop=len(output.token_ids) > params.min_tokens,
+            may_stop=self.num_tokens > params.min_tokens,
         )
         output.text += text
         return stop_string
 
-    def snapshot(self, kind: RequestOutputKind) -> CompletionOutput:
-        """A copy for the caller: everything, or what is new since the last snapshot."""
+    def snapshot(self) -> CompletionOutput:
+        """A copy of everything so far."""
         o = self.output
-        first_char, first_token = 0, 0
-        if kind is RequestOutputKind.DELTA:
-            first_char, first_token = self._sent_text, self._sent_tokens
-            self._sent_text, self._sent_tokens = len(o.text), len(o.token_ids)
         return CompletionOutput(
             o.index,
-            o.text[first_char:],
-            o.token_ids[first_token:],
+            o.text,
+            o.token_ids.copy(),
             o.cumulative_logprob,
-            None if o.logprobs is None else o.logprobs[first_token:],
+            None if o.logprobs is None else o.logprobs.copy(),
             o.finish_reason,
             o.stop_reason,
         )
+
+    def take_delta(self) -> CompletionOutput:
+        """What has come since the last call."""
+        taken = self.output
+        if taken.finish_reason is None:
+            logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
+            self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
+        return taken
 
 
 class _LiveRequest:
@@ -120,7 +129,6 @@ class _LiveRequest:
         self.metrics = RequestMetrics(arrival_time)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.sequences: list[_Sequence] = []
-
         self.num_unfinished = len(prepared.sequences)
 
 
@@ -178,6 +186,7 @@ class OutputProcessor:
             else:
                 last_times.append(sequence.last_token_time)
             live.metrics.last_token_time = sequence.last_token_time = now
+            sequence.num_tokens += 1
             sequence.output.token_ids.append(token)
             if step.logprobs or step.prompt_logprobs:
                 self._take_logprobs(live, sequence, step, entry)
@@ -210,9 +219,13 @@ class OutputProcessor:
         unfinished = [s for s in live.sequences if s.output.finish_reason is None]
         for sequence in unfinished:
             self._finish(live, sequence, "abort", None, now)
-        is_delta = live.prepared.params.output_kind is RequestOutputKind.DELTA
-        output = self._make_output(live, unfinished if is_delta else live.sequences)
-        return output, [sequence.request.request_id for sequence in unfinished]
+        if live.prepared.params.output_kind is RequestOutputKind.DELTA:
+            completions = [s.take_delta() for s in unfinished]
+        else:
+            completions = [s.snapshot() for s in live.sequences]
+        return self._make_output(live, completions), [
+            sequence.request.request_id for sequence in unfinished
+        ]
 
     def _take_first(self, live: _LiveRequest, request: Request, now: float) -> None:
         """A sequence got its first token."""
@@ -255,22 +268,25 @@ class OutputProcessor:
 
     def _output(self, live: _LiveRequest, sequence: _Sequence) -> RequestOutput | None:
         kind = sequence.params.output_kind
+        if kind is RequestOutputKind.DELTA:
+            return self._make_output(live, [sequence.take_delta()])
         if kind is RequestOutputKind.FINAL_ONLY and live.num_unfinished:
             return None
-        if kind is RequestOutputKind.DELTA:
-            return self._make_output(live, [sequence])
-        return self._make_output(live, live.sequences)
+        return self._make_output(live, [s.snapshot() for s in live.sequences])
 
-    def _make_output(self, live: _LiveRequest, sequences: list[_Sequence]) -> RequestOutput:
+    def _make_output(
+        self, live: _LiveRequest, completions: list[CompletionOutput]
+    ) -> RequestOutput:
         prepared = live.prepared
+        # one a token is streamed, and arguments by name would double its cost
         return RequestOutput(
-            request_id=prepared.request_id,
-            prompt=prepared.prompt,
-            prompt_token_ids=prepared.prompt_token_ids,
-            outputs=[s.snapshot(prepared.params.output_kind) for s in sequences],
-            finished=not live.num_unfinished,
-            prompt_logprobs=live.prompt_logprobs,
-            metrics=live.metrics,
+            prepared.request_id,
+            prepared.prompt,
+            prepared.prompt_token_ids,
+            completions,
+            not live.num_unfinished,
+            live.prompt_logprobs,
+            live.metrics,
         )
 
     def _logprobs(self, entry: TokenLogprobs, count: int | None) -> PositionLogprobs:
