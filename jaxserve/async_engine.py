@@ -7,7 +7,6 @@ The thread owns the engine. Callers reach it through one command queue; it answe
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import queue
 import threading
@@ -218,8 +217,6 @@ class AsyncEngine:
         self._tokenizer = loaded.tokenizer
         self._inputs = InputProcessor(loaded.config, loaded.model_config, self._tokenizer)
         self._outputs = OutputProcessor(self._tokenizer, self.metrics)
-        gc.collect()
-        gc.freeze()  # a server's engine lives as long as the process: no collection need walk it
         return loaded.engine
 
     def _serve(self, engine: Engine) -> None:

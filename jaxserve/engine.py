@@ -7,6 +7,7 @@ each step before the next is planned: the same tokens, one step at a time.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -135,6 +136,7 @@ class Engine:
     def close(self) -> None:
         """Stop background work; the engine cannot step afterwards."""
         self.runner.close()
+        gc.unfreeze()  # `load_engine` froze what was alive then
 
     def _commit(self, step: Dispatched) -> StepOutput:
         begin = perf_counter()
