@@ -145,6 +145,7 @@ class Scheduler:
                     continue
                 if not self._prepare_decode(request, plan.page_updates):
                     continue
+            assert request.slot is not None
             request.num_computed = position + 1
             request.pending += 1
             requests.append(request)
