@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.execution import batch as columns
 from jaxserve.execution.batch import BlobLayout, ResultLayout
+from jaxserve.execution.parameters import ModelStructure
 from jaxserve.models.attention import PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
@@ -57,7 +57,7 @@ class StepSpec:
 
 def run_step(
     spec: StepSpec,
-    graphdef: Any,
+    structure: ModelStructure,
     leaves: tuple[jax.Array, ...],
     state: DeviceState,
     blob: jax.Array,
@@ -69,7 +69,7 @@ def run_step(
 
     Args:
         spec: static shape and choices of the program.
-        graphdef: structure of the Flax module, from `split_model`.
+        structure: of the Flax module, from `split_model`.
         leaves: its parameters, from `split_model`.
         state: the device state; donated by the caller.
         blob: int32[spec.layout.size], see `BlobLayout`.
@@ -77,8 +77,7 @@ def run_step(
     Returns:
         The next device state and the result, int32, see `ResultLayout`.
     """
-    treedef, module_def = graphdef
-    model: Llama = nnx.merge(module_def, jax.tree.unflatten(treedef, leaves))
+    model = structure.merge(leaves)
     shape = spec.layout.shape
     f = spec.layout.read(blob)
 
@@ -128,13 +127,6 @@ def run_step(
         region = hidden[shape.num_decode :]
         values |= _logprob_values("prompt_", _score_region(spec, model, region, f["target"]))
     return DeviceState(kv_pages, page_table, history), spec.result.write(values)
-
-
-def split_model(model: Llama) -> tuple[Any, tuple[jax.Array, ...]]:
-    """The module as (static structure, flat parameter leaves) for `run_step`."""
-    module_def, params = nnx.split(model)
-    leaves, treedef = jax.tree.flatten(params)
-    return (treedef, module_def), tuple(leaves)
 
 
 def _paged_batch(
