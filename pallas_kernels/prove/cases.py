@@ -9,7 +9,6 @@ HOPPER = ("h200", "h100")
 OLDER = ("a100", "l4", "b200")  # GPUs for which the Triton kernels are
 GPUS = ("h200", "h100", "a100", "l4", "b200")
 TPUS = ("v5e", "v6e")
-CORES = (*TPUS, "v5p")  # a chip of v5p has two cores that share the work
 # the instruction for matrix products that a kernel of each backend must not lose
 MATRIX_INSTRUCTION = {"mosaic_gpu": "wgmma", "triton": "mma", "mosaic_tpu": "matmul"}
 
@@ -201,11 +200,11 @@ CASES = (
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="float8_e4m3fn"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 64, shards=8), "matmul"),
     # decode that writes the step's tokens on TPU
-    Case("decode_and_write", "mosaic_tpu", CORES, Attention(context=8192), "matmul", quick=TPUS),
-    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 32, 32, page_size=128), "matmul"),
-    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 28, 4, window=4096), "matmul"),
-    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 12, 2, sinks=True), "matmul"),
-    Case("decode_and_write", "mosaic_tpu", CORES, Attention(16, 9, 3), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(context=8192), "matmul", quick=TPUS),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 32, 32, page_size=128), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 28, 4, window=4096), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 12, 2, sinks=True), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 9, 3), "matmul"),
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 16, 8, 256), "matmul"),
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, dtype="float32")),
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, pages="int8"), "matmul"),
@@ -214,7 +213,7 @@ CASES = (
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 64, shards=8), "matmul"),
     # prefill on TPU
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048), "matmul", quick=TPUS),
-    Case("prefill", "mosaic_tpu", CORES, Attention(256, lanes=1), "matmul"),
+    Case("prefill", "mosaic_tpu", TPUS, Attention(256, lanes=1), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, 16, 8, 256, soft_cap=50.0), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, window=1024, sinks=True), "matmul"),
     Case("prefill", "mosaic_tpu", TPUS, Attention(2048, dtype="float32")),
