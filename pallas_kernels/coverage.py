@@ -107,19 +107,8 @@ def mosaic_tpu(shape: AttentionShape) -> KernelError | None:
     return None
 
 
-def mosaic_tpu_decode_and_write(shape: AttentionShape) -> KernelError | None:
-    """Why the Mosaic TPU decode kernel does not write the step's tokens; None when it does."""
-    refusal = mosaic_tpu(shape)
-    if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
-        return refusal
-    # four tokens share a 32-bit row there, and a DMA writes whole ones
-    if memory_order(shape.kv_heads, shape.pool_dtype) is Order.HEADS:
-        return KernelError("kv_heads", shape.kv_heads, "4 or a multiple of 8 for 8-bit pages")
-    return None
-
-
 def mosaic_tpu_write(shape: AttentionShape) -> KernelError | None:
-    """Why the Mosaic TPU kernel does not write pages in place; None when it does."""
+    """Why the Mosaic TPU kernels do not write pages in place; None when they do."""
     refusal = mosaic_tpu(shape)
     if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
         return refusal
@@ -193,14 +182,14 @@ DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "native": native,
     "triton": triton_decode,
 }
-DECODE_AND_PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+DECODE_AND_WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "mosaic_tpu": mosaic_tpu_write,
+}
+PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_prefill,
     "mosaic_tpu": mosaic_tpu,
     "native": native,
     "triton": triton_prefill,
-}
-WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
-    "mosaic_tpu": mosaic_tpu_decode_and_write,
 }
 WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu_write,

@@ -223,7 +223,6 @@ def decode_and_write(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    covers = coverage.mosaic_tpu_decode_and_write
     out, pool = _attend(
         q,
         kv_pages,
@@ -237,7 +236,7 @@ def decode_and_write(
         scale=scale,
         soft_cap=soft_cap,
         window=window,
-        tuning=_checked_tuning(q, kv_pages, page_table, covers, tuning),
+        tuning=_checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu_write, tuning),
         interpret=interpret,
     )
     assert pool is not None
