@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -112,9 +111,7 @@ def test_slots_without_work_between_two_cores(lengths, capfd):
     assert no_races(capfd)
 
 
-def check_prefill(
-    shape, chunks, contexts, *, interpret=INTERPRETER, tuning=PREFILL_TUNING, **case_options
-):
+def check_prefill(shape, chunks, contexts, *, interpret=INTERPRETER, **case_options):
     heads, kv_heads, head_dim, page_size, pool, options = shape
     rng = np.random.default_rng(1)
     lanes, region = packed_lanes(rng, chunks, contexts, gaps=True)
@@ -136,7 +133,7 @@ def check_prefill(
         *case[:3],
         lanes,
         backend="mosaic_tpu",
-        tuning=tuning,
+        tuning=PREFILL_TUNING,
         interpret=interpret,
         **options,
     )
@@ -159,8 +156,7 @@ def test_prefill(capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", CASES, ids=str)
 def test_prefill_of_every_kind(shape, capfd):
-    per_page, tuning = shape[1] != 4, replace(PREFILL_TUNING, cores=2)
-    check_prefill(shape, *ragged(shape[3]), per_page=per_page, tuning=tuning)
+    check_prefill(shape, *ragged(shape[3]), per_page=shape[1] != 4)
     assert no_races(capfd)
 
 
