@@ -75,6 +75,7 @@ class Engine:
         self._num_steps = 0
         self._times = StepTimes()
         self._last_commit = 0.0
+        self._backlog_since_commit = False
 
     @property
     def has_work(self) -> bool:
@@ -103,6 +104,7 @@ class Engine:
         if not self._overlap and self._in_flight is not None:
             current, self._in_flight = self._in_flight, None
             updates += self._commit(current)
+        self._backlog_since_commit = self._in_flight is None and self.scheduler.has_unfinished
         return updates
 
     def _dispatch(self, plan: StepPlan) -> Dispatched:
@@ -110,13 +112,15 @@ class Engine:
         packed = self.runner.pack(plan)
         ready = perf_counter()
         running: Any = self._in_flight.result if self._in_flight is not None else None
-        drained = running is not None and running.is_ready()
+        drained = self._backlog_since_commit if running is None else running.is_ready()
         dispatched = self.runner.dispatch(plan, packed)
         end = perf_counter()
         self._times.pack += ready - begin
         self._times.dispatch += end - ready
         if drained:
             self._times.device_idle += end - self._last_commit
+        elif running is not None and running.is_ready():
+            self._times.device_idle += end - ready
         return dispatched
 
     def stats(self) -> EngineStats:
