@@ -8,7 +8,7 @@ each step before the next is planned: the same tokens, one step at a time.
 from __future__ import annotations
 
 from dataclasses import replace
-from time import perf_counter
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +74,9 @@ class Engine:
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._num_steps = 0
         self._times = StepTimes()
-        self._last_commit = 0.0
+        self._last_fetch = (0.0, 0.0)  # when the host began to wait for a step, and when it had it
         self._backlog_since_commit = False
+        self._new: set[Request] = set()  # came after the last plan
 
     @property
     def has_work(self) -> bool:
@@ -84,6 +85,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
+        self._new.add(request)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; None if it is not live."""
@@ -92,11 +94,12 @@ class Engine:
 
     def step(self) -> list[RequestUpdate]:
         """Dispatch the next step and return the tokens of the last one that has run."""
-        begin = perf_counter()
+        begin = monotonic()
         plan = self.scheduler.plan()
-        self._times.plan += perf_counter() - begin
+        self._times.plan += monotonic() - begin
         dispatched = self._dispatch(plan) if plan else None
         self._num_steps += dispatched is not None
+        self._new.clear()
         previous, self._in_flight = self._in_flight, dispatched
         if dispatched is None and previous is None and self.scheduler.has_unfinished:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
@@ -108,20 +111,30 @@ class Engine:
         return updates
 
     def _dispatch(self, plan: StepPlan) -> Dispatched:
-        begin = perf_counter()
+        begin = monotonic()
         packed = self.runner.pack(plan)
-        ready = perf_counter()
+        ready = monotonic()
         running: Any = self._in_flight.result if self._in_flight is not None else None
         drained = self._backlog_since_commit if running is None else running.is_ready()
         dispatched = self.runner.dispatch(plan, packed)
-        end = perf_counter()
+        end = monotonic()
         self._times.pack += ready - begin
         self._times.dispatch += end - ready
         if drained:
-            self._times.device_idle += end - self._last_commit
+            self._times.device_idle += end - self._last_fetch[1]
         elif running is not None and running.is_ready():
             self._times.device_idle += end - ready
+        for lane in plan.lanes:
+            if lane.request.first_scheduled_time is None:
+                self._note_first_step(lane.request, ready)
         return dispatched
+
+    def _note_first_step(self, request: Request, now: float) -> None:
+        request.first_scheduled_time = now
+        if request in self._new:
+            begin, end = self._last_fetch
+            waited = max(0.0, end - max(begin, request.arrival_time))
+            request.queue_overhead = now - request.arrival_time - waited
 
     def stats(self) -> EngineStats:
         s = self.scheduler
@@ -140,10 +153,11 @@ class Engine:
         self.runner.close()
 
     def _commit(self, step: Dispatched) -> list[RequestUpdate]:
-        begin = perf_counter()
+        begin = monotonic()
         result = self.runner.fetch(step)
-        self._last_commit = perf_counter()
-        self._times.wait += self._last_commit - begin
+        end = monotonic()
+        self._last_fetch = begin, end
+        self._times.wait += end - begin
         self._collect_prompt_logprobs(step, result)
         updates = []
         for seen in self.scheduler.commit(step.plan, result.tokens):
@@ -162,7 +176,7 @@ class Engine:
                     seen.stop_reason,
                 )
             )
-        self._times.commit += perf_counter() - self._last_commit
+        self._times.commit += monotonic() - end
         return updates
 
     def _collect_prompt_logprobs(self, step: Dispatched, result: StepResult) -> None:

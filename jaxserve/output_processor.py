@@ -101,9 +101,9 @@ class _Sequence:
 class _LiveRequest:
     """A request that has unfinished sequences."""
 
-    def __init__(self, prepared: PreparedRequest, arrival_time: float):
+    def __init__(self, prepared: PreparedRequest):
         self.prepared = prepared
-        self.metrics = RequestMetrics(arrival_time)
+        self.metrics = RequestMetrics(prepared.arrival_time)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.sequences: list[_Sequence] = []
 
@@ -136,7 +136,7 @@ class OutputProcessor:
 
     def add(self, prepared: PreparedRequest) -> None:
         """Expect updates for a request."""
-        live = _LiveRequest(prepared, self._clock())
+        live = _LiveRequest(prepared)
         for index, request in enumerate(prepared.sequences):
             text = None
             if request.params.detokenize and self._tokenizer is not None:
@@ -186,6 +186,7 @@ class OutputProcessor:
     ) -> bool:
         """Append one token; True if its text met a stop string."""
         live.metrics.first_scheduled_time = update.request.first_scheduled_time
+        live.metrics.queue_overhead = update.request.queue_overhead
         live.metrics.num_preemptions = update.request.num_preemptions
         self._metrics.record_token(live.metrics, now, sequence.last_token_time)
         if live.metrics.first_token_time is None:
