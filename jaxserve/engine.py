@@ -75,6 +75,7 @@ class Engine:
         self._num_steps = 0
         self._times = StepTimes()
         self._last_fetch = (0.0, 0.0)  # when the host began to wait for a step, and when it had it
+        self._last_dispatch = 0.0
         self._backlog_since_commit = False
         self._new: set[Request] = set()  # came after the last plan
 
@@ -121,9 +122,11 @@ class Engine:
         self._times.pack += ready - begin
         self._times.dispatch += end - ready
         if drained:
-            self._times.device_idle += end - self._last_fetch[1]
+            # the device cannot have been done before it was given the step
+            self._times.device_idle += end - max(self._last_fetch[1], self._last_dispatch)
         elif running is not None and running.is_ready():
             self._times.device_idle += end - ready
+        self._last_dispatch = end
         for lane in plan.lanes:
             if lane.request.first_scheduled_time is None:
                 self._note_first_step(lane.request, ready)
