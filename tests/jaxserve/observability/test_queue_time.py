@@ -1,4 +1,4 @@
-"""From a request's arrival to its first step: what is the engine's own, and what is the device's."""
+"""From arrival to the first step: what is the engine's own, and what the device's."""
 
 from __future__ import annotations
 
