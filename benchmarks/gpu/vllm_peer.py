@@ -21,6 +21,7 @@ from jaxserve.bench.shapes import SHAPES, write_config
 MODELS = ("llama-3-8b",)
 BATCHES = (16, 64, MIXED, 1, 256)
 MEMORY_SHARE = 0.85  # of the device, where nothing else runs meanwhile
+NAMED = {"model_type": "llama"}  # by which vLLM's configs go
 ROUNDS = 2  # the first one warms up
 END_S = 5  # left of a case's time for the engine's end
 
@@ -58,7 +59,8 @@ def generate(setting: Setting, case: str) -> Section:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            worker = start(setting, write_config(case, folder / "model", **overrides), cells)
+            model = write_config(case, folder / "model", **NAMED, **overrides)
+            worker = start(setting, model, cells)
         except WorkerError as error:
             section.failures.append(f"vLLM, {case}: {error}")
             return section

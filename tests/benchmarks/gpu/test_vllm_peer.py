@@ -14,6 +14,8 @@ from benchmarks.gpu.setting import bare_setting
 
 # what the adapter uses of vLLM: an engine that gives every request one token a step
 FAKE = """
+import json
+
 __version__ = "0.0-fake"
 
 class SamplingParams:
@@ -50,6 +52,7 @@ class Tokens:
 
 class LLM:
     def __init__(self, model, **settings):
+        assert json.loads(open(model + "/config.json").read())["model_type"] == "llama"
         assert settings["load_format"] == "dummy" and settings["max_num_seqs"] == 2, settings
         self.llm_engine = Engine()
 """
