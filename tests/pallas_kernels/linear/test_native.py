@@ -11,7 +11,7 @@ from pallas_kernels.linear import Norm, linear, quantize_rows
 from tests.pallas_kernels.native.requirements import require_native
 
 require_native()
-# rows, inputs, outputs: row tiles (4, 2, 1; groups of 16), remainders, ends inside a vector or block
+# rows, inputs, outputs: tiles of 4, 2, 1 and 16 rows, remainders, ends inside a vector or block
 SIZES = [
     (1, 768, 64),
     (2, 64, 48),
