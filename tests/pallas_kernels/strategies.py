@@ -196,3 +196,38 @@ def lanes(draw: st.DrawFn, program: Program) -> Lanes:
         contexts.append(draw(_number(simple, [0, 1, page - 1, page, page + 1, room], room)))
         chunks.append(chunk)
     return Lanes(chunks, contexts, draw(_sharing(program.rows)), draw(st.booleans()), draw(SEEDS))
+
+
+def programs(
+    *,
+    pools: tuple[str, ...],
+    head_dims: tuple[int, ...],
+    page_sizes: tuple[int, ...],
+    splits: tuple[int | None, ...] = (None,),
+    groups: tuple[int, ...] = (1, 3, 4, 8),
+    kv_heads: tuple[int, ...] = (1, 2),
+    rows: int = 6,
+    tokens: int = 160,
+) -> st.SearchStrategy[Program]:
+    """Programs of any combination of these facts and of the options; each costs a compilation."""
+
+    def program(pool: str, page_size: int, group: int, kv_heads: int, **facts: Any) -> Program:
+        columns = max(2, tokens // page_size)
+        return Program(
+            group * kv_heads, kv_heads, pool=pool, page_size=page_size, columns=columns, **facts
+        )
+
+    return st.builds(
+        program,
+        pool=st.sampled_from(pools),
+        page_size=st.sampled_from(page_sizes),
+        group=st.sampled_from(groups),
+        kv_heads=st.sampled_from(kv_heads),
+        head_dim=st.sampled_from(head_dims),
+        splits=st.sampled_from(splits),
+        window=st.sampled_from((None, 1, 30, 100)),
+        soft_cap=st.sampled_from((None, 3.0)),
+        sinks=st.booleans(),
+        per_page=st.booleans(),
+        rows=st.just(rows),
+    )
