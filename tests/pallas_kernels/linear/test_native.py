@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import KernelError
-from pallas_kernels.linear import Norm, linear, quantize_rows
+from pallas_kernels import KernelError, quantize_int8
+from pallas_kernels.linear import Norm, linear
 from pallas_kernels.linear import native as native_linear
 from tests.pallas_kernels.native.requirements import require_native
 
@@ -88,7 +88,7 @@ def test_int8_against_float64(size):
     rng = np.random.default_rng(1)
     for option in options_of(size):
         x, weight, options = problem(rng, size, "bfloat16", option)
-        values, scale = quantize_rows(weight)
+        values, scale = quantize_int8(weight)
         found = linear(x, values, scale=scale, backend="native", **options)
         want = expected(x, to64(values) * to64(scale)[:, None], options, True)
         # a value on the edge between two integers may fall to either side
@@ -111,7 +111,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
     x, weight, _ = problem(rng, (21, 200, 64), "bfloat16" if dtype == "int8" else dtype, "plain")
     scale = None
     if dtype == "int8":
-        weight, scale = quantize_rows(weight)
+        weight, scale = quantize_int8(weight)
     together = linear(x, weight, scale=scale, out_dtype="float32", backend="native")
     for rows in (1, 2, 7, 16):
         part = linear(x[:rows], weight, scale=scale, out_dtype="float32", backend="native")
