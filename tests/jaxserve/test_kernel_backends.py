@@ -158,9 +158,8 @@ def test_bfloat16_logits_on_mosaic_gpu_are_those_of_plain_xla(tmp_path, monkeypa
     got, want = (logprobs(str(tmp_path), backends) for backends in (hopper, XLA))
     # 40, 7 and 18 prompt tokens, the first of each unscored, and 4 generated ones
     assert got.shape == want.shape == (39 + 6 + 17 + 3 * 4, HOPPER_CONFIG["vocab_size"])
-    spread = want.std(axis=1)
-    print(np.abs(got - want).max(axis=1) / spread)
-    assert (np.abs(got - want).max(axis=1) <= 0.05 * spread).all()
+    # rounding gives up to 0.02 of the spread over the vocabulary, a wrong key or value most of it
+    assert (np.abs(got - want).max(axis=1) <= 0.05 * want.std(axis=1)).all()
 
 
 def test_a_backend_of_another_device_is_refused(model_folder):

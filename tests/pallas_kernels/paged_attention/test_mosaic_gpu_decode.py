@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import DecodeTuning, KernelError, paged_decode_attention
@@ -21,6 +21,7 @@ from pallas_kernels.paged_attention.mosaic_gpu_decode import default_tuning, num
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import split_of
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import EIGHT_BITS, paged_case
+from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_decode
 from tests.pallas_kernels.strategies import Program, Slots, examples, programs, slots
 
@@ -157,12 +158,6 @@ def test_the_ring_fits_the_shared_memory():
     assert default_tuning(256, 32, "bfloat16").stages == 2
 
 
-def lowered_for_cuda(function, operands) -> str:
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-
-
 def decode(q, kv_pages, page_table, kv_lens, *scales, **options):
     named = dict(zip(("k_scale", "v_scale"), scales))
     options = {"scale": 0.1, "window": 100, "backend": "mosaic_gpu", **named, **options}
@@ -194,7 +189,7 @@ def decode_operands(heads, kv_heads, head_dim, page_size, pool):
     ids=str,
 )
 def test_lowers_for_cuda_without_a_gpu(shape):
-    assert "mosaic_gpu" in lowered_for_cuda(decode, decode_operands(*shape))
+    assert "mosaic_gpu" in lowered_for_cuda(decode, *decode_operands(*shape)).as_text()
 
 
 @pytest.mark.slow
@@ -203,7 +198,8 @@ def test_lowers_for_cuda_without_a_gpu(shape):
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_every_covered_shape_lowers(head_dim, page_size, pool):
     run = functools.partial(decode, soft_cap=30.0, splits=1 + page_size % 3)
-    assert "mosaic_gpu" in lowered_for_cuda(run, decode_operands(16, 2, head_dim, page_size, pool))
+    operands = decode_operands(16, 2, head_dim, page_size, pool)
+    assert "mosaic_gpu" in lowered_for_cuda(run, *operands).as_text()
 
 
 def test_lowers_under_shard_map():

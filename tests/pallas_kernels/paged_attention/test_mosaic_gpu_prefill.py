@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import KernelError, PrefillLanes, paged_prefill_attention
@@ -19,6 +19,7 @@ from pallas_kernels.coverage import mosaic_gpu_prefill as refusal_of
 from pallas_kernels.paged_attention import mosaic_gpu_prefill
 from pallas_kernels.paged_attention.hopper_prefill.layout import Geometry, geometry
 from pallas_kernels.tuning import PrefillTuning
+from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_prefill
 from tests.pallas_kernels.strategies import Lanes, Program, examples, lanes
 
@@ -116,12 +117,6 @@ def test_blocks_and_stages_fit_shared_memory():
     assert mosaic_gpu_prefill.fitted(SMALL_BLOCKS, 64) == (64, 2)
 
 
-def lowered_for_cuda(function, operands) -> str:
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-
-
 def prefill(q, kv_pages, page_table, lanes, **options):
     return paged_prefill_attention(
         q, kv_pages, page_table, lanes, scale=0.1, backend="mosaic_gpu", **options
@@ -140,7 +135,8 @@ def prefill_operands(heads, kv_heads, head_dim, page_size, dtype):
 
 
 def test_lowers_for_cuda_without_a_gpu():
-    assert "mosaic_gpu" in lowered_for_cuda(prefill, prefill_operands(8, 8, 64, 64, jnp.bfloat16))
+    operands = prefill_operands(8, 8, 64, 64, jnp.bfloat16)
+    assert "mosaic_gpu" in lowered_for_cuda(prefill, *operands).as_text()
 
 
 @pytest.mark.slow
@@ -153,8 +149,8 @@ def test_lowers_for_cuda_without_a_gpu():
     ids=str,
 )
 def test_shapes_lower_for_cuda(shape, options):
-    call = functools.partial(prefill, **options)
-    assert "mosaic_gpu" in lowered_for_cuda(call, prefill_operands(*shape))
+    run = functools.partial(prefill, **options)
+    assert "mosaic_gpu" in lowered_for_cuda(run, *prefill_operands(*shape)).as_text()
 
 
 def test_traces_under_shard_map():

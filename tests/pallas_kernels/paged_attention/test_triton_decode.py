@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 from jaxlib.triton import dialect
@@ -20,6 +20,7 @@ from pallas_kernels.paged_attention import triton_decode
 from pallas_kernels.tuning import DecodeTuning
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import paged_case
+from tests.pallas_kernels.lowering import A100, lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_decode
 from tests.pallas_kernels.strategies import Program, examples, programs, slots
 
@@ -140,12 +141,6 @@ def decode(*given, **options):
     return paged_decode_attention(*given, scale=0.1, backend="triton", **options)
 
 
-def lowered_for_cuda(function, *given):
-    device = AbstractDevice("NVIDIA A100-SXM4-80GB", 108, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",))
-
-
 def triton_kernels(lowered):
     """The Triton modules inside a lowered program, as text."""
 
@@ -169,7 +164,9 @@ def triton_kernels(lowered):
 def test_a_pool_of_more_than_four_gibibytes_is_addressed_in_64_bits(pages, bits):
     given = operands(kv_heads=8, head_dim=128, pages=pages)
     assert (np.prod(given[1].shape) * 2 > 2**32) == (bits == 64)
-    (kernel,) = triton_kernels(lowered_for_cuda(lambda *given: decode(*given, splits=1), *given))
+    (kernel,) = triton_kernels(
+        lowered_for_cuda(lambda *given: decode(*given, splits=1), *given, device=A100)
+    )
     assert f"tensor<64x128x!tt.ptr<bf16>>, tensor<64x128xi{bits}>" in kernel, kernel
 
 
@@ -181,7 +178,7 @@ def test_lowers_for_an_a100_without_a_gpu(splits):
         return decode(*given, splits=splits, k_scale=scale, v_scale=scale, window=100)
 
     scale = jax.ShapeDtypeStruct((4096, 2), jnp.float32)
-    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn)).as_text()
+    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn), device=A100).as_text()
     assert text.count("xla.gpu.triton") == min(splits, 2)
 
 

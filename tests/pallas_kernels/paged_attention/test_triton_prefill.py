@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import KernelError, PrefillLanes, paged_prefill_attention
@@ -18,6 +18,7 @@ from pallas_kernels.paged_attention import triton_prefill
 from pallas_kernels.tuning import PrefillTuning
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import packed_lanes, paged_case
+from tests.pallas_kernels.lowering import A100, lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_prefill
 from tests.pallas_kernels.strategies import Program, examples, lanes, programs
 
@@ -116,10 +117,8 @@ def test_lowers_for_an_a100_without_a_gpu():
         jax.ShapeDtypeStruct((4096, 2), jnp.float32),
         jax.ShapeDtypeStruct((8,), "float32"),
     )
-    device = AbstractDevice("NVIDIA A100-SXM4-80GB", 108, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(call).trace(scale, sinks, *operands(pool=jnp.float8_e4m3fn))
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    given = operands(pool=jnp.float8_e4m3fn)
+    text = lowered_for_cuda(call, scale, sinks, *given, device=A100).as_text()
     assert text.count("xla.gpu.triton") == 1
 
 

@@ -18,7 +18,7 @@ from pallas_kernels.quantized_matmul import nibbles, quantized_matmul
 from pallas_kernels.quantized_matmul.splits import number_of_splits
 from pallas_kernels.tuning import MatmulTuning
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, Values, check
-from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_for_cuda
+from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_text
 from tests.pallas_kernels.strategies import examples
 
 INTERPRETER = mosaic_gpu_interpreter()
@@ -122,7 +122,7 @@ def test_splits_fill_the_gpu_and_no_more():
     ],
 )
 def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
-    text = lowered_for_cuda("mosaic_gpu", rows, 512, 1024, kind, dtype, activations)
+    text = lowered_text("mosaic_gpu", rows, 512, 1024, kind, dtype, activations)
     assert "mosaic_gpu" in text
 
 

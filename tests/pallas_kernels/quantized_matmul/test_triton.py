@@ -7,7 +7,7 @@ from hypothesis import given
 
 from pallas_kernels.tuning import MatmulTuning
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
-from tests.pallas_kernels.quantized_matmul.lowering import lowered_for_cuda
+from tests.pallas_kernels.quantized_matmul.lowering import lowered_text
 from tests.pallas_kernels.strategies import examples
 
 # tails of every dimension, parts of K, all formats and groups
@@ -48,5 +48,5 @@ def test_against_float64(product, splits, values):
     ],
 )
 def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
-    text = lowered_for_cuda("triton", rows, 512, 1024, kind, dtype, activations)
+    text = lowered_text("triton", rows, 512, 1024, kind, dtype, activations)
     assert "triton" in text
