@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineConfig, SamplingParams
-from jaxserve.engine import RequestUpdate
+from jaxserve.engine import StepOutput
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
 from jaxserve.loading import load_engine
@@ -37,9 +37,9 @@ HOPPER_CONFIG = {
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="the oracle")
 
 
-def updates(
+def steps(
     model: str, backends: Backends, requests: dict[int, SamplingParams], **settings
-) -> Iterator[RequestUpdate]:
+) -> Iterator[StepOutput]:
     """Serves random prompts of the given lengths, chunked, batched and decoded side by side."""
     config = EngineConfig(
         model=model,
@@ -60,7 +60,7 @@ def updates(
         for sequence in inputs.prepare(prompt, params, str(length)).sequences:
             loaded.engine.add(sequence)
     while loaded.engine.has_work:
-        yield from loaded.engine.step()
+        yield loaded.engine.step()
     loaded.engine.close()
 
 
@@ -68,8 +68,9 @@ def tokens(model: str, backends: Backends) -> dict[str, list[int]]:
     """Greedy tokens of each request."""
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     result: dict[str, list[int]] = {}
-    for update in updates(model, backends, dict.fromkeys((5, 40, 1, 17), params), max_num_seqs=3):
-        result.setdefault(update.request.request_id, []).append(update.token)
+    for step in steps(model, backends, dict.fromkeys((5, 40, 1, 17), params), max_num_seqs=3):
+        for request, token in zip(step.seen.requests, step.seen.tokens):
+            result.setdefault(request.request_id, []).append(token)
     return result
 
 
@@ -90,11 +91,12 @@ def logprobs(model: str, backends: Backends) -> np.ndarray:
     }
     settings = {"dtype": "bfloat16", "load_format": "dummy", "max_logprobs": -1, "max_num_seqs": 2}
     rows: dict[str, list[list[float]]] = {}
-    for update in updates(model, backends, requests, **settings):
-        for scored in [*(update.prompt_logprobs or []), update.logprobs]:
-            by_token = sorted(zip(scored.top_ids, scored.top_logprobs))
-            values = [value for _, value in by_token]
-            rows.setdefault(update.request.request_id, []).append(values)
+    for step in steps(model, backends, requests, **settings):
+        for entry, request in enumerate(step.seen.requests):
+            for scored in [*step.prompt_logprobs.get(entry, []), step.logprobs[entry]]:
+                by_token = sorted(zip(scored.top_ids, scored.top_logprobs))
+                values = [value for _, value in by_token]
+                rows.setdefault(request.request_id, []).append(values)
     return np.array([row for request in sorted(rows) for row in rows[request]])
 
 
