@@ -19,7 +19,7 @@ from pallas_kernels.paged_attention import mosaic_gpu_prefill
 from pallas_kernels.paged_attention.hopper_prefill.layout import Geometry, geometry
 from pallas_kernels.tuning import PrefillTuning
 from tests.pallas_kernels import oracle
-from tests.pallas_kernels.cases import packed_lanes, paged_case
+from tests.pallas_kernels.cases import EIGHT_BITS, packed_lanes, paged_case
 
 INTERPRETER = mosaic_gpu_interpreter()
 needs_interpreter = pytest.mark.skipif(
@@ -45,6 +45,7 @@ def check(
     **options,
 ):
     """Lanes in random order with gaps, shared pages, NaN wherever nobody may look."""
+    held = {name: options.pop(name) for name in ("per_page", "query") if name in options}
     rng = np.random.default_rng(seed)
     lanes, region = packed_lanes(rng, chunks, contexts, gaps=True)
     case = paged_case(
@@ -57,7 +58,10 @@ def check(
         pool=pool,
         rows=region,
         first_page=3,
+        **held,
     )
+    if options.get("window"):
+        case = without_unseen(case, chunks, contexts, page_size, options["window"], pool)
     if options.pop("sinks", False):
         options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
     options |= {"scale": head_dim**-0.5, **case.options}
@@ -73,6 +77,23 @@ def check(
     assert got.dtype == case.q.dtype
     assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
     assert not np.asarray(got, np.float32)[(want == 0.0).all(axis=(1, 2))].any()
+
+
+def without_unseen(case, chunks, contexts, page_size, window, pool):
+    """The case with every page that no row's window reaches made NaN, its scales too."""
+    table = np.asarray(case.page_table)
+    seen = np.zeros(case.kv_pages.shape[0], bool)
+    for lane, (chunk, context) in enumerate(zip(chunks, contexts)):
+        for token in range(max(0, context + 1 - window), context + chunk if chunk else 0):
+            seen[case.first_page + table[lane, token // page_size]] = True
+    pages = np.array(case.kv_pages)
+    if pool != "int8":
+        pages[~seen] = np.nan
+    scales = {
+        name: jnp.where(seen[:, None], scale, jnp.nan) if scale.ndim else scale
+        for name, scale in case.scales.items()
+    }
+    return case._replace(kv_pages=jnp.asarray(pages), scales=scales)
 
 
 @needs_interpreter
@@ -100,7 +121,42 @@ def test_all_options_at_once():
 
 
 @needs_interpreter
-def test_no_data_race(capfd):
+def test_8_bit_pages_with_a_scale_each():
+    """Scales differ inside a block; a window begins inside a page; two KV heads."""
+    check(
+        [33, 9],
+        [211, 100],
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        page_size=16,
+        pool="float8_e4m3fn",
+        window=90,
+        sinks=True,
+    )
+
+
+@needs_interpreter
+def test_8_bit_pages_with_one_scale():
+    check(
+        [20, 1],
+        [100, 150],
+        heads=4,
+        kv_heads=1,
+        head_dim=80,
+        page_size=128,
+        pool="int8",
+        per_page=False,
+        query="float16",
+        soft_cap=3.0,
+        tuning=SMALL_BLOCKS,
+    )
+
+
+@needs_interpreter
+@pytest.mark.parametrize("pool", ["bfloat16", "float8_e4m3fn"])
+def test_no_data_race(pool, capfd):
+    """More blocks than stages, rows that leave through the memory of the 8-bit numbers."""
     check(
         [9, 20],
         [250, 30],
@@ -108,7 +164,8 @@ def test_no_data_race(capfd):
         kv_heads=1,
         head_dim=64,
         page_size=64,
-        window=150,
+        window=250,
+        pool=pool,
         tuning=SMALL_BLOCKS,
         interpreter={"detect_races": True},
     )
@@ -124,6 +181,9 @@ def test_no_data_race(capfd):
         {"heads": 16, "kv_heads": 1, "head_dim": 96, "page_size": 32, "window": 1},
         # half a page a block
         {"heads": 8, "kv_heads": 1, "head_dim": 256, "page_size": 128, "soft_cap": 5.0},
+        {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 32, "pool": "int8"},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "page_size": 16, "pool": "float8_e4m3fn"},
+        {"heads": 2, "kv_heads": 1, "head_dim": 256, "page_size": 64, "pool": "int8", "window": 70},
     ],
     ids=str,
 )
@@ -162,14 +222,17 @@ def test_the_query_heads_of_a_kv_head_share_a_tile(group, heads, rows, tile_head
 
 
 def test_blocks_and_stages_fit_shared_memory():
-    largest = mosaic_gpu_prefill.DEFAULT
+    fitted, largest = mosaic_gpu_prefill.fitted, mosaic_gpu_prefill.DEFAULT
     for head_dim in (64, 80, 96, 128, 256):
-        block_tokens, stages = mosaic_gpu_prefill.fitted(largest, head_dim)
-        used = mosaic_gpu_prefill.shared_bytes(head_dim, block_tokens, stages)
-        assert used <= mosaic_gpu_prefill.SHARED_MEMORY
-        assert stages >= 2
-        assert block_tokens == (64 if head_dim == 256 else 128)
-    assert mosaic_gpu_prefill.fitted(SMALL_BLOCKS, 64) == (64, 2)
+        for pool in ("bfloat16", "int8"):
+            sizes = fitted(largest, head_dim, pool)
+            used = mosaic_gpu_prefill.shared_bytes(head_dim, *sizes)
+            assert used <= mosaic_gpu_prefill.SHARED_MEMORY
+            assert sizes[0] == (64 if head_dim == 256 else 128)
+            assert sizes[1] >= 2
+            assert (sizes[2] > 0) == (pool == "int8")
+    assert fitted(SMALL_BLOCKS, 64, "bfloat16") == (64, 2, 0)
+    assert fitted(SMALL_BLOCKS, 64, "float8_e4m3fn") == (64, 2, 2)
 
 
 def lowered_for_cuda(function, operands) -> str:
@@ -178,25 +241,28 @@ def lowered_for_cuda(function, operands) -> str:
         return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
 
 
-def prefill(q, kv_pages, page_table, lanes, **options):
-    return paged_prefill_attention(
-        q, kv_pages, page_table, lanes, scale=0.1, backend="mosaic_gpu", **options
-    )
+def prefill(q, kv_pages, page_table, lanes, *scales, **options):
+    options |= {"scale": 0.1, "backend": "mosaic_gpu", **dict(zip(("k_scale", "v_scale"), scales))}
+    return paged_prefill_attention(q, kv_pages, page_table, lanes, **options)
 
 
 def prefill_operands(heads, kv_heads, head_dim, page_size, dtype):
     shape = jax.ShapeDtypeStruct
     lane = shape((4,), jnp.int32)
+    quantized = jnp.dtype(dtype).name in EIGHT_BITS
+    scales = [shape((4096, kv_heads), jnp.float32)] * 2 if quantized else []
     return (
-        shape((250, heads, head_dim), dtype),
+        shape((250, heads, head_dim), jnp.bfloat16 if quantized else dtype),
         shape((4096, page_size, 2, kv_heads, head_dim), dtype),
         shape((4, 64), jnp.int32),
         PrefillLanes(lane, lane, lane),
+        *scales,
     )
 
 
-def test_lowers_for_cuda_without_a_gpu():
-    assert "mosaic_gpu" in lowered_for_cuda(prefill, prefill_operands(8, 8, 64, 64, jnp.bfloat16))
+@pytest.mark.parametrize("pool", [jnp.bfloat16, jnp.int8])
+def test_lowers_for_cuda_without_a_gpu(pool):
+    assert "mosaic_gpu" in lowered_for_cuda(prefill, prefill_operands(8, 8, 64, 64, pool))
 
 
 @pytest.mark.slow
@@ -205,6 +271,8 @@ def test_lowers_for_cuda_without_a_gpu():
     [
         ((32, 8, 128, 16, jnp.float16), {"window": 100}),
         ((6, 2, 80, 32, jnp.bfloat16), {"tuning": SMALL_BLOCKS}),
+        ((6, 2, 80, 32, jnp.float8_e4m3fn), {"soft_cap": 30.0}),
+        ((8, 2, 256, 16, jnp.int8), {}),
     ],
     ids=str,
 )
@@ -249,7 +317,7 @@ def test_query_and_pages_have_one_type():
         jax.eval_shape(prefill, jax.ShapeDtypeStruct(q.shape, jnp.float32), *others)
 
 
-@pytest.mark.parametrize("pool", ["int8", "float8_e4m3fn", "uint8", "uint16", "float32"])
+@pytest.mark.parametrize("pool", ["uint8", "uint16", "float32"])
 def test_other_pools_are_refused(pool):
     refusal = refusal_of(AttentionShape(pool_dtype=jnp.dtype(pool)))
     assert refusal is not None
@@ -257,7 +325,9 @@ def test_other_pools_are_refused(pool):
 
 
 def test_covered_shapes_are_not_refused():
-    assert refusal_of(AttentionShape(head_dim=80, page_size=128, group=7)) is None
+    assert refusal_of(AttentionShape(head_dim=80, page_size=128, group=65)) is None
+    eight_bits = AttentionShape(pool_dtype=jnp.dtype("int8"), query_dtype=jnp.dtype("float16"))
+    assert refusal_of(eight_bits) is None
 
 
 @pytest.mark.parametrize(
