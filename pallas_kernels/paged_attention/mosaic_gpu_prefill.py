@@ -63,9 +63,7 @@ def shared_bytes(head_dim: int, block_tokens: int, stages: int, raw_stages: int)
     return 2 * head_dim * (rows + 2 * stages * block_tokens) + max(plain, raw) + RESERVED
 
 
-def fitted(
-    tuning: PrefillTuning, head_dim: int, pool_dtype: DTypeLike
-) -> tuple[int, int, int]:
+def fitted(tuning: PrefillTuning, head_dim: int, pool_dtype: DTypeLike) -> tuple[int, int, int]:
     """Keys a block, stages and 8-bit stages: those wanted, fewer where memory would not hold them.
 
     The last are 0 for 16-bit pages.

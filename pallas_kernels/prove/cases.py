@@ -246,6 +246,8 @@ CASES = (
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(1), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(), "wgmma", quick=("h200",)),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(asymmetric=True), "wgmma"),
+    Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(16, 896, 9728, asymmetric=True), "wgmma"),
+    Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(2048, 4864, 896), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(2048, group=32), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(weight="int8"), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(2048, weight="int8"), "wgmma"),

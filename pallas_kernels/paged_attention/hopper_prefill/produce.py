@@ -85,8 +85,7 @@ def page_ids(step: jax.Array, tile: Tile, options: Options, refs: Refs) -> tuple
     token = (tile.first_block + step) * options.block_tokens
     pages = [lax.div(token + j * page_size, size) for j in range(copies_of_block(options, refs))]
     return tuple(
-        refs.table[tile.item.lane, jnp.clip(page, lowest, highest)] + refs.base[0]
-        for page in pages
+        refs.table[tile.item.lane, jnp.clip(page, lowest, highest)] + refs.base[0] for page in pages
     )
 
 

@@ -42,6 +42,8 @@ CASES = [
     (2, 128, 256, "int4 32", "float16", 64, 2, 1),
     (9, 128, 512, "int4 row zeros", "bfloat16", 8, 2, 2),
     (16, 208, 384, "fp8 tensor", "bfloat16", 64, 2, 1),
+    # rows that end inside a block of 256 inputs
+    (8, 128, 896, "int4 128 zeros", "bfloat16", 64, 2, 2),
 ]
 SLOW_CASES = [
     (64, 336, 1024, "int4 128", "bfloat16", 64, 3, 2),
@@ -50,6 +52,9 @@ SLOW_CASES = [
     (7, 128, 512, "fp8", "float16", 64, 4, 4),
     (16, 128, 512, "int4 32 zeros", "bfloat16", 64, 2, 1),
     (1, 128, 1024, "int4 row", "float16", 64, 2, 4),
+    (5, 128, 288, "int4 32 zeros", "bfloat16", 64, 2, 1),
+    (3, 128, 448, "int4 64", "float16", 64, 2, 1),
+    (9, 128, 416, "int4 row zeros", "bfloat16", 8, 2, 2),
 ]
 SLOW = [pytest.param(case, marks=pytest.mark.slow, id=str(case)) for case in SLOW_CASES]
 
