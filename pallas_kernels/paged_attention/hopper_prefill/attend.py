@@ -63,6 +63,9 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
 
     shape = (WARPGROUP_ROWS, block_tokens)
 
+    if options.quantized and not options.page_scales:
+        pool_scale = refs.scales[0][0]
+
     def page_scales(step: jax.Array, part: int) -> jax.Array:
         """The scale of each token of a block, for all rows."""
         held = scratch["scale_smem"].at[lax.rem(step, jnp.int32(stages + 1)), part]
@@ -101,7 +104,7 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
 
         scores = pl.run_scoped(scored, plgpu.ACC(shape, jnp.float32))
         if options.quantized:
-            scores = scores * (page_scales(step, 0) if options.page_scales else refs.scales[0][0])
+            scores = scores * (page_scales(step, 0) if options.page_scales else pool_scale)
         scores = bounded(scores)
         plgpu.barrier_arrive(scratch["k_free"].at[stage])
 

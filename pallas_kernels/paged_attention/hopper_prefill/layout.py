@@ -17,7 +17,7 @@ from pallas_kernels.pages import LARGEST
 WARPGROUP_ROWS = 64  # the first dimension of wgmma
 CONSUMERS = 2  # warpgroups that attend
 ROWS_TILE = 8  # rows of one shared memory tile
-LEAST_SWIZZLE = 32  # bytes
+LEAST_SWIZZLE = 32  # bytes that TMA permutes
 LOG2E = math.log2(math.e)
 LOWEST = -1e30  # below every score and finite: exp2(-inf - LOWEST) is 0, not NaN
 
@@ -88,7 +88,7 @@ def swizzle_elements(columns: int, dtype: Any) -> int:
 def tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
     """The layout that TMA and wgmma share for rows of so many elements.
 
-    None where no swizzle divides the rows: 8-bit rows of 80, which wgmma does not read.
+    Plain rows where no swizzle divides them: 8-bit ones of 80, which wgmma does not read.
     """
     elements = swizzle_elements(columns, dtype)
     swizzle = elements * jnp.dtype(dtype).itemsize
@@ -100,9 +100,9 @@ def tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
 def value_unit(pool_dtype: Any) -> float:
     """What weights that carry the scales of values are counted in.
 
-    The largest power of two that is not above the largest stored number, inverted. What a page
-    stands for is below 65536, so no such weight is too large for float16, and small ones come far
-    above its smallest numbers.
+    One over the largest power of two that is not above the largest stored number. A scale times
+    that number is a value of the model, so in float16 no such weight is too large, and what a
+    small scale makes of the weights comes far above the smallest numbers.
     """
     return 2.0 ** -(int(LARGEST[jnp.dtype(pool_dtype).name]).bit_length() - 1)
 
