@@ -118,6 +118,18 @@ def mosaic_tpu_write(shape: AttentionShape) -> KernelError | None:
     return None
 
 
+def xla_pages_write(shape: AttentionShape) -> KernelError | None:
+    """Why pages are not written whole on a TPU; None where XLA would copy the pool for one token.
+
+    The scatter of whole pages takes every pool, but moves more than one of tokens.
+    """
+    pool, kv_heads = shape.pool_dtype, shape.kv_heads
+    if pool is not None and kv_heads is not None:
+        if memory_order(kv_heads, pool) is Order.HEADS:
+            return None
+    return KernelError("kv_heads", kv_heads, "of 8-bit pages, neither 4 nor a multiple of 8")
+
+
 def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
     """Why a page table [rows, pages] does not fit the scalar memory of a TPU; None when it does."""
     if math.prod(shape) > TPU_TABLE_ENTRIES:
@@ -190,6 +202,7 @@ PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 }
 WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu_write,
+    "xla_pages": xla_pages_write,
 }
 LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "native": native_linear,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import KernelError, ScaledPages, storage_dtype, write_kv, write_kv_scaled
+from pallas_kernels.write_kv import xla_pages
 from tests.pallas_kernels.cases import stored
 from tests.pallas_kernels.oracle import to_float64
 
@@ -38,6 +39,25 @@ def test_rows_land_in_place_and_nothing_else_changes(pool, backend, values):
         got.reshape(72, 2, 3, 16)[8:].view(np.uint8), want[8:].view(np.uint8)
     )
     assert (got.reshape(72, -1)[1:8] == before.reshape(72, -1)[1:8]).all()
+
+
+@pytest.mark.parametrize("pages_a_step", [3, 256])
+def test_whole_pages_hold_the_written_tokens_beside_what_they_held(pages_a_step, monkeypatch):
+    """Tokens of one page stand apart, and more pages are written than a step takes."""
+    monkeypatch.setattr(xla_pages, "PAGES", pages_a_step)
+    rng = np.random.default_rng(4)
+    before = rng.integers(-128, 128, (9, 8, 2, 3, 16)).astype(np.int8)
+    rows = rng.integers(-128, 128, (20, 2, 3, 16)).astype(np.int8)
+    places = rng.permutation(np.arange(8, 72))[:20]
+    places[-4:] = 5  # padding tokens, all in one place of page 0
+    where = (jnp.asarray(part, jnp.int32) for part in np.divmod(places, 8))
+    got = np.asarray(jax.jit(xla_pages.write)(jnp.asarray(before), jnp.asarray(rows), *where))
+    want = before.reshape(72, 2, 3, 16).copy()
+    want[places[:16]] = rows[:16]
+    shared = got.reshape(72, 2, 3, 16)[5]
+    assert any((shared == row).all() for row in rows[16:])
+    want[5] = shared
+    np.testing.assert_array_equal(got.reshape(72, 2, 3, 16), want)
 
 
 @pytest.mark.parametrize("pool", sorted({str(storage_dtype(p, "cpu")) for p in POOLS[:3]}))
@@ -86,7 +106,7 @@ def test_scales_by_page_follow_what_was_written(pool):
     junk = jnp.asarray(rng.integers(-128, 127, (7, 8, 2, 3, 16)), jnp.int8)
     scale = jnp.asarray(rng.uniform(0, 9, (7, 3)), jnp.float32)
     start = ScaledPages(junk if pool == "int8" else junk.view(jnp.uint8), scale, scale)
-    pages = {"reference": start, "xla": start}
+    pages = {"reference": start, "xla": start, "xla_pages": start}
     written = np.zeros((7, 8, 2, 3, 16), np.float32)
     # pages 1 and 2 token by token, 3 and 4 in chunks of 3 and 10 tokens that begin anywhere
     steps = [([1, 2], [n, n]) for n in range(8)]
@@ -109,10 +129,11 @@ def test_scales_by_page_follow_what_was_written(pool):
             # rounded once to its own scale, and again when the scale grew
             allowed = (0.5 if pool == "int8" else 16) * 3 * scales[:, None, :, None]
             assert (error <= allowed).all(), name
-    for one, other in zip(*pages.values()):  # the trash page 0 may differ
-        np.testing.assert_array_equal(
-            np.asarray(one)[1:].view(np.uint8), np.asarray(other)[1:].view(np.uint8)
-        )
+    for one, *others in zip(*pages.values()):  # the trash page 0 may differ
+        for other in others:
+            np.testing.assert_array_equal(
+                np.asarray(one)[1:].view(np.uint8), np.asarray(other)[1:].view(np.uint8)
+            )
 
 
 def test_a_page_whose_scale_stays_keeps_its_bits():
