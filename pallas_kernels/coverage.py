@@ -123,11 +123,10 @@ def xla_pages_write(shape: AttentionShape) -> KernelError | None:
 
     The scatter of whole pages takes every pool, but moves more than one of tokens.
     """
-    pool, kv_heads = shape.pool_dtype, shape.kv_heads
-    if pool is not None and kv_heads is not None:
-        if memory_order(kv_heads, pool) is Order.HEADS:
-            return None
-    return KernelError("kv_heads", kv_heads, "of 8-bit pages, neither 4 nor a multiple of 8")
+    pool, heads = shape.pool_dtype, shape.kv_heads
+    if pool is None or heads is None or memory_order(heads, pool) is not Order.HEADS:
+        return KernelError("kv_heads", heads, "of 8-bit pages, neither 4 nor a multiple of 8")
+    return None
 
 
 def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
