@@ -2,8 +2,9 @@
 """What a decode step costs the host: everything but the model, whose step is a stub.
 
 The real scheduler, packing, dispatch, commit and output processing run at a number of running
-requests; the compiled step takes as many parameter leaves as a real model of so many layers and
-only copies its state. Prints microseconds a step by phase.
+requests; the compiled step takes as many operands as a real model of so many layers and computes
+next to nothing. Tokens become text by the bundled tokenizer, and outputs are streamed ones.
+Prints microseconds a step by phase.
 
     python benchmarks/host_path.py --rows 64 --layers 32
 """
@@ -15,21 +16,24 @@ import json
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve import LLM, SamplingParams
+from checkpoints import bundled_model_path
+from jaxserve import LLM, RequestOutputKind, SamplingParams
 from jaxserve.bench.measure import environment
 from jaxserve.bench.shapes import write_config
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.programs import Program
 from jaxserve.execution.runner import Runner
 from jaxserve.observability.step_times import StepTimes
+from jaxserve.sampling.variant import Variant
 
-VOCAB = 512
+VOCAB = json.loads((bundled_model_path() / "config.json").read_text())["vocab_size"]
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -43,18 +47,14 @@ PHASES = ("plan", "pack", "dispatch", "commit", "detokenise")
 def stub_program(runner: Runner, shape: StepShape) -> Program:
     """A program with the operands and results of the real one, that computes nothing."""
     layout = BlobLayout(shape, runner._page_size, VOCAB)
-    result = ResultLayout(shape, 0)
+    result = ResultLayout(replace(shape, variant=Variant.GREEDY), 0)
 
     def step(leaves: tuple[jax.Array, ...], state: Any, blob: jax.Array) -> tuple[Any, jax.Array]:
         # every leaf must be an operand that XLA keeps
         used = sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in leaves)
-        token = 5 + 0 * (used + blob[0]).astype(jnp.int32)
-        return state, result.write(
-            {
-                name: jnp.full(field.shape, token, jnp.float32 if field.is_float else jnp.int32)
-                for name, field in result.fields.items()
-            }
-        )
+        rows = layout.read(blob)
+        tokens = 31 * rows["slot"] + 17 * rows["position"] + 0 * used.astype(jnp.int32)
+        return state, result.write({"token": tokens % VOCAB})
 
     operands = (
         runner._leaves,
@@ -75,7 +75,7 @@ def measure(rows: int, layers: int, steps: int, repeats: int) -> list[StepTimes]
             llm = LLM(
                 str(folder),
                 load_format="dummy",
-                skip_tokenizer_init=True,
+                tokenizer=str(bundled_model_path()),
                 max_num_seqs=rows,
                 max_model_len=1024,
                 num_pages=rows * 64 + 1,
@@ -85,7 +85,12 @@ def measure(rows: int, layers: int, steps: int, repeats: int) -> list[StepTimes]
             )
     finally:
         Runner.compile_program = original  # type: ignore[method-assign]
-    params = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True, detokenize=False)
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=1000,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
     prepared = [llm._inputs.prepare([3] * 8, params, str(index)) for index in range(rows)]
     for request in prepared:
         llm._outputs.add(request)

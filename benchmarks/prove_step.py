@@ -31,8 +31,9 @@ from jaxserve.bench.shapes import SHAPES
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.memory_plan import cache_budget, page_bytes, plan_num_pages
+from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import lanes_for
-from jaxserve.execution.step import DeviceState, StepSpec, run_step, split_model
+from jaxserve.execution.step import DeviceState, StepSpec, run_step
 from jaxserve.models.attention import kv_pages_spec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
@@ -230,7 +231,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """
     begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
-    graphdef, leaves = abstract_leaves(config, mesh, DTYPE)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE)
     weights = device_bytes(leaves)
     setting = with_pages(setting, weights)
     assert setting.num_pages
@@ -254,7 +255,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     def compilation() -> Proof:
         return prove(
             name,
-            partial(run_step, spec, graphdef),
+            partial(run_step, spec, structure),
             leaves,
             state,
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),

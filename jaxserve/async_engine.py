@@ -7,7 +7,6 @@ The thread owns the engine. Callers reach it through one command queue; it answe
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import queue
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 
 from checkpoints import CheckpointError
 from jaxserve.config import EngineConfig
-from jaxserve.engine import Engine, EngineStats, RequestUpdate
+from jaxserve.engine import Engine, EngineStats, StepOutput
 from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
 from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
 from jaxserve.loading import load_engine
@@ -218,8 +217,6 @@ class AsyncEngine:
         self._tokenizer = loaded.tokenizer
         self._inputs = InputProcessor(loaded.config, loaded.model_config, self._tokenizer)
         self._outputs = OutputProcessor(self._tokenizer, self.metrics)
-        gc.collect()
-        gc.freeze()  # a server's engine lives as long as the process: no collection need walk it
         return loaded.engine
 
     def _serve(self, engine: Engine) -> None:
@@ -227,11 +224,10 @@ class AsyncEngine:
             # an idle engine blocks here until somebody wants something
             self._run_commands(engine, wait=not engine.has_work)
             if engine.has_work and not self._stopping:
-                updates = engine.step()
-                stats = engine.stats()
-                self._call_in_loop(self._deliver, updates, stats)
+                output = engine.step()
+                self._call_in_loop(self._deliver, output, engine.stats())
             else:
-                self._call_in_loop(self._deliver, [], engine.stats())
+                self._call_in_loop(self._deliver, StepOutput(), engine.stats())
 
     def _run_commands(self, engine: Engine, *, wait: bool) -> None:
         try:
@@ -253,10 +249,10 @@ class AsyncEngine:
 
     # -- the event loop's thread ------------------------------------------------------------
 
-    def _deliver(self, updates: list[RequestUpdate], stats: EngineStats) -> None:
+    def _deliver(self, step: StepOutput, stats: EngineStats) -> None:
         assert self._outputs is not None
         try:
-            processed = self._outputs.process(updates)
+            processed = self._outputs.process(step)
         except Exception as error:
             # the streams of this step can never be completed: end the engine rather than hang
             self.error = error

@@ -7,7 +7,8 @@ each step before the next is planned: the same tokens, one step at a time.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import gc
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from jaxserve.execution.packing import scores_prompt
 from jaxserve.execution.runner import Dispatched, Runner, StepResult
 from jaxserve.observability.step_times import StepTimes
 from jaxserve.request import Request
-from jaxserve.scheduling.plan import PrefillLane, StepPlan
+from jaxserve.scheduling.plan import PrefillLane, SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 
 
@@ -31,18 +32,20 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
-class RequestUpdate(NamedTuple):
-    """What one step did for one request.
+@dataclass(slots=True)
+class StepOutput:
+    """What one step did for its requests.
 
-    `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
+    Attributes:
+        seen: the tokens, an entry a request.
+        logprobs: of the entries whose requests asked for them.
+        prompt_logprobs: come once, with a request's first token: one item a prompt token after the
+            first.
     """
 
-    request: Request
-    token: int
-    logprobs: TokenLogprobs | None
-    prompt_logprobs: list[TokenLogprobs] | None
-    finish_reason: str | None
-    stop_reason: int | None
+    seen: SeenTokens = field(default_factory=SeenTokens)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class EngineStats(NamedTuple):
@@ -89,21 +92,20 @@ class Engine:
         self._prompt_logprobs.pop(request_id, None)
         return self.scheduler.abort(request_id)
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> StepOutput:
         """Dispatch the next step and return the tokens of the last one that has run."""
         begin = perf_counter()
         plan = self.scheduler.plan()
         self._times.plan += perf_counter() - begin
         dispatched = self._dispatch(plan) if plan else None
         self._num_steps += dispatched is not None
-        previous, self._in_flight = self._in_flight, dispatched
-        if dispatched is None and previous is None and self.scheduler.has_unfinished:
+        if dispatched is None and self._in_flight is None and self.scheduler.has_unfinished:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
-        updates = self._commit(previous) if previous is not None else []
-        if not self._overlap and self._in_flight is not None:
-            current, self._in_flight = self._in_flight, None
-            updates += self._commit(current)
-        return updates
+        if self._overlap:
+            done, self._in_flight = self._in_flight, dispatched
+        else:
+            done = dispatched
+        return StepOutput() if done is None else self._commit(done)
 
     def _dispatch(self, plan: StepPlan) -> Dispatched:
         begin = perf_counter()
@@ -134,32 +136,29 @@ class Engine:
     def close(self) -> None:
         """Stop background work; the engine cannot step afterwards."""
         self.runner.close()
+        gc.unfreeze()  # `load_engine` froze what was alive then
 
-    def _commit(self, step: Dispatched) -> list[RequestUpdate]:
+    def _commit(self, step: Dispatched) -> StepOutput:
         begin = perf_counter()
         result = self.runner.fetch(step)
         self._last_commit = perf_counter()
         self._times.wait += self._last_commit - begin
         self._collect_prompt_logprobs(step, result)
-        updates = []
-        for seen in self.scheduler.commit(step.plan, result.tokens):
-            request = seen.request
-            logprobs = None
-            if request.params.logprobs is not None:
-                row = result.rows[seen.row]
-                logprobs = self._logprobs(result.values, "", row, seen.token)
-            updates.append(
-                RequestUpdate(
-                    request,
-                    seen.token,
-                    logprobs,
-                    self._prompt_logprobs.pop(request.request_id, None),
-                    seen.finish_reason.value if seen.finish_reason else None,
-                    seen.stop_reason,
-                )
-            )
+        output = StepOutput(self.scheduler.commit(step.plan, result.tokens))
+        if self._prompt_logprobs or "logprob" in result.values:
+            self._add_logprobs(output, result)
         self._times.commit += perf_counter() - self._last_commit
-        return updates
+        return output
+
+    def _add_logprobs(self, output: StepOutput, result: StepResult) -> None:
+        seen = output.seen
+        for entry, request in enumerate(seen.requests):
+            if request.params.logprobs is not None:
+                row = result.rows[seen.rows[entry]]
+                output.logprobs[entry] = self._logprobs(result.values, "", row, seen.tokens[entry])
+            prompt = self._prompt_logprobs.pop(request.request_id, None)
+            if prompt is not None:
+                output.prompt_logprobs[entry] = prompt
 
     def _collect_prompt_logprobs(self, step: Dispatched, result: StepResult) -> None:
         begin = 0

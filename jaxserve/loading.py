@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -88,6 +89,7 @@ def load_engine(
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
+    gc.unfreeze()  # an engine that was dropped without `close` can be collected again
     cache = compilation_cache.use(config.compilation_cache)
     model_config = ModelConfig.from_folder(config.model)
     mesh = make_mesh(config.tensor_parallel_size, devices)
@@ -149,6 +151,9 @@ def load_engine(
     progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s ({kept})")
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
+    # hundreds of thousands of objects live as long as the engine; a collection that walks them
+    # stops it for tenths of a second
+    gc.freeze()
     seconds = time.monotonic() - start
     return Loaded(engine, resolved, model_config, tokenizer, footprint, seconds)
 

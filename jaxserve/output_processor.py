@@ -1,4 +1,4 @@
-"""From the engine's updates to what callers see: text, logprobs, `RequestOutput`s."""
+"""From the engine's tokens to what callers see: text, logprobs, `RequestOutput`s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxserve.engine import RequestUpdate, TokenLogprobs
+from jaxserve.engine import StepOutput, TokenLogprobs
 from jaxserve.inputs import PreparedRequest
 from jaxserve.observability.metrics import Metrics
 from jaxserve.outputs import (
@@ -24,7 +24,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 
 
 class Processed(NamedTuple):
-    """What one batch of updates means to the callers, and to the engine.
+    """What one step means to the callers, and to the engine.
 
     `stopped` are sequences that met a stop string: the engine must abort them.
     """
@@ -43,17 +43,20 @@ class _Text:
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        self._stop = StopChecker(params.stop or [], params.include_stop_str_in_output)
+        self._stop: StopChecker | None = None
+        if params.stop:
+            self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
 
-    def append(self, tokens: list[int], *, last: bool, may_stop: bool) -> tuple[str, str | None]:
+    def append(self, token: int | None, *, last: bool, may_stop: bool) -> tuple[str, str | None]:
         """Text that is final now, and the stop string that ended it.
 
         Text that comes while `may_stop` is False (`min_tokens`) is never part of a stop string.
+        A token that is None has no text.
         """
-        text = self._detokenizer.append(tokens)
+        text = "" if token is None else self._detokenizer.append(token)
         if last:
             text += self._detokenizer.finish()
-        if not may_stop:
+        if self._stop is None or not may_stop:
             return text, None
         text, stop = self._stop.feed(text)
         if stop is None and last:
@@ -62,11 +65,15 @@ class _Text:
 
 
 class _Sequence:
-    """One of the `n` completions of a request."""
+    """One of the `n` completions of a request.
+
+    `output` is everything so far, or what is new since the last output of a delta stream.
+    """
 
     def __init__(self, index: int, request: Request, text: _Text | None):
         self.request = request
         self.text = text
+        self.num_tokens = 0
         self.last_token_time: float | None = None
         self.params = request.params
         has_logprobs = self.params.logprobs is not None
@@ -77,25 +84,41 @@ class _Sequence:
             cumulative_logprob=0.0 if has_logprobs else None,
             logprobs=[] if has_logprobs else None,
         )
-        self._sent_text = 0
-        self._sent_tokens = 0
 
-    def snapshot(self, kind: RequestOutputKind) -> CompletionOutput:
-        """A copy for the caller: everything, or what is new since the last snapshot."""
+    def append_text(self, token: int, finish: str | None) -> str | None:
+        """Take in the text of a token, `finish` if it ended the sequence; the stop string met."""
+        assert self.text is not None
+        output, params = self.output, self.params
+        # the token that ends a sequence is no text, unless the caller wants to see it
+        hidden = finish == "stop" and not params.include_stop_str_in_output
+        text, stop_string = self.text.append(
+            None if hidden else token,
+            last=finish is not None,
+            may_stop=self.num_tokens > params.min_tokens,
+        )
+        output.text += text
+        return stop_string
+
+    def snapshot(self) -> CompletionOutput:
+        """A copy of everything so far."""
         o = self.output
-        first_char, first_token = 0, 0
-        if kind is RequestOutputKind.DELTA:
-            first_char, first_token = self._sent_text, self._sent_tokens
-            self._sent_text, self._sent_tokens = len(o.text), len(o.token_ids)
         return CompletionOutput(
             o.index,
-            o.text[first_char:],
-            o.token_ids[first_token:],
+            o.text,
+            o.token_ids.copy(),
             o.cumulative_logprob,
-            None if o.logprobs is None else o.logprobs[first_token:],
+            None if o.logprobs is None else o.logprobs.copy(),
             o.finish_reason,
             o.stop_reason,
         )
+
+    def take_delta(self) -> CompletionOutput:
+        """What has come since the last call."""
+        taken = self.output
+        if taken.finish_reason is None:
+            logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
+            self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
+        return taken
 
 
 class _LiveRequest:
@@ -106,18 +129,15 @@ class _LiveRequest:
         self.metrics = RequestMetrics(arrival_time)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.sequences: list[_Sequence] = []
-
-    @property
-    def finished(self) -> bool:
-        return all(s.output.finish_reason is not None for s in self.sequences)
+        self.num_unfinished = len(prepared.sequences)
 
 
 class OutputProcessor:
-    """Keeps the live requests of one engine and turns updates into outputs.
+    """Keeps the live requests of one engine and turns tokens into outputs.
 
     Args:
         tokenizer: makes the text; None when the engine has no tokenizer.
-        metrics: told of every token and every finished request.
+        metrics: told of every step's tokens and every finished request.
         clock: seconds, monotonic.
     """
 
@@ -129,13 +149,13 @@ class OutputProcessor:
     ):
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self.seconds = 0.0  # spent on updates so far
+        self.seconds = 0.0  # spent on tokens so far
         self._clock = clock
         self._live: dict[str, _LiveRequest] = {}
         self._by_sequence: dict[str, tuple[_LiveRequest, _Sequence]] = {}
 
     def add(self, prepared: PreparedRequest) -> None:
-        """Expect updates for a request."""
+        """Expect tokens for a request."""
         live = _LiveRequest(prepared, self._clock())
         for index, request in enumerate(prepared.sequences):
             text = None
@@ -147,24 +167,46 @@ class OutputProcessor:
         self._live[prepared.request_id] = live
         self._metrics.record_prompt(len(prepared.prompt_token_ids))
 
-    def process(self, updates: list[RequestUpdate]) -> Processed:
-        """Take in one step's updates."""
+    def process(self, step: StepOutput) -> Processed:
+        """Take in one step's tokens."""
         begin = time.perf_counter()
         outputs, stopped = [], []
         now = self._clock()
+        seen = step.seen
+        last_times: list[float] = []  # of the tokens before these
         num_tokens = 0
-        for update in updates:
-            entry = self._by_sequence.get(update.request.request_id)
-            if entry is None:
+        for entry, (request, token) in enumerate(zip(seen.requests, seen.tokens)):
+            found = self._by_sequence.get(request.request_id)
+            if found is None:
                 continue  # aborted while its last step was in flight
-            live, sequence = entry
+            live, sequence = found
             num_tokens += 1
-            if self._take(live, sequence, update, now):
-                stopped.append(update.request.request_id)
+            if sequence.last_token_time is None:
+                self._take_first(live, request, now)
+            else:
+                last_times.append(sequence.last_token_time)
+            live.metrics.last_token_time = sequence.last_token_time = now
+            sequence.num_tokens += 1
+            sequence.output.token_ids.append(token)
+            if step.logprobs or step.prompt_logprobs:
+                self._take_logprobs(live, sequence, step, entry)
+            end = seen.ends.get(entry)
+            finish: str | None = None
+            reason: int | str | None = None
+            if end is not None:
+                finish, reason = end.reason.value, end.stop_token
+            if sequence.text is not None:
+                stop_string = sequence.append_text(token, finish)
+                if stop_string is not None:
+                    if finish is None:
+                        stopped.append(request.request_id)
+                    finish, reason = "stop", stop_string
+            if finish is not None:
+                self._finish(live, sequence, finish, reason, now)
             output = self._output(live, sequence)
             if output is not None:
                 outputs.append(output)
-        self._metrics.record_generated(num_tokens)
+        self._metrics.record_tokens(num_tokens, last_times, now)
         self.seconds += time.perf_counter() - begin
         return Processed(outputs, stopped)
 
@@ -177,53 +219,34 @@ class OutputProcessor:
         unfinished = [s for s in live.sequences if s.output.finish_reason is None]
         for sequence in unfinished:
             self._finish(live, sequence, "abort", None, now)
-        is_delta = live.prepared.params.output_kind is RequestOutputKind.DELTA
-        output = self._make_output(live, unfinished if is_delta else live.sequences)
-        return output, [sequence.request.request_id for sequence in unfinished]
+        if live.prepared.params.output_kind is RequestOutputKind.DELTA:
+            completions = [s.take_delta() for s in unfinished]
+        else:
+            completions = [s.snapshot() for s in live.sequences]
+        return self._make_output(live, completions), [
+            sequence.request.request_id for sequence in unfinished
+        ]
 
-    def _take(
-        self, live: _LiveRequest, sequence: _Sequence, update: RequestUpdate, now: float
-    ) -> bool:
-        """Append one token; True if its text met a stop string."""
-        live.metrics.first_scheduled_time = update.request.first_scheduled_time
-        live.metrics.num_preemptions = update.request.num_preemptions
-        self._metrics.record_token(live.metrics, now, sequence.last_token_time)
+    def _take_first(self, live: _LiveRequest, request: Request, now: float) -> None:
+        """A sequence got its first token."""
         if live.metrics.first_token_time is None:
+            live.metrics.first_scheduled_time = request.first_scheduled_time
             live.metrics.first_token_time = now
-        live.metrics.last_token_time = sequence.last_token_time = now
+            self._metrics.record_first_token(live.metrics)
 
-        output, params = sequence.output, sequence.params
-        output.token_ids.append(update.token)
-        if update.prompt_logprobs is not None and live.prompt_logprobs is None:
-            count = params.prompt_logprobs
-            live.prompt_logprobs = [
-                None,
-                *(self._logprobs(entry, count) for entry in update.prompt_logprobs),
-            ]
-        if update.logprobs is not None and output.logprobs is not None:
-            output.logprobs.append(self._logprobs(update.logprobs, params.logprobs))
+    def _take_logprobs(
+        self, live: _LiveRequest, sequence: _Sequence, step: StepOutput, entry: int
+    ) -> None:
+        """Append what the step says of one of its tokens."""
+        prompt = step.prompt_logprobs.get(entry)
+        if prompt is not None and live.prompt_logprobs is None:
+            count = sequence.params.prompt_logprobs
+            live.prompt_logprobs = [None, *(self._logprobs(item, count) for item in prompt)]
+        sampled, output = step.logprobs.get(entry), sequence.output
+        if sampled is not None and output.logprobs is not None:
+            output.logprobs.append(self._logprobs(sampled, sequence.params.logprobs))
             assert output.cumulative_logprob is not None
-            output.cumulative_logprob += update.logprobs.logprob
-        finish: str | None = update.finish_reason
-        reason: int | str | None = update.stop_reason
-        met_stop_string = False
-        if sequence.text is not None:
-            # the token that ends a sequence is no text, unless the caller wants to see it
-            hidden = finish == "stop" and not params.include_stop_str_in_output
-            tokens = [] if hidden else [update.token]
-            text, stop = sequence.text.append(
-                tokens,
-                last=finish is not None,
-                may_stop=len(output.token_ids) > params.min_tokens,
-            )
-            output.text += text
-            if stop is not None:
-                met_stop_string = finish is None
-                finish = "stop"
-                reason = stop
-        if finish is not None:
-            self._finish(live, sequence, finish, reason, now)
-        return met_stop_string
+            output.cumulative_logprob += sampled.logprob
 
     def _finish(
         self,
@@ -235,30 +258,35 @@ class OutputProcessor:
     ) -> None:
         sequence.output.finish_reason = finish
         sequence.output.stop_reason = reason
+        live.num_unfinished -= 1
+        live.metrics.num_preemptions = sequence.request.num_preemptions
         live.metrics.finished_time = now
         self._metrics.record_finished(live.metrics, finish)
         del self._by_sequence[sequence.request.request_id]
-        if live.finished:
+        if not live.num_unfinished:
             del self._live[live.prepared.request_id]
 
     def _output(self, live: _LiveRequest, sequence: _Sequence) -> RequestOutput | None:
         kind = sequence.params.output_kind
-        if kind is RequestOutputKind.FINAL_ONLY and not live.finished:
-            return None
         if kind is RequestOutputKind.DELTA:
-            return self._make_output(live, [sequence])
-        return self._make_output(live, live.sequences)
+            return self._make_output(live, [sequence.take_delta()])
+        if kind is RequestOutputKind.FINAL_ONLY and live.num_unfinished:
+            return None
+        return self._make_output(live, [s.snapshot() for s in live.sequences])
 
-    def _make_output(self, live: _LiveRequest, sequences: list[_Sequence]) -> RequestOutput:
+    def _make_output(
+        self, live: _LiveRequest, completions: list[CompletionOutput]
+    ) -> RequestOutput:
         prepared = live.prepared
+        # one a token is streamed, and arguments by name would double its cost
         return RequestOutput(
-            request_id=prepared.request_id,
-            prompt=prepared.prompt,
-            prompt_token_ids=prepared.prompt_token_ids,
-            outputs=[s.snapshot(prepared.params.output_kind) for s in sequences],
-            finished=live.finished,
-            prompt_logprobs=live.prompt_logprobs,
-            metrics=live.metrics,
+            prepared.request_id,
+            prepared.prompt,
+            prepared.prompt_token_ids,
+            completions,
+            not live.num_unfinished,
+            live.prompt_logprobs,
+            live.metrics,
         )
 
     def _logprobs(self, entry: TokenLogprobs, count: int | None) -> PositionLogprobs:

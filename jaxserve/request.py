@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,13 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+
+
+class End(NamedTuple):
+    """How a token ended its request."""
+
+    reason: FinishReason
+    stop_token: int | None  # None for EOS and for length
 
 
 class RequestState(Enum):
@@ -40,15 +48,15 @@ class StopRule:
     min_tokens: int
     max_tokens: int
 
-    def check(self, token: int, num_output: int) -> tuple[FinishReason, int | None] | None:
+    def check(self, token: int, num_output: int) -> End | None:
         """Whether the request ends with `token` as its `num_output`-th generated token."""
         if num_output >= self.min_tokens:
             if token in self.eos_token_ids:
-                return FinishReason.STOP, None
+                return End(FinishReason.STOP, None)
             if token in self.stop_token_ids:
-                return FinishReason.STOP, token
+                return End(FinishReason.STOP, token)
         if num_output >= self.max_tokens:
-            return FinishReason.LENGTH, None
+            return End(FinishReason.LENGTH, None)
         return None
 
 
@@ -68,6 +76,9 @@ class Request:
         seed: 64-bit seed of its random numbers.
         order: position in arrival order, set by the scheduler.
         slot: row in the device state while running, else None.
+        decode_until: below this position the request gets a decode row without further ado: it is
+            past its prefill, the device knows the page and `max_tokens` is not reached. The
+            scheduler sets it.
         pages: page ids by page index.
         num_published: pages that the device's page table knows already.
         prefill_target: tokens that the host knew when the request got its slot; up to there they
@@ -78,6 +89,7 @@ class Request:
 
     __slots__ = (
         "bad_words",
+        "decode_until",
         "first_scheduled_time",
         "needs_seen_tokens",
         "num_computed",
@@ -122,6 +134,7 @@ class Request:
         self.pages: list[int] = []
         self.num_published = 0
         self.num_computed = 0
+        self.decode_until = 0
         self.pending = 0
         self.prefill_target = 0
         self.prefill_tokens = np.empty(0, np.int32)

@@ -28,12 +28,27 @@ class Field(NamedTuple):
     """Where one array lies in the blob."""
 
     offset: int
+    size: int
     shape: tuple[int, ...]
     is_float: bool
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+
+def _place(wanted: list[tuple[str, tuple[int, ...], bool]]) -> dict[str, Field]:
+    """Lay arrays, given as (name, shape, is_float), one behind the other."""
+    table, offset = {}, 0
+    for name, shape, is_float in wanted:
+        table[name] = Field(offset, math.prod(shape), shape, is_float)
+        offset += table[name].size
+    return table
+
+
+def _views(fields: dict[str, Field], flat: np.ndarray) -> dict[str, np.ndarray]:
+    """The fields of a flat int32 array, by name."""
+    views = {}
+    for name, (offset, size, shape, is_float) in fields.items():
+        part = flat[offset : offset + size]
+        views[name] = (part.view(np.float32) if is_float else part).reshape(shape)
+    return views
 
 
 @dataclass(frozen=True)
@@ -110,23 +125,15 @@ class BlobLayout:
             wanted.append(("target", region, False))
         if s.variant >= Variant.MASKED:
             wanted.append(("bias", (s.num_rows, self.vocab_size), True))
-        table, offset = {}, 0
-        for name, shape, is_float in wanted:
-            table[name] = Field(offset, shape, is_float)
-            offset += table[name].size
-        return table
+        return _place(wanted)
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(field.size for field in self.fields.values())
 
     def views(self, blob: np.ndarray) -> dict[str, np.ndarray]:
         """Writable views of a NumPy blob, by field name."""
-        views = {}
-        for name, field in self.fields.items():
-            flat = blob[field.offset : field.offset + field.size]
-            views[name] = (flat.view(np.float32) if field.is_float else flat).reshape(field.shape)
-        return views
+        return _views(self.fields, blob)
 
     def read(self, blob: jax.Array) -> dict[str, jax.Array]:
         """The fields of a blob inside a traced step, by field name."""
@@ -158,11 +165,7 @@ class ResultLayout:
             wanted += self._logprob_fields("", s.num_rows)
         if s.variant >= Variant.SCORED:
             wanted += self._logprob_fields("prompt_", s.num_prefill)
-        table, offset = {}, 0
-        for name, shape, is_float in wanted:
-            table[name] = Field(offset, shape, is_float)
-            offset += table[name].size
-        return table
+        return _place(wanted)
 
     def _logprob_fields(self, prefix: str, rows: int) -> list[tuple[str, tuple[int, ...], bool]]:
         top = (rows, self.num_logprobs)
@@ -185,8 +188,4 @@ class ResultLayout:
 
     def views(self, result: np.ndarray) -> dict[str, np.ndarray]:
         """The fields of a fetched result, by name."""
-        views = {}
-        for name, field in self.fields.items():
-            flat = result[field.offset : field.offset + field.size]
-            views[name] = (flat.view(np.float32) if field.is_float else flat).reshape(field.shape)
-        return views
+        return _views(self.fields, result)

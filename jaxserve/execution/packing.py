@@ -41,6 +41,7 @@ class RowPacker:
         self._vocab_size = vocab_size
         self._owner: list[Request | None] = [None] * max_num_seqs
         self._variant = [Variant.GREEDY] * max_num_seqs
+        self._has_min_tokens: set[int] = set()
         self._mask: list[np.ndarray | None] = [None] * max_num_seqs
         self._prompt_len = np.zeros(max_num_seqs + 1, np.int32)
         self._params = np.zeros((max_num_seqs + 1, columns.NUM_ROW_PARAMS), np.int32)
@@ -53,22 +54,29 @@ class RowPacker:
             return
         self._owner[slot] = request
         self._variant[slot] = base_variant(request.params)
+        if request.stop_rule.min_tokens:
+            self._has_min_tokens.add(slot)
+        else:
+            self._has_min_tokens.discard(slot)
         self._mask[slot] = self._static_mask(request)
         self._write_params(slot, request.params, request.seed)
         self._prompt_len[slot] = request.num_prompt
 
     def plan_variant(self, plan: StepPlan) -> Variant:
         """The smallest variant that serves every row of the plan; learns of new slot owners."""
-        variant = Variant.GREEDY
-        for row in plan.decode:
-            variant = max(variant, self._row_variant(row.request, row.slot))
+        requests, slots = [*plan.decode.requests], [*plan.decode.slots]
+        scored = False
         for lane in plan.lanes:
             self._bind(lane.request, lane.slot)
             if lane.samples:
-                variant = max(variant, self._row_variant(lane.request, lane.slot))
-            if scores_prompt(lane.request, lane.start):
-                variant = Variant.SCORED
-        return variant
+                requests.append(lane.request)
+                slots.append(lane.slot)
+            scored = scored or scores_prompt(lane.request, lane.start)
+        if scored:
+            return Variant.SCORED
+        if not self._has_min_tokens.isdisjoint(slots) and any(map(_must_go_on, requests)):
+            return Variant.MASKED
+        return max(map(self._variant.__getitem__, slots), default=Variant.GREEDY)
 
     def pack(self, plan: StepPlan, layout: BlobLayout) -> np.ndarray:
         """A fresh blob for `plan`; fresh because a compiled call may read NumPy memory in place."""
@@ -79,18 +87,17 @@ class RowPacker:
         slot[:] = self._trash
         if plan.decode:
             count = len(plan.decode)
-            _, slots, positions = zip(*plan.decode, strict=True)
-            slot[:count] = slots
-            views["position"][:count] = positions
+            slot[:count] = plan.decode.slots
+            views["position"][:count] = plan.decode.positions
         updates = views["updates"]
         updates[0] = self._trash
         if plan.page_updates:
             updates[:, : len(plan.page_updates)] = np.array(plan.page_updates, np.int32).T
         if shape.num_prefill:
             self._pack_lanes(plan, layout, views)
-        np.take(self._prompt_len, slot, out=views["prompt_len"])
+        views["prompt_len"][:] = self._prompt_len[slot]
         if shape.variant >= Variant.PLAIN:
-            np.take(self._params, slot, axis=0, out=views["params"])
+            views["params"][:] = self._params[slot]
         if shape.variant >= Variant.MASKED:
             self._pack_bias(plan, layout, views["bias"])
         return blob
@@ -118,7 +125,7 @@ class RowPacker:
 
     def _pack_bias(self, plan: StepPlan, layout: BlobLayout, bias: np.ndarray) -> None:
         first_lane = layout.shape.num_decode
-        rows = [(index, row.request, row.slot) for index, row in enumerate(plan.decode)]
+        rows = [*zip(range(first_lane), plan.decode.requests, plan.decode.slots)]
         rows += [
             (first_lane + index, lane.request, lane.slot)
             for index, lane in enumerate(plan.lanes)
@@ -135,9 +142,6 @@ class RowPacker:
             for word in request.bad_words:
                 if len(word) > 1 and request.output_token_ids[1 - len(word) :] == word[:-1]:
                     bias[index, word[-1]] = NEVER
-
-    def _row_variant(self, request: Request, slot: int) -> Variant:
-        return Variant.MASKED if _must_go_on(request) else self._variant[slot]
 
     def _static_mask(self, request: Request) -> np.ndarray | None:
         """The part of the bias that does not change from step to step."""

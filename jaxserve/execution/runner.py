@@ -16,8 +16,9 @@ from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.packing import RowPacker
+from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import Program, ProgramTable, lanes_for, wanted_shapes
-from jaxserve.execution.step import DeviceState, StepSpec, run_step, split_model
+from jaxserve.execution.step import DeviceState, StepSpec, run_step
 from jaxserve.models.attention import kv_pages_spec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
@@ -85,7 +86,7 @@ class Runner:
         self._max_num_seqs = config.max_num_seqs
         self._max_model_len = config.max_model_len
         self._page_size = config.block_size
-        self._graphdef, self._leaves = split_model(model)
+        self._structure, self._leaves = split_model(model)
         self.num_logprobs = min(
             config.max_logprobs if config.max_logprobs >= 0 else model_config.vocab_size,
             model_config.vocab_size,
@@ -168,7 +169,7 @@ class Runner:
         )
         state_shardings = self._state_shardings()
         step = jax.jit(
-            partial(run_step, spec, self._graphdef),
+            partial(run_step, spec, self._structure),
             donate_argnums=1,
             out_shardings=(state_shardings, self._replicated),
         )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.execution import batch as columns
 from jaxserve.execution.batch import BlobLayout, ResultLayout
+from jaxserve.execution.parameters import ModelStructure
 from jaxserve.models.attention import PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
@@ -57,7 +57,7 @@ class StepSpec:
 
 def run_step(
     spec: StepSpec,
-    graphdef: Any,
+    structure: ModelStructure,
     leaves: tuple[jax.Array, ...],
     state: DeviceState,
     blob: jax.Array,
@@ -69,7 +69,7 @@ def run_step(
 
     Args:
         spec: static shape and choices of the program.
-        graphdef: structure of the Flax module, from `split_model`.
+        structure: of the Flax module, from `split_model`.
         leaves: its parameters, from `split_model`.
         state: the device state; donated by the caller.
         blob: int32[spec.layout.size], see `BlobLayout`.
@@ -77,8 +77,7 @@ def run_step(
     Returns:
         The next device state and the result, int32, see `ResultLayout`.
     """
-    treedef, module_def = graphdef
-    model: Llama = nnx.merge(module_def, jax.tree.unflatten(treedef, leaves))
+    model = structure.merge(leaves)
     shape = spec.layout.shape
     f = spec.layout.read(blob)
 
@@ -103,13 +102,14 @@ def run_step(
     paged = _paged_batch(spec, f, page_table, slots, positions)
     attend = make_attend(spec.config, paged, spec.num_pages, spec.backends, spec.mesh)
     rope_lengths = jnp.maximum(prompt_lens, positions + 1)
-    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend, rope_lengths)
+    live_tokens, live_rows = _live(spec, f)
+    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend, rope_lengths, live_tokens)
 
     rows = hidden[: shape.num_decode]
     if shape.num_prefill:
         last = f["lane_start"] + jnp.maximum(f["lane_length"], 1) - 1
         rows = jnp.concatenate([rows, hidden[shape.num_decode + last]])
-    logits = _replicate(model.logits(rows), spec.mesh)
+    logits = _replicate(model.logits(rows, live_rows), spec.mesh)
     sampled = sample(
         logits,
         _sampling_rows(f, shape.variant),
@@ -127,13 +127,6 @@ def run_step(
         region = hidden[shape.num_decode :]
         values |= _logprob_values("prompt_", _score_region(spec, model, region, f["target"]))
     return DeviceState(kv_pages, page_table, history), spec.result.write(values)
-
-
-def split_model(model: Llama) -> tuple[Any, tuple[jax.Array, ...]]:
-    """The module as (static structure, flat parameter leaves) for `run_step`."""
-    module_def, params = nnx.split(model)
-    leaves, treedef = jax.tree.flatten(params)
-    return (treedef, module_def), tuple(leaves)
 
 
 def _paged_batch(
@@ -158,6 +151,22 @@ def _paged_batch(
         lane_table=lane_table,
         lanes=lanes,
     )
+
+
+def _live(spec: StepSpec, f: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Ranges int32[2, 2] of the step's tokens, and of the rows that sample, that are in use.
+
+    Decode rows, lanes and the region's tokens are filled from the front.
+    """
+    num_decode = spec.layout.shape.num_decode
+    in_use = f["slot"] < spec.max_num_seqs
+    decode, lanes = in_use[:num_decode].sum(), in_use[num_decode:].sum()
+    tokens = decode * 0
+    if spec.layout.shape.num_prefill:
+        tokens = jnp.max(jnp.where(f["lane_length"] > 0, f["lane_start"] + f["lane_length"], 0))
+    ranges = [[0, decode], [num_decode, num_decode + tokens]]
+    rows = [[0, decode], [num_decode, num_decode + lanes]]
+    return jnp.array(ranges, jnp.int32), jnp.array(rows, jnp.int32)
 
 
 def _sampling_rows(f: dict[str, jax.Array], variant: Variant) -> SamplingRows:

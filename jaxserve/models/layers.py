@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,19 @@ class LinearForm:
 
 
 PLAIN = LinearForm()
+
+
+class TokenRows(NamedTuple):
+    """What every layer knows of the T rows of a batch.
+
+    Attributes:
+        cos, sin: float32[T, D / 2] of each token's rotary angles.
+        live: int32[R, 2] ranges of the rows that hold tokens; None: all.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    live: jax.Array | None
 
 
 class RMSNorm(nnx.Module):
@@ -106,6 +119,7 @@ class Projection(nnx.Module):
         residual: jax.Array | None = None,
         gated: bool = False,
         out_dtype: Any = None,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         """[T, in] -> [T, *out_shape] in x's dtype, or in `out_dtype`.
 
@@ -115,6 +129,7 @@ class Projection(nnx.Module):
             residual: [T, *out_shape], added to the result.
             gated: the last axis of out_shape is the pair (gate, up); the result is silu(gate) * up
                 without that axis.
+            live: int32[R, 2] ranges of the rows that count; None: all.
         """
         weight = self.weight[...]
         shape = weight.shape[:-1]
@@ -128,6 +143,7 @@ class Projection(nnx.Module):
             residual=residual,
             gated=gated,
             out_dtype=out_dtype,
+            live=live,
             backend=self.backend,
         )
         return out.reshape(x.shape[0], *(shape[:-1] if gated else shape))
@@ -169,22 +185,23 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,
         norm: RMSNorm,
-        rope: tuple[jax.Array, jax.Array],
+        rows: TokenRows,
         layer: int,
         cache: Cache,
         attend: Attend[Cache],
     ) -> tuple[jax.Array, Cache]:
-        """x + attention(norm(x)): x [T, E], rope (cos, sin) float32 [T, D/2] -> ([T, E], cache)."""
-        qkv = self.qkv(x, norm=norm)  # [T, KVH, G+2, D]
+        """x + attention(norm(x)): x [T, E] -> ([T, E], cache)."""
+        qkv = self.qkv(x, norm=norm, live=rows.live)  # [T, KVH, G+2, D]
         q, k, v = split_rotate(
             qkv,
-            *rope,
+            rows.cos,
+            rows.sin,
             q_norm=None if self.q_norm is None else self.q_norm.as_operand(),
             k_norm=None if self.k_norm is None else self.k_norm.as_operand(),
             backend=self.backend,
         )
         out, cache = attend(cache, layer, q, k, v)
-        return self.output(out.reshape(x.shape[0], -1), residual=x), cache
+        return self.output(out.reshape(x.shape[0], -1), residual=x, live=rows.live), cache
 
 
 class MLP(nnx.Module):
@@ -209,12 +226,12 @@ class MLP(nnx.Module):
             form=form,
         )
 
-    def __call__(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
-        """x + MLP(norm(x)): [T, E] -> [T, E]."""
+    def __call__(self, x: jax.Array, norm: RMSNorm, live: jax.Array | None) -> jax.Array:
+        """x + MLP(norm(x)): [T, E] -> [T, E]; `live` as in `TokenRows`."""
         if self.activation in GATED_IN_PLACE:
-            inner = self.gate_up(x, norm=norm, gated=True)
+            inner = self.gate_up(x, norm=norm, gated=True, live=live)
         else:
-            gate_up = self.gate_up(x, norm=norm)  # [T, I, 2]
+            gate_up = self.gate_up(x, norm=norm, live=live)  # [T, I, 2]
             gate = _ACTIVATIONS[self.activation](gate_up[..., 0].astype(jnp.float32))
             inner = gate.astype(x.dtype) * gate_up[..., 1]
-        return self.down(inner, residual=x)
+        return self.down(inner, residual=x, live=live)

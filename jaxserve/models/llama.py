@@ -18,6 +18,7 @@ from jaxserve.models.layers import (
     LinearForm,
     Projection,
     RMSNorm,
+    TokenRows,
     parameter,
 )
 from jaxserve.models.rope import rope_tables
@@ -36,14 +37,14 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        rope: tuple[jax.Array, jax.Array],
+        rows: TokenRows,
         layer: int,
         cache: Cache,
         attend: Attend[Cache],
     ) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
-        x, cache = self.attention(x, self.input_norm, rope, layer, cache, attend)
-        return self.mlp(x, self.post_attention_norm), cache
+        x, cache = self.attention(x, self.input_norm, rows, layer, cache, attend)
+        return self.mlp(x, self.post_attention_norm, rows.live), cache
 
 
 class Llama(nnx.Module):
@@ -74,6 +75,7 @@ class Llama(nnx.Module):
         cache: Cache,
         attend: Attend[Cache],
         rope_lengths: jax.Array | None = None,
+        live: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """Runs all layers over one flat batch of tokens.
 
@@ -85,22 +87,34 @@ class Llama(nnx.Module):
                 (out [T, H, D], cache); q and k are already rotated, nothing is scaled.
             rope_lengths: int32 [T], max(prompt length, position + 1) of each token's request;
                 read by rope type `dynamic` only, see `rope_tables`. None means positions + 1.
+            live: int32 [R, 2], ranges of the rows that hold tokens; linear layers may leave out the
+                others. None: all.
 
         Returns:
             (hidden states after the last norm [T, E] in the model's dtype, cache).
         """
         config = self.config
-        rope = rope_tables(config.rope, config.head_dim, positions, rope_lengths)
+        cos, sin = rope_tables(config.rope, config.head_dim, positions, rope_lengths)
+        rows = TokenRows(cos, sin, live)
         x = jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
         for index, layer in enumerate(self.layers):
-            x, cache = layer(x, rope, index, cache, attend)
+            x, cache = layer(x, rows, index, cache, attend)
         return self.norm(x), cache
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of every token of the vocabulary: hidden [R, E] -> float32 [R, V]."""
+    def logits(self, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
+        """Scores of every token of the vocabulary: hidden [R, E] -> float32 [R, V].
+
+        `live` are ranges of the rows that count, as for a call of the model.
+        """
         if self.lm_head is not None:
-            return self.lm_head(hidden, out_dtype=jnp.float32)
-        return linear(hidden, self.embedding[...], out_dtype=jnp.float32, backend=self.form.backend)
+            return self.lm_head(hidden, out_dtype=jnp.float32, live=live)
+        return linear(
+            hidden,
+            self.embedding[...],
+            out_dtype=jnp.float32,
+            live=live,
+            backend=self.form.backend,
+        )
 
 
 def _lm_head(config: ModelConfig, dtype: str, form: LinearForm) -> Projection:

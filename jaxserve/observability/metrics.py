@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from jaxserve.engine import EngineStats
-from jaxserve.observability.step_times import StepTimes
+from jaxserve.observability.engine_collector import EngineCollector
 from jaxserve.observability.token_histogram import TokenHistogram
 from jaxserve.outputs import RequestMetrics
 
@@ -26,14 +28,9 @@ class Metrics:
 
     def __init__(self, model_name: str):
         self.registry = CollectorRegistry()
-        self._preemptions_seen = 0
 
         def counter(name: str, text: str) -> Counter:
             metric = Counter(f"jaxserve:{name}", text, ["model_name"], registry=self.registry)
-            return metric.labels(model_name)
-
-        def gauge(name: str, text: str) -> Gauge:
-            metric = Gauge(f"jaxserve:{name}", text, ["model_name"], registry=self.registry)
             return metric.labels(model_name)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -42,25 +39,10 @@ class Metrics:
             )
             return metric.labels(model_name)
 
-        self._running = gauge("num_requests_running", "Sequences that own a slot.")
-        self._waiting = gauge("num_requests_waiting", "Sequences that wait for a slot.")
-        self._page_usage = gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
-        self._steps = counter("engine_steps", "Steps dispatched to the device.")
-        self._steps_seen = 0
-        self._programs = gauge("compiled_programs", "Programs compiled so far.")
-        self._preemptions = counter("num_preemptions", "Requests preempted for want of pages.")
+        self._engine = EngineCollector(model_name)
+        self.registry.register(self._engine)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self._generation_tokens = counter("generation_tokens", "Generated tokens.")
-        phases = Counter(
-            "jaxserve:step_phase_seconds",
-            "Seconds of the engine's steps by phase; device_idle is an upper bound.",
-            ["model_name", "phase"],
-            registry=self.registry,
-        )
-        self._times_seen = StepTimes()
-        self._phases = {
-            phase: phases.labels(model_name, phase) for phase in self._times_seen.as_dict()
-        }
         self._first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS
         )
@@ -89,32 +71,24 @@ class Metrics:
 
     def record_stats(self, stats: EngineStats) -> None:
         """Take in a snapshot of the engine."""
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._page_usage.set(stats.page_usage)
-        self._programs.set(stats.num_programs)
-        self._steps.inc(stats.num_steps - self._steps_seen)
-        self._steps_seen = stats.num_steps
-        self._preemptions.inc(stats.num_preemptions - self._preemptions_seen)
-        self._preemptions_seen = stats.num_preemptions
-        for phase, seconds in stats.times.since(self._times_seen).as_dict().items():
-            self._phases[phase].inc(seconds)
-        self._times_seen = stats.times
+        self._engine.stats = stats
 
     def record_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
 
-    def record_token(self, times: RequestMetrics, now: float, previous: float | None) -> None:
-        """One token of a sequence, `previous` being the time of its last one."""
-        if times.first_token_time is None:
-            self._first_token.observe(now - times.arrival_time)
-            if times.first_scheduled_time is not None:
-                self._queue.observe(times.first_scheduled_time - times.arrival_time)
-        elif previous is not None:
-            self._inter_token.observe(now - previous)
+    def record_first_token(self, times: RequestMetrics) -> None:
+        """A request got its first token."""
+        assert times.first_token_time is not None
+        self._first_token.observe(times.first_token_time - times.arrival_time)
+        if times.first_scheduled_time is not None:
+            self._queue.observe(times.first_scheduled_time - times.arrival_time)
 
-    def record_generated(self, num_tokens: int) -> None:
+    def record_tokens(self, num_tokens: int, last_times: list[float], now: float) -> None:
+        """Tokens that came at `now`; `last_times` are those of the ones before them, if any."""
         self._generation_tokens.inc(num_tokens)
+        # sequences that run together got their last tokens together: few times differ
+        for last_time, count in Tally(last_times).items():
+            self._inter_token.observe(now - last_time, count)
 
     def record_finished(self, times: RequestMetrics, reason: str) -> None:
         self._finished.labels(self._model_name, reason).inc()

@@ -28,9 +28,10 @@ class TokenHistogram(Collector):
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """`count` observations of the same time."""
+        self._counts[bisect_left(self._bounds, seconds)] += count
+        self._sum += seconds * count
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         buckets, total = [], 0

@@ -6,15 +6,27 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxserve.memory.manager import PageUpdate
-from jaxserve.request import FinishReason, Request
+from jaxserve.request import End, Request
 
 
-class DecodeRow(NamedTuple):
-    """One request that computes its newest token, which the device knows already."""
+@dataclass(slots=True)
+class DecodeRows:
+    """Requests that compute their newest token, which the device knows already.
 
-    request: Request
-    slot: int
-    position: int  # of the token that is computed; the sampled token follows it
+    Parallel lists with an entry a row; an object for each row would cost as much as planning it.
+
+    Attributes:
+        requests: one a row.
+        slots: their slots.
+        positions: of the token that is computed; the sampled token follows it.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.requests)
 
 
 class PrefillLane(NamedTuple):
@@ -31,7 +43,7 @@ class PrefillLane(NamedTuple):
 class StepPlan:
     """Rows of one step. Sampled tokens come back in the order: decode rows, then lanes."""
 
-    decode: list[DecodeRow] = field(default_factory=list)
+    decode: DecodeRows = field(default_factory=DecodeRows)
     lanes: list[PrefillLane] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
 
@@ -43,11 +55,18 @@ class StepPlan:
         return bool(self.decode or self.lanes)
 
 
-class TokenUpdate(NamedTuple):
-    """A token that the host has now seen, and whether it ended its request."""
+@dataclass(slots=True)
+class SeenTokens:
+    """The tokens of one step that the host has now seen.
 
-    request: Request
-    row: int  # index among the step's sampled rows
-    token: int
-    finish_reason: FinishReason | None
-    stop_reason: int | None
+    Attributes:
+        requests: one an entry; requests that had ended before are left out.
+        tokens: the token of each entry.
+        rows: index of each entry among the step's sampled rows.
+        ends: entry -> how its token ended its request; most tokens end none.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    ends: dict[int, End] = field(default_factory=dict)

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxserve.errors import ValidationError
-from jaxserve.memory.manager import PageManager
+from jaxserve.memory.manager import PageManager, PageUpdate
 from jaxserve.request import Request, RequestState
-from jaxserve.scheduling.plan import DecodeRow, PrefillLane, StepPlan, TokenUpdate
+from jaxserve.scheduling.plan import DecodeRows, PrefillLane, SeenTokens, StepPlan
 from jaxserve.scheduling.policies import WaitingQueue
 
 
@@ -111,56 +111,68 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
         plan = StepPlan()
-        preempted = self._plan_decodes(plan)
+        preemptions = self.num_preemptions
+        prefilling = self._plan_decodes(plan)
         budget = min(
             self.limits.max_num_batched_tokens - len(plan.decode), self.limits.max_prefill_tokens
         )
-        for request in self.running:
-            if request.is_prefilling and budget > 0 and len(plan.lanes) < self.limits.max_lanes:
+        for request in prefilling:
+            if budget > 0 and len(plan.lanes) < self.limits.max_lanes:
                 budget -= self._plan_chunk(plan, request, budget)
-        if not preempted:
+        if self.num_preemptions == preemptions:
             self._admit(plan, budget)
         return plan
 
-    def commit(self, plan: StepPlan, tokens: list[int]) -> list[TokenUpdate]:
+    def commit(self, plan: StepPlan, tokens: list[int]) -> SeenTokens:
         """Take in the tokens that a dispatched plan sampled, in the plan's row order."""
-        updates: list[TokenUpdate] = []
-        for row, decode in enumerate(plan.decode):
-            self._see_token(decode.request, row, tokens[row], updates)
+        seen = SeenTokens()
+        for row, request in enumerate(plan.decode.requests):
+            self._see_token(request, row, tokens[row], seen)
         for row, lane in enumerate(plan.lanes, start=len(plan.decode)):
             if lane.samples:
-                self._see_token(lane.request, row, tokens[row], updates)
-        return updates
+                self._see_token(lane.request, row, tokens[row], seen)
+        return seen
 
-    def _plan_decodes(self, plan: StepPlan) -> bool:
-        """Add a decode row for every request past its prefill; True if one was preempted."""
-        preempted = False
-        page_size = self.pages.page_size
-        index = 0
-        while index < len(self.running):
-            request = self.running[index]
-            index += 1
-            if request.is_prefilling or request.ends_when_pending_is_seen():
-                continue
-            if request.pending and request.needs_seen_tokens:
-                continue
+    def _plan_decodes(self, plan: StepPlan) -> list[Request]:
+        """Add a decode row for every request past its prefill; returns the others, in order."""
+        prefilling: list[Request] = []
+        requests, slots, positions = [], [], []
+        for request in self.running:  # a preemption shortens it at its end
             position = request.num_computed
-            # most rows stay on a page that the device knows, and need nothing from the manager
-            if position >= request.num_published * page_size:
-                while not self.pages.grow(request, position + 1):
-                    victim = self.running[-1]
-                    self._preempt(victim)
-                    preempted = True
-                    if victim is request:
-                        break
-                if request.slot is None:
+            if position >= request.decode_until:
+                if request.is_prefilling:
+                    prefilling.append(request)
                     continue
-                self.pages.publish(request, position + 1, plan.page_updates)
+                if not self._prepare_decode(request, plan.page_updates):
+                    continue
             assert request.slot is not None
-            plan.decode.append(DecodeRow(request, request.slot, position))
-            request.num_computed += 1
+            request.num_computed = position + 1
             request.pending += 1
-        return preempted
+            requests.append(request)
+            slots.append(request.slot)
+            positions.append(position)
+        plan.decode = DecodeRows(requests, slots, positions)
+        return prefilling
+
+    def _prepare_decode(self, request: Request, page_updates: list[PageUpdate]) -> bool:
+        """See that the next token has a page, by preemption if need be; False: no row this time."""
+        if request.ends_when_pending_is_seen():
+            return False
+        if request.needs_seen_tokens and request.pending:
+            return False
+        num_tokens = request.num_computed + 1
+        while not self.pages.grow(request, num_tokens):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self.pages.publish(request, num_tokens, page_updates)
+        if not request.needs_seen_tokens:
+            request.decode_until = min(
+                request.num_published * self.pages.page_size,
+                request.num_prompt + request.stop_rule.max_tokens - 1,
+            )
+        return True
 
     def _plan_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Add a prefill lane of at most `budget` tokens; returns its length."""
@@ -195,20 +207,18 @@ class Scheduler:
             insort(self.running, request, key=lambda r: r.order)
             budget -= self._plan_chunk(plan, request, budget)
 
-    def _see_token(
-        self, request: Request, row: int, token: int, updates: list[TokenUpdate]
-    ) -> None:
+    def _see_token(self, request: Request, row: int, token: int, seen: SeenTokens) -> None:
         request.pending -= 1
         if request.state is RequestState.FINISHED:
             return
         request.output_token_ids.append(token)
         end = request.stop_rule.check(token, len(request.output_token_ids))
-        if end is None:
-            updates.append(TokenUpdate(request, row, token, None, None))
-            return
-        self._finish(request)
-        reason, stop_token = end
-        updates.append(TokenUpdate(request, row, token, reason, stop_token))
+        if end is not None:
+            self._finish(request)
+            seen.ends[len(seen.requests)] = end
+        seen.requests.append(request)
+        seen.tokens.append(token)
+        seen.rows.append(row)
 
     def _preempt(self, request: Request) -> None:
         """Take slot and pages away; the request recomputes its tokens when its turn comes again."""
@@ -233,6 +243,7 @@ class Scheduler:
         self.running.remove(request)
         self._free_slots.append(request.slot)
         request.slot = None
+        request.decode_until = 0
         self.pages.release(request)
 
     def check_integrity(self) -> None:

@@ -43,24 +43,34 @@ class IncrementalDetokenizer:
         self._joined = {} if spaces_between_special_tokens else tokenizer.added_tokens
         self._after_added = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._within_character = False
         self._started = False
         self._has_new_bytes = False
         prompt = [i for i in prompt_token_ids[-PROMPT_TAIL:] if i not in self._skipped]
         if prompt:
             self._started = True
-            self._utf8.decode(b"".join(self._table[i] for i in prompt))
+            self._decode(b"".join(self._table[i] for i in prompt))
 
-    def append(self, token_ids: Sequence[int]) -> str:
+    def append(self, token_id: int) -> str:
         """The text that is certain now and was not before; "" within a character."""
-        return self._utf8.decode(b"".join(map(self._bytes, token_ids)))
+        if token_id in self._skipped:
+            return ""
+        if self._started and not self._within_character and not self._joined:
+            text = self._table.text(token_id)  # most tokens are whole characters
+            if text is not None:
+                return text
+        return self._decode(self._bytes(token_id))
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for a character that never became whole."""
         return self._utf8.decode(b"", final=True) if self._has_new_bytes else ""
 
+    def _decode(self, data: bytes) -> str:
+        text = self._utf8.decode(data)
+        self._within_character = self._utf8.getstate()[0] != b""
+        return text
+
     def _bytes(self, token_id: int) -> bytes:
-        if token_id in self._skipped:
-            return b""
         if self._joined:
             spelling = self._joined.get(token_id)
             follows = self._after_added

@@ -37,6 +37,7 @@ class TokenBytes:
         """
         self._backend = backend
         self._known: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
         kinds = _decoder_kinds(backend.decoder)
         for kind in kinds:
             if kind not in CONTEXT_FREE_DECODERS:
@@ -53,6 +54,15 @@ class TokenBytes:
         if known is None:
             known = self._known[token_id] = self._find(token_id)
         return known
+
+    def text(self, token_id: int) -> str | None:
+        """Text of a token whose bytes are whole characters, None for any other."""
+        if token_id not in self._texts:
+            try:
+                self._texts[token_id] = self[token_id].decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = None
+        return self._texts[token_id]
 
     def __contains__(self, token_id: int) -> bool:
         return self._backend.id_to_token(token_id) is not None

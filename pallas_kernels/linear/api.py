@@ -32,6 +32,7 @@ def linear(
     residual: jax.Array | None = None,  # [M, N]
     gated: bool = False,
     out_dtype: DTypeLike | None = None,
+    live: jax.Array | None = None,  # int32[R, 2]
     backend: str,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """norm(x) @ weight.T + bias, then the gated activation, then the residual.
@@ -50,6 +51,8 @@ def linear(
         gated: outputs 2 i and 2 i + 1 are gate and up of the inner dimension i, and the result is
             silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020).
         out_dtype: type of the result; that of x by default.
+        live: ranges [begin, end) of the rows that count, ascending; a backend may leave out the
+            others, whose results are finite and mean nothing. None: all rows.
         backend: "xla" (any device) or "native" (CPU, C++).
 
     Raises:
@@ -59,6 +62,8 @@ def linear(
     _check(x, weight, scale, bias, norm, residual, gated, chosen)
     if backend not in BACKENDS:
         raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    if live is not None and (live.ndim != 2 or live.shape[1] != 2 or live.dtype != jnp.int32):
+        raise KernelError("live", f"{live.dtype}{live.shape}", "int32[ranges, 2]")
     module = importlib.import_module(f"pallas_kernels.linear.{backend}")
     return module.linear(
         x,
@@ -69,6 +74,7 @@ def linear(
         residual=residual,
         gated=gated,
         out_dtype=chosen,
+        live=live,
     )
 
 

@@ -1,7 +1,8 @@
 """Linear layers on the CPU in C++ (`pallas_kernels/native`): one call for a layer and its
 neighbours, weights read once, as they are stored.
 
-A row's result does not depend on the rows beside it.
+Up to 8 rows are multiplied as dot products of rows, more as outer products (or in the CPU's matrix
+unit): within either, a row's result does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import numpy as np
 from pallas_kernels import native
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.linear import xla
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.native.operands import optional
 
@@ -30,10 +30,10 @@ def linear(
     residual: jax.Array | None,  # [M, N]
     gated: bool,
     out_dtype: jnp.dtype,
+    live: jax.Array | None = None,  # int32[R, 2]
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
-    """As `pallas_kernels.linear`; the result is rounded once, at the end.
-
-    Above `native.linear_rows()` rows the work goes to XLA, whose matrix product is faster there.
+    """As `pallas_kernels.linear`; the result is rounded once, at the end. Only live rows are
+    computed, the others are zero.
 
     Raises:
         KernelError: a float16 weight, or the native kernels cannot be built on this machine.
@@ -41,18 +41,6 @@ def linear(
     if weight.dtype.name not in WEIGHT_DTYPES:
         raise KernelError("weight.dtype", weight.dtype, ", ".join(WEIGHT_DTYPES))
     native.require()
-    limit = native.linear_rows()
-    if limit is not None and x.shape[0] > limit:
-        return xla.linear(
-            x,
-            weight,
-            scale=scale,
-            bias=bias,
-            norm=norm,
-            residual=residual,
-            gated=gated,
-            out_dtype=out_dtype,
-        )
     absent = jnp.zeros((0,), x.dtype)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     call = jax.ffi.ffi_call("jaxserve_linear", result_like(x, (x.shape[0], width), out_dtype))
@@ -63,6 +51,7 @@ def linear(
         optional(scale),
         absent if bias is None else bias,
         absent if residual is None else residual,
+        jnp.zeros((0, 2), jnp.int32) if live is None else live,
         eps=np.float32(0.0 if norm is None else norm.eps),
         gated=np.bool_(gated),
     )

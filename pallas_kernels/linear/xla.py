@@ -19,8 +19,9 @@ def linear(
     residual: jax.Array | None,  # [M, N]
     gated: bool,
     out_dtype: jnp.dtype,
+    live: jax.Array | None = None,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
-    """As `pallas_kernels.linear`; each stage is rounded to the type of x."""
+    """As `pallas_kernels.linear`; each stage is rounded to the type of x. All rows are computed."""
     rows = x if norm is None else rms_norm(x, norm)
     product = _dot(rows, weight) if scale is None else _int8_dot(rows, weight, scale)
     if bias is not None:

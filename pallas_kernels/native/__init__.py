@@ -1,5 +1,5 @@
 """C++ kernels for the CPU, compiled on the machine that runs them and called through `jax.ffi`."""
 
-from pallas_kernels.native.library import Availability, availability, drawback, linear_rows, require
+from pallas_kernels.native.library import Availability, availability, drawback, require
 
-__all__ = ["Availability", "availability", "drawback", "linear_rows", "require"]
+__all__ = ["Availability", "availability", "drawback", "require"]

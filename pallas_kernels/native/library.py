@@ -21,9 +21,6 @@ TARGETS = (
 )
 
 
-AMX_ROWS = 16
-
-
 class Availability(NamedTuple):
     """Whether the native kernels can be called here.
 
@@ -55,7 +52,7 @@ def instruction_set() -> str:
     features = build.cpu_features()
     if "avx512f" not in features:
         return "AVX2" if "avx2" in features else "this CPU"
-    names = {"avx512_bf16": "BF16", "avx512_vnni": "VNNI"}
+    names = {"avx512_bf16": "BF16", "avx512_vnni": "VNNI", "amx_bf16": "AMX"}
     return "-".join(["AVX512", *(name for flag, name in names.items() if flag in features)])
 
 
@@ -64,15 +61,6 @@ def drawback() -> str | None:
     if "avx512f" in build.cpu_features():
         return None
     return "without AVX512 they are no faster than XLA's"
-
-
-def linear_rows() -> int | None:
-    """The most rows for which the native linear layers beat XLA's on this CPU; None: always.
-
-    XLA uses the matrix unit of a CPU that has one, which pays from a few tens of rows on; below
-    that both wait for the memory.
-    """
-    return AMX_ROWS if "amx_tile" in build.cpu_features() else None
 
 
 def load(path: Path) -> None:

@@ -41,8 +41,9 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
             result[sequence.request_id] = []
             loaded.engine.add(sequence)
     while loaded.engine.has_work:
-        for update in loaded.engine.step():
-            result[update.request.request_id].append(update.token)
+        seen = loaded.engine.step().seen
+        for request, token in zip(seen.requests, seen.tokens):
+            result[request.request_id].append(token)
     loaded.engine.close()
     return list(result.values())
 

@@ -68,7 +68,7 @@ template <class Word>
 int64_t scratch_bytes(int64_t rows, int64_t dim) {
   const int64_t element = sizeof(typename Word::Stored);
   return rows * (dim * (element + 4) + kBlock * (4 + element) + 32) +
-         kBlock * dim * (2 * element + 8) + dim * element + 2 * kBlock * 8 + 16 * 64;
+         kBlock * dim * (2 * element + 8) + dim * element + 16 * 64;
 }
 
 template <class Word>
@@ -130,10 +130,44 @@ void softmax_block(const Rows<Word>& rows, const AttentionOptions& options, int6
   }
 }
 
-// Attends to the tokens [begin, end), a range that holds every row's own.
+// Where the keys of up to kBlock tokens lie; a token's value follows its key.
+struct BlockPlaces {
+  int64_t tokens;
+  const char* key[kBlock];
+  int64_t page[kBlock];
+};
+
+// The tokens [begin, end) of one slot and KV head.
+inline void locate(const Pool& pool, const int32_t* table_row, int64_t head, int64_t begin,
+                   int64_t end, BlockPlaces& places) {
+  places.tokens = end - begin;
+  const int64_t stride = 2 * pool.kv_heads * pool.row_bytes();
+  for (int64_t i = 0; i < places.tokens;) {
+    const int64_t page = pool.page_of(table_row, begin + i);
+    const char* key = pool.key(page, begin + i, head);
+    const int64_t left = pool.page_size - (begin + i) % pool.page_size;
+    for (const int64_t run = std::min(i + left, places.tokens); i < run; ++i, key += stride) {
+      places.key[i] = key;
+      places.page[i] = page;
+    }
+  }
+}
+
+// Asks for rows of the pool: pages lie anywhere, which no hardware foresees.
+inline void bring(const Pool& pool, const BlockPlaces& places, int64_t offset) {
+  for (int64_t i = 0; i < places.tokens; ++i) {
+    for (int64_t byte = 0; byte < pool.row_bytes(); byte += 64) {
+      __builtin_prefetch(places.key[i] + offset + byte, 0, 2);
+    }
+  }
+}
+
+// Attends to the tokens [begin, end), a range that holds every row's own. `more` tells that the
+// next head's turn follows.
 template <class Word>
 void attend(const Rows<Word>& rows, const Pool& pool, const int32_t* table_row, int64_t head,
-            int64_t begin, int64_t end, const AttentionOptions& options, Scratch& scratch) {
+            int64_t begin, int64_t end, bool more, const AttentionOptions& options,
+            Scratch& scratch) {
   using Stored = typename Word::Stored;
   const int64_t dim = rows.padded_dim, depth = dim / Word::pack;
   // rows of the pool are used where they lie when they are whole vectors of the right type
@@ -145,16 +179,27 @@ void attend(const Rows<Word>& rows, const Pool& pool, const int32_t* table_row, 
   auto* weights = scratch.take<Stored>(rows.count * kBlock);
   auto* nothing = scratch.take<Stored>(dim);
   auto* staged = scratch.take<Stored>(in_place ? 0 : 2 * kBlock * dim);
-  auto** key_rows = scratch.take<const Stored*>(kBlock);
-  auto** value_rows = scratch.take<const Stored*>(kBlock);
   std::memset(nothing, 0, dim * sizeof(Stored));
   if (!in_place) std::memset(staged, 0, 2 * kBlock * dim * sizeof(Stored));
+  const Stored *key_rows[kBlock], *value_rows[kBlock];
 
-  for (int64_t t0 = begin; t0 < end; t0 += kBlock) {
-    const int64_t tokens = std::min(kBlock, end - t0), vectors = (tokens + 15) / 16;
+  BlockPlaces places[2];
+  locate(pool, table_row, head, begin, std::min(begin + kBlock, end), places[0]);
+  for (int64_t t0 = begin, block = 0; t0 < end; t0 += kBlock, ++block) {
+    const BlockPlaces& now = places[block % 2];
+    bring(pool, now, pool.kv_heads * pool.row_bytes());
+    if (t0 + kBlock < end) {
+      BlockPlaces& next = places[1 - block % 2];
+      locate(pool, table_row, head, t0 + kBlock, std::min(t0 + 2 * kBlock, end), next);
+      bring(pool, next, 0);
+    } else if (more) {
+      BlockPlaces& next = places[1 - block % 2];
+      locate(pool, table_row, head + 1, begin, std::min(begin + kBlock, end), next);
+      bring(pool, next, 0);
+    }
+    const int64_t tokens = now.tokens, vectors = (tokens + 15) / 16;
     for (int64_t i = 0; i < tokens; ++i) {
-      const int64_t page = pool.page_of(table_row, t0 + i);
-      const char* key = pool.key(page, t0 + i, head);
+      const char* key = now.key[i];
       const char* value = pool.value(key);
       if (in_place) {
         key_rows[i] = reinterpret_cast<const Stored*>(key);
@@ -167,25 +212,11 @@ void attend(const Rows<Word>& rows, const Pool& pool, const int32_t* table_row, 
         std::memcpy(k, key, pool.row_bytes());
         std::memcpy(v, value, pool.row_bytes());
       } else {
-        widen_row(pool.element, key, pool.head_dim, pool.k_scale.at(page, head), k);
-        widen_row(pool.element, value, pool.head_dim, pool.v_scale.at(page, head), v);
+        widen_row(pool.element, key, pool.head_dim, pool.k_scale.at(now.page[i], head), k);
+        widen_row(pool.element, value, pool.head_dim, pool.v_scale.at(now.page[i], head), v);
       }
       key_rows[i] = k;
       value_rows[i] = v;
-    }
-    if (in_place) {
-      // pages lie anywhere: ask for this block's values and the next block's keys in good time
-      const int64_t lines = dim * int64_t(sizeof(Stored)) / 64;
-      for (int64_t i = 0; i < tokens; ++i) {
-        const char* next = nullptr;
-        if (t0 + kBlock + i < end) {
-          next = pool.key(pool.page_of(table_row, t0 + kBlock + i), t0 + kBlock + i, head);
-        }
-        for (int64_t line = 0; line < lines; ++line) {
-          __builtin_prefetch(reinterpret_cast<const char*>(value_rows[i]) + line * 64, 0, 2);
-          if (next) __builtin_prefetch(next + line * 64, 0, 2);
-        }
-      }
     }
     // what lies past the last token may be NaN, and 0 * NaN is NaN: zeros stand in for it
     for (int64_t i = tokens; i < vectors * 16; ++i) key_rows[i] = value_rows[i] = nothing;

@@ -12,9 +12,7 @@ struct Bf16Dot {
   using Weight = uint16_t;
   using Sum = F32x16;
   static constexpr int64_t step = 32;  // elements a vector
-  static Sum multiply_add(Sum acc, const void* x, const void* w) {
-    return dot_bf16(acc, load<U32x16>(x), load<U32x16>(w));
-  }
+  static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return dot_bf16(acc, x, w); }
 };
 
 struct F32Dot {
@@ -22,9 +20,7 @@ struct F32Dot {
   using Weight = float;
   using Sum = F32x16;
   static constexpr int64_t step = 16;
-  static Sum multiply_add(Sum acc, const void* x, const void* w) {
-    return acc + load<F32x16>(x) * load<F32x16>(w);
-  }
+  static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return acc + (F32x16)x * (F32x16)w; }
 };
 
 // x holds value + 128, unsigned, as the 8-bit dot instruction wants it.
@@ -33,9 +29,7 @@ struct Int8Dot {
   using Weight = int8_t;
   using Sum = I32x16;
   static constexpr int64_t step = 64;
-  static Sum multiply_add(Sum acc, const void* x, const void* w) {
-    return dot_u8_s8(acc, x, w);
-  }
+  static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return dot_u8_s8(acc, x, w); }
 };
 
 #define JAXSERVE_LOW(a, b)                                                                      \
@@ -87,8 +81,8 @@ inline typename Dot::Sum dot_tile(const typename Dot::Activation* x, int64_t x_s
     for (int a = 0; a < AHEAD; ++a) __builtin_prefetch(ahead + a * depth + k, 0, 2);
     for (int n = 0; n < NR; ++n) {
       for (int m = 0; m < MR; ++m) {
-        acc[m * NR + n] =
-            Dot::multiply_add(acc[m * NR + n], x + m * x_stride + k, w + n * depth + k);
+        acc[m * NR + n] = Dot::multiply_add(acc[m * NR + n], load<U32x16>(x + m * x_stride + k),
+                                            load<U32x16>(w + n * depth + k));
       }
     }
   }

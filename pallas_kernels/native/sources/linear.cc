@@ -1,4 +1,4 @@
-// Linear layers on few rows: out = epilogue(x [M, K] . weight [N, K] + bias), with an optional RMS
+// Linear layers: out = epilogue(x [M, K] . weight [N, K] + bias), with an optional RMS
 // norm of x before it and an optional residual or gated activation behind it.
 #include <type_traits>
 #include <vector>
@@ -8,8 +8,9 @@
 namespace jaxserve {
 namespace {
 
-constexpr int64_t kBlockRows = 16;            // rows of the weight a block
-constexpr int64_t kTaskBytes = 128 << 10;     // of weights a task, so that threads end together
+// so many rows are multiplied as lanes, fewer as dot products of rows
+constexpr int64_t kManyRows = 9;
+constexpr int64_t kTaskBytes = 128 << 10;        // of weights that stay in the second-level cache
 constexpr int64_t kActivationBytes = 384 << 10;  // of x that stay in the second-level cache
 
 // Lane i of the result is lane first + i % period of v.
@@ -71,14 +72,17 @@ inline void scatter_pieces(Element type, F32x16 v, char* to, int64_t stride) {
   }
 }
 
+inline F32x16 sigmoid(F32x16 x) {
+  return 1.0f / (1.0f + exponential(maximum(splat(-80.0f), -x)));
+}
+
 // Writes 16 results: rows m0 .. of x, outputs n0 .. n0 + columns of them.
 template <int MR>
 inline void finish(const Linear& p, F32x16 sums, int64_t m0, int64_t n0, int64_t columns) {
   constexpr int NR = 16 / MR;
   const int64_t size = element_size(p.out_type);
   if (p.gated) {
-    const F32x16 sigmoid = 1.0f / (1.0f + exponential(maximum(splat(-80.0f), -sums)));
-    sums *= sigmoid *
+    sums *= sigmoid(sums) *
             __builtin_shufflevector(sums, sums, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
     sums = __builtin_shufflevector(sums, sums, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
   }
@@ -108,29 +112,46 @@ inline void finish(const Linear& p, F32x16 sums, int64_t m0, int64_t n0, int64_t
   }
 }
 
+// Adds the residual to `count` results of one row from column `first` on and writes them.
+inline void finish_row(const Linear& p, F32x16 v, int64_t row, int64_t first, int64_t count) {
+  const int64_t at = row * p.width + first;
+  if (count == 16) {
+    if (p.residual) v += gather_pieces<1, 16>(p.out_type, p.residual + at * element_size(p.out_type), 0);
+    scatter_pieces<1, 16>(p.out_type, v, p.out + at * element_size(p.out_type), 0);
+  } else if (count == 8) {
+    if (p.residual) v += gather_pieces<1, 8>(p.out_type, p.residual + at * element_size(p.out_type), 0);
+    scatter_pieces<1, 8>(p.out_type, v, p.out + at * element_size(p.out_type), 0);
+  } else {
+    const int64_t size = element_size(p.out_type);
+    float* value = reinterpret_cast<float*>(&v);
+    for (int64_t n = 0; p.residual && n < count; ++n) {
+      float r;
+      widen_row(p.out_type, p.residual + (at + n) * size, 1, 1.0f, &r);
+      value[n] += r;
+    }
+    write_row(p.out_type, value, 1.0f, count, p.out + at * size);
+  }
+}
+
 // Sums of 16 rows of an 8-bit weight, times 128: what the offset of x adds to the products, the
 // elements that the last vector takes from behind a row included.
 inline I32x16 offsets_of(const int8_t* w, int64_t depth) {
-  alignas(64) static constexpr auto ones = [] {
-    std::array<uint8_t, 64> all{};
-    for (auto& one : all) one = 1;
-    return all;
-  }();
+  const U32x16 ones = splat(0x01010101u);
   I32x16 acc[16] = {};
   for (int64_t k = 0; k < depth; k += Int8Dot::step) {
-    for (int n = 0; n < 16; ++n) acc[n] = dot_u8_s8(acc[n], ones.data(), w + n * depth + k);
+    for (int n = 0; n < 16; ++n) acc[n] = dot_u8_s8(acc[n], ones, load<U32x16>(w + n * depth + k));
   }
   return sum_lanes16(acc) * 128;
 }
 
+// 16 rows of the weight, from row `first` on, of which `count` exist; `ahead` are the next ones.
 template <class Dot>
 class Block {
  public:
   using Weight = typename Dot::Weight;
 
-  Block(const Linear& p, const Staged<Dot>& x, const Weight* w, const Weight* ahead, int64_t first,
-        int64_t count)
-      : p_(p), x_(x), w_(w), ahead_(ahead), first_(first), count_(count) {
+  Block(const Linear& p, const Weight* w, const Weight* ahead, int64_t first, int64_t count)
+      : p_(p), w_(w), ahead_(ahead), first_(first), count_(count) {
     if constexpr (std::is_same_v<Dot, Int8Dot>) {
       offsets_ = offsets_of(w, p.depth);
       std::memcpy(&scale_, p.scale + first, count * 4);
@@ -141,44 +162,79 @@ class Block {
     }
   }
 
-  // Rows [begin, end) of x, of which the first m-tiles also bring the next block's weights.
-  void run(int64_t begin, int64_t end, bool bring) const {
+  // Few rows [begin, end) of x, as dot products; the first tiles also bring the next block's weights.
+  void rows(const Staged<Dot>& x, int64_t begin, int64_t end) const {
+    const bool bring = ahead_ != nullptr;
     int64_t m = begin;
     const int64_t fours = (end - begin) / 4;
     for (int64_t i = 0; i < fours; ++i, m += 4) {
       if (!bring || i >= 4) {
-        tiles<4, 0>(m, 0);
+        tiles<4, 0>(x, m, 0);
       } else if (fours >= 4) {
-        tiles<4, 1>(m, i);
+        tiles<4, 1>(x, m, i);
       } else if (fours >= 2) {
-        i < 2 ? tiles<4, 2>(m, 2 * i) : tiles<4, 0>(m, 0);
+        i < 2 ? tiles<4, 2>(x, m, 2 * i) : tiles<4, 0>(x, m, 0);
       } else {
-        tiles<4, 4>(m, 0);
+        tiles<4, 4>(x, m, 0);
       }
     }
     const bool alone = bring && fours == 0;
     if (end - m >= 2) {
-      alone ? tiles<2, 8>(m, 0) : tiles<2, 0>(m, 0);
+      alone ? tiles<2, 8>(x, m, 0) : tiles<2, 0>(x, m, 0);
       m += 2;
     }
     if (m < end) {
-      alone && end - begin == 1 ? tiles<1, 16>(m, 0) : tiles<1, 0>(m, 0);
+      alone && end - begin == 1 ? tiles<1, 16>(x, m, 0) : tiles<1, 0>(x, m, 0);
+    }
+  }
+
+  // Many rows, as lanes: the groups [begin, end) of the live rows.
+  void lanes(const StagedLanes<Dot>& x, int64_t begin, int64_t end) const {
+    typename BlockProducts<Dot>::Sums sums;
+    const Weight* ahead = ahead_;
+    for (int64_t g = begin; g < end; ahead = nullptr) {
+      const int64_t done = BlockProducts<Dot>::run(x.rows, g, end, w_, p_.depth, ahead, sums);
+      for (int64_t i = 0; i < done; ++i, ++g) finish_group(x, g, sums[i]);
     }
   }
 
  private:
+  void finish_group(const StagedLanes<Dot>& x, int64_t group, const typename Dot::Sum* sums) const {
+    F32x16 v[16];  // [output][lane]
+    for (int n = 0; n < 16; ++n) {
+      if constexpr (std::is_same_v<Dot, Int8Dot>) {
+        v[n] = __builtin_convertvector(sums[n] - offsets_[n], F32x16) * scale_[n] *
+               load<F32x16>(x.scale + group * kLanes);
+      } else {
+        v[n] = sums[n];
+      }
+      if (p_.bias) v[n] += bias_[n];
+    }
+    if (p_.gated) {
+      for (int n = 0; n < 8; ++n) v[n] = v[2 * n] * sigmoid(v[2 * n]) * v[2 * n + 1];
+    }
+    U32x16 square[16];
+    for (int n = 0; n < 16; ++n) square[n] = (U32x16)v[n];
+    transpose16(square);
+    const int64_t first = p_.gated ? first_ / 2 : first_, count = p_.gated ? count_ / 2 : count_;
+    const int64_t rows = std::min<int64_t>(kLanes, p_.live.size() - group * kLanes);
+    for (int64_t m = 0; m < rows; ++m) {
+      finish_row(p_, (F32x16)square[m], p_.live[group * kLanes + m], first, count);
+    }
+  }
+
   // All 16 rows of the weight against MR rows of x, NR at a time.
   template <int MR, int AHEAD>
-  void tiles(int64_t m, int64_t ahead_row) const {
+  void tiles(const Staged<Dot>& x, int64_t m, int64_t ahead_row) const {
     constexpr int NR = 16 / MR;
-    for (int64_t n = 0; n < kBlockRows && n < count_; n += NR) {
-      const auto sums = dot_tile<Dot, MR, AHEAD>(x_.data + m * x_.stride, x_.stride,
+    for (int64_t n = 0; n < kBlockOutputs && n < count_; n += NR) {
+      const auto sums = dot_tile<Dot, MR, AHEAD>(x.data + m * x.stride, x.stride,
                                                  w_ + n * p_.depth, p_.depth,
                                                  ahead_ + (n + ahead_row) * p_.depth);
       F32x16 values;
       if constexpr (std::is_same_v<Dot, Int8Dot>) {
         values = __builtin_convertvector(sums - repeat(offsets_, n, NR), F32x16) *
-                 repeat(scale_, n, NR) * spread<NR>(x_.scale + m);
+                 repeat(scale_, n, NR) * spread<NR>(x.scale + m);
       } else {
         values = sums;
       }
@@ -188,7 +244,6 @@ class Block {
   }
 
   const Linear& p_;
-  const Staged<Dot>& x_;
   const Weight* w_;
   const Weight* ahead_;
   int64_t first_, count_;
@@ -196,36 +251,89 @@ class Block {
   F32x16 scale_ = {}, bias_ = {};
 };
 
-template <class Dot>
-void run(const Linear& p, ffi::ThreadPool& threads) {
+// First block of each task, and their end: large tasks first, which read ahead well, then ever
+// smaller ones, so that all threads end together.
+std::vector<int64_t> task_bounds(int64_t blocks, int64_t largest, int64_t threads) {
+  std::vector<int64_t> bounds = {0};
+  for (int64_t left = blocks; left > 0; left = blocks - bounds.back()) {
+    const int64_t size = std::clamp<int64_t>(left / (2 * threads), 1, largest);
+    bounds.push_back(bounds.back() + size);
+  }
+  return bounds;
+}
+
+// Calls body(block, part) for all blocks of the weight and the parts of x, on all threads. A task's
+// blocks stay in the cache while they go through one part after the other.
+template <class Dot, class Body>
+void for_blocks(const Linear& p, int64_t parts, ffi::ThreadPool& threads, const Body& body) {
   using Weight = typename Dot::Weight;
-  // the caller's own scratch is in use while it works on rows itself
-  static thread_local Scratch memory;
-  const Staged<Dot> x = stage<Dot>(p, threads, memory);
   const auto* weight = reinterpret_cast<const Weight*>(p.weight);
-  const int64_t blocks = (p.outputs + kBlockRows - 1) / kBlockRows;
-  const int64_t block_bytes = kBlockRows * p.depth * int64_t(sizeof(Weight));
-  const int64_t per_task = std::max<int64_t>(1, kTaskBytes / block_bytes);
-  const int64_t tasks = (blocks + per_task - 1) / per_task;
-  const int64_t x_rows = std::max<int64_t>(
-      16, kActivationBytes / (x.stride * int64_t(sizeof(*x.data))) / 4 * 4);
-  parallel_for(threads, tasks, [&](int64_t task) {
-    for (int64_t m = 0; m < p.rows; m += x_rows) {
-      const int64_t end = std::min(m + x_rows, p.rows);
-      for (int64_t b = task * per_task; b < std::min((task + 1) * per_task, blocks); ++b) {
-        const int64_t first = b * kBlockRows, count = std::min(kBlockRows, p.outputs - first);
+  const int64_t blocks = (p.outputs + kBlockOutputs - 1) / kBlockOutputs;
+  const int64_t block_bytes = kBlockOutputs * p.depth * int64_t(sizeof(Weight));
+  const int64_t largest = parts == 1 ? blocks : std::max<int64_t>(1, kTaskBytes / block_bytes);
+  const auto bounds = task_bounds(blocks, largest, std::max<int64_t>(1, threads.num_threads()));
+  parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
+    [[maybe_unused]] TileSession session;
+    for (int64_t part = 0; part < parts; ++part) {
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+        const int64_t first = b * kBlockOutputs, count = std::min(kBlockOutputs, p.outputs - first);
         const Weight* w = weight + first * p.depth;
         // the last block may end before 16 rows, and a vector may reach past its last row's end
-        if (count < kBlockRows || (b == blocks - 1 && p.depth % Dot::step)) {
-          std::vector<Weight> copy((kBlockRows + 1) * p.depth + Dot::step);
+        if (count < kBlockOutputs || (b == blocks - 1 && p.depth % Dot::step)) {
+          std::vector<Weight> copy((kBlockOutputs + 1) * p.depth + Dot::step);
           std::copy(w, w + count * p.depth, copy.begin());
-          Block<Dot>(p, x, copy.data(), w, first, count).run(m, end, false);
+          body(Block<Dot>(p, copy.data(), nullptr, first, count), part);
         } else {
-          Block<Dot>(p, x, w, w + kBlockRows * p.depth, first, count).run(m, end, m == 0);
+          const Weight* ahead = part == 0 ? w + kBlockOutputs * p.depth : nullptr;
+          body(Block<Dot>(p, w, ahead, first, count), part);
         }
       }
     }
   });
+}
+
+template <class Dot>
+void run(const Linear& p, ffi::ThreadPool& threads) {
+  // the caller's own scratch is in use while it works on rows itself
+  static thread_local Scratch memory;
+  const int64_t count = int64_t(p.live.size());
+  if (count < kManyRows) {
+    const Staged<Dot> x = stage<Dot>(p, memory);
+    for_blocks<Dot>(p, 1, threads, [&](const Block<Dot>& block, int64_t) {
+      for (int64_t i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && p.live[end] == p.live[end - 1] + 1;) ++end;
+        block.rows(x, p.live[i], p.live[end - 1] + 1);
+      }
+    });
+    return;
+  }
+  const StagedLanes<Dot> x = stage_lanes<Dot>(p, threads, memory);
+  const int64_t groups = (count + kLanes - 1) / kLanes;
+  const int64_t at_once = std::max<int64_t>(4, kActivationBytes / (x.rows.words * kLanes * 4) / 4 * 4);
+  for_blocks<Dot>(p, (groups + at_once - 1) / at_once, threads,
+                  [&](const Block<Dot>& block, int64_t part) {
+                    block.lanes(x, part * at_once, std::min((part + 1) * at_once, groups));
+                  });
+}
+
+// Rows of the ranges [begin, end), all rows when there are none; the others become zero.
+std::vector<int32_t> live_rows(const ffi::Buffer<ffi::S32>& ranges, int64_t rows, char* out,
+                               int64_t row_bytes) {
+  std::vector<int32_t> live;
+  const int32_t* range = ranges.typed_data();
+  const int64_t count = int64_t(ranges.element_count()) / 2;
+  int64_t next = 0;
+  const auto take = [&](int64_t begin, int64_t end) {
+    begin = std::clamp<int64_t>(begin, next, rows);
+    end = std::clamp<int64_t>(end, begin, rows);
+    std::memset(out + next * row_bytes, 0, (begin - next) * row_bytes);
+    for (int64_t r = begin; r < end; ++r) live.push_back(int32_t(r));
+    next = end;
+  };
+  if (count == 0) take(0, rows);
+  for (int64_t i = 0; i < count; ++i) take(range[2 * i], range[2 * i + 1]);
+  take(rows, rows);
+  return live;
 }
 
 const char* bytes_or_null(const ffi::AnyBuffer& buffer) {
@@ -234,16 +342,17 @@ const char* bytes_or_null(const ffi::AnyBuffer& buffer) {
 
 ffi::Error linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer norm,
                   ffi::AnyBuffer weight, ffi::Buffer<ffi::F32> scale, ffi::AnyBuffer bias,
-                  ffi::AnyBuffer residual, ffi::Result<ffi::AnyBuffer> out, float eps,
-                  bool gated) {
+                  ffi::AnyBuffer residual, ffi::Buffer<ffi::S32> live,
+                  ffi::Result<ffi::AnyBuffer> out, float eps, bool gated) {
   const auto x_type = element_of(x.element_type()), out_type = element_of(out->element_type());
   if (x.dimensions().size() != 2 || weight.dimensions().size() != 2 || !x_type || !out_type) {
     return ffi::Error::InvalidArgument("x and weight must be matrices of floats");
   }
-  const int64_t outputs = weight.dimensions()[0];
+  const int64_t outputs = weight.dimensions()[0], rows = x.dimensions()[0];
+  const int64_t width = gated ? outputs / 2 : outputs;
   const Linear p{static_cast<const char*>(x.untyped_data()),
                  *x_type,
-                 int64_t(x.dimensions()[0]),
+                 rows,
                  int64_t(x.dimensions()[1]),
                  outputs,
                  bytes_or_null(norm),
@@ -255,7 +364,9 @@ ffi::Error linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer norm
                  gated,
                  static_cast<char*>(out->untyped_data()),
                  *out_type,
-                 gated ? outputs / 2 : outputs};
+                 width,
+                 live_rows(live, rows, static_cast<char*>(out->untyped_data()),
+                           width * element_size(*out_type))};
   switch (weight.element_type()) {
     case ffi::DataType::BF16:
       run<Bf16Dot>(p, threads);
@@ -283,6 +394,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear, jaxserve::linear,
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<float>("eps")
                                   .Attr<bool>("gated"));

@@ -3,9 +3,11 @@
 
 #include <cmath>
 #include <type_traits>
+#include <vector>
 
 #include "attention.h"
 #include "dot.h"
+#include "lanes.h"
 #include "parallel.h"
 
 namespace jaxserve {
@@ -24,9 +26,10 @@ struct Linear {
   char* out;            // [rows, width]
   Element out_type;
   int64_t width;  // outputs, or half of them when gated
+  std::vector<int32_t> live;  // the rows to compute
 };
 
-// The rows of x as the dot product takes them.
+// The rows of x as the dot product of rows takes them, at their own places.
 template <class Dot>
 struct Staged {
   const typename Dot::Activation* data;
@@ -114,32 +117,71 @@ inline void stage_row(const float* row, int64_t depth, int64_t stride, uint8_t* 
   std::memset(out + depth, 128, stride - depth);
 }
 
+template <class Dot>
+int64_t padded_depth(const Linear& p) {
+  return (p.depth + Dot::step - 1) / Dot::step * Dot::step;
+}
+
 // One thread's memory holds the result until its next call.
 template <class Dot>
-Staged<Dot> stage(const Linear& p, ffi::ThreadPool& threads, Scratch& memory) {
+Staged<Dot> stage(const Linear& p, Scratch& memory) {
   using Activation = typename Dot::Activation;
   const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
                     (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
   if (same && !p.norm && p.depth % Dot::step == 0) {
     return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr};
   }
-  const int64_t stride = (p.depth + Dot::step - 1) / Dot::step * Dot::step;
-  const int64_t row_bytes = (stride * int64_t(sizeof(Activation)) + 63) / 64 * 64;
-  memory.reserve(p.rows * row_bytes + p.rows * 4 + 64);
-  auto* data = memory.take<Activation>(p.rows * row_bytes / int64_t(sizeof(Activation)));
+  const int64_t stride = padded_depth<Dot>(p) + 64 / int64_t(sizeof(Activation));
+  memory.reserve(p.rows * (stride * int64_t(sizeof(Activation)) + 4) + p.depth * 4 + 192);
+  auto* data = memory.take<Activation>(p.rows * stride);
   auto* scale = memory.take<float>(p.rows);
-  const int64_t data_stride = row_bytes / int64_t(sizeof(Activation));
-  parallel_for(threads, p.rows >= 16 ? p.rows / 8 : 1, [&](int64_t part) {
-    const int64_t parts = p.rows >= 16 ? p.rows / 8 : 1;
+  auto* row = memory.take<float>(p.depth);
+  for (const int64_t r : p.live) {
+    load_row(p, r, row);
+    stage_row(row, p.depth, padded_depth<Dot>(p), data + r * stride, scale + r);
+  }
+  return {data, stride, scale};
+}
+
+// The live rows of x in groups of 16, a row a lane; lanes without a row are zero.
+template <class Dot>
+struct StagedLanes {
+  LaneRows rows;
+  const float* scale;  // [groups * 16], 8-bit only
+};
+
+template <class Dot>
+StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch& memory) {
+  using Activation = typename Dot::Activation;
+  const int64_t count = int64_t(p.live.size()), groups = (count + kLanes - 1) / kLanes;
+  const int64_t stride = padded_depth<Dot>(p);
+  const int64_t words = stride * int64_t(sizeof(Activation)) / 4;
+  memory.reserve(groups * kLanes * (words + 1) * 4 + 128);
+  auto* data = memory.take<uint32_t>(groups * kLanes * words);
+  auto* scale = memory.take<float>(groups * kLanes);
+  parallel_for(threads, groups, [&](int64_t group) {
     Scratch& scratch = thread_scratch();
-    scratch.reserve(p.depth * 4 + 64);
+    scratch.reserve(p.depth * 4 + kLanes * stride * int64_t(sizeof(Activation)) + 128);
     auto* row = scratch.take<float>(p.depth);
-    for (int64_t r = part * p.rows / parts; r < (part + 1) * p.rows / parts; ++r) {
-      load_row(p, r, row);
-      stage_row(row, p.depth, stride, data + r * data_stride, scale + r);
+    auto* staged = scratch.take<Activation>(kLanes * stride);
+    const int64_t live = std::min(kLanes, count - group * kLanes);
+    for (int64_t i = 0; i < live; ++i) {
+      load_row(p, p.live[group * kLanes + i], row);
+      stage_row(row, p.depth, stride, staged + i * stride, scale + group * kLanes + i);
+    }
+    std::memset(staged + live * stride, 0, (kLanes - live) * stride * sizeof(Activation));
+    std::memset(scale + group * kLanes + live, 0, (kLanes - live) * 4);
+    for (int64_t k = 0; k < words; k += 16) {
+      U32x16 square[16];
+      for (int i = 0; i < 16; ++i) {
+        square[i] = load<U32x16>(reinterpret_cast<const uint32_t*>(staged + i * stride) + k);
+      }
+      transpose16(square);
+      uint32_t* out = data + (group * words + k) * kLanes;
+      for (int i = 0; i < 16; ++i) store(out + i * kLanes, square[i]);
     }
   });
-  return {data, data_stride, scale};
+  return {{data, words}, scale};
 }
 
 }  // namespace jaxserve

@@ -10,10 +10,11 @@ namespace {
 // Query rows of a prefill item: enough to reuse a transposed block of keys, and a multiple of the
 // six rows of a register tile.
 constexpr int64_t kItemRows = 48;
+constexpr int64_t kSlotsAThread = 4;  // from so many on a thread takes whole slots
 
-// Rows [row, row + tokens) of q at the positions position .. position + tokens - 1, one KV head.
+// Rows [row, row + tokens) of q at the positions position .. position + tokens - 1, some KV heads.
 struct Item {
-  int64_t row, tokens, position, lane, head;
+  int64_t row, tokens, position, lane, first_head, num_heads;
 };
 
 struct Problem {
@@ -29,7 +30,7 @@ struct Problem {
 };
 
 template <class Word>
-void run_item(const Problem& p, const Item& item) {
+void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   const int64_t group = p.heads / p.pool.kv_heads, head_dim = p.pool.head_dim;
   const int64_t dim = padded(head_dim), count = item.tokens * group;
   const int64_t row_bytes = head_dim * element_size(p.type);
@@ -40,7 +41,7 @@ void run_item(const Problem& p, const Item& item) {
   for (int64_t i = 0; i < item.tokens; ++i) {
     const int64_t end = item.position + i + 1;
     for (int64_t g = 0; g < group; ++g) {
-      const int64_t r = i * group + g, head = item.head * group + g;
+      const int64_t r = i * group + g, head = kv_head * group + g;
       stage_query<Word>(p.type, p.q + ((item.row + i) * p.heads + head) * row_bytes, head_dim, dim,
                         rows.query + r * dim);
       rows.end[r] = end;
@@ -52,13 +53,18 @@ void run_item(const Problem& p, const Item& item) {
   }
   std::memset(rows.out, 0, count * dim * 4);
   const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
-  attend(rows, p.pool, p.table + item.lane * p.columns, item.head, rows.first[0], last_token,
-         p.options, scratch);
+  attend(rows, p.pool, p.table + item.lane * p.columns, kv_head, rows.first[0], last_token,
+         kv_head + 1 < item.first_head + item.num_heads, p.options, scratch);
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t row = item.row + r / group, head = item.head * group + r % group;
+    const int64_t row = item.row + r / group, head = kv_head * group + r % group;
     write_row(p.type, rows.out + r * dim, 1.0f / rows.total[r], head_dim,
               p.out + (row * p.heads + head) * row_bytes);
   }
+}
+
+template <class Word>
+void run_item(const Problem& p, const Item& item) {
+  for (int64_t h = 0; h < item.num_heads; ++h) run_head<Word>(p, item, item.first_head + h);
 }
 
 void run_items(ffi::ThreadPool& pool, const Problem& problem, const std::vector<Item>& items) {
@@ -115,9 +121,12 @@ ffi::Error decode(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer page
     return lengths.typed_data()[a] > lengths.typed_data()[b];
   });
   std::vector<Item> items;
+  // the heads of a token lie side by side: one thread takes them all where there is enough to share
+  const int64_t kv_heads = problem->pool.kv_heads;
+  const int64_t at_once = int64_t(live.size()) >= kSlotsAThread * threads.num_threads() ? kv_heads : 1;
   for (const int64_t slot : live) {
-    for (int64_t head = 0; head < problem->pool.kv_heads; ++head) {
-      items.push_back({slot, 1, lengths.typed_data()[slot] - 1, slot, head});
+    for (int64_t head = 0; head < kv_heads; head += at_once) {
+      items.push_back({slot, 1, lengths.typed_data()[slot] - 1, slot, head, at_once});
     }
   }
   run_items(threads, *problem, items);
@@ -143,7 +152,7 @@ ffi::Error prefill(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer pag
     for (int64_t done = 0; done < tokens; done += tile) {
       for (int64_t head = 0; head < problem->pool.kv_heads; ++head) {
         items.push_back({begin + done, std::min(tile, tokens - done),
-                         context.typed_data()[lane] + done, lane, head});
+                         context.typed_data()[lane] + done, lane, head, 1});
       }
     }
   }

@@ -98,28 +98,30 @@ inline F32x16 dot_bf16(F32x16 acc, U32x16 a, U32x16 b) {
 }
 
 // acc += the four products of neighbouring bytes in each lane, x unsigned and w signed.
-inline I32x16 dot_u8_s8(I32x16 acc, const void* x, const void* w) {
+inline I32x16 dot_u8_s8(I32x16 acc, U32x16 x, U32x16 w) {
 #if defined(__AVX512VNNI__)
-  return (I32x16)_mm512_dpbusd_epi32((__m512i)acc, load<__m512i>(x), load<__m512i>(w));
+  return (I32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)x, (__m512i)w);
 #elif defined(__AVX2__)
   // pairs of bytes fit 32-bit products only after widening: maddubs would saturate
   I32x16 sum = {};
   for (int half = 0; half < 2; ++half) {
-    __m256i part = _mm256_setzero_si256();
+    __m256i pairs[2];
     for (int i = 0; i < 2; ++i) {
       const int64_t at = half * 32 + i * 16;
-      const __m256i a = _mm256_cvtepu8_epi16(load<__m128i>(static_cast<const char*>(x) + at));
-      const __m256i b = _mm256_cvtepi8_epi16(load<__m128i>(static_cast<const char*>(w) + at));
-      part = _mm256_add_epi32(part, _mm256_madd_epi16(a, b));
+      const auto bytes = load<__m128i>(reinterpret_cast<const char*>(&x) + at);
+      const auto others = load<__m128i>(reinterpret_cast<const char*>(&w) + at);
+      pairs[i] = _mm256_madd_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_cvtepi8_epi16(others));
     }
-    std::memcpy(reinterpret_cast<char*>(&sum) + half * 32, &part, 32);
+    // the horizontal sum leaves its quarters in the order 0, 2, 1, 3
+    const __m256i fours = _mm256_permute4x64_epi64(_mm256_hadd_epi32(pairs[0], pairs[1]), 0xd8);
+    std::memcpy(reinterpret_cast<char*>(&sum) + half * 32, &fours, 32);
   }
   return acc + sum;
 #else
-  typedef uint8_t U8x16 __attribute__((vector_size(16)));
   for (int i = 0; i < 4; ++i) {
-    acc += __builtin_convertvector(load<U8x16>(static_cast<const char*>(x) + i * 16), I32x16) *
-           __builtin_convertvector(load<I8x16>(static_cast<const char*>(w) + i * 16), I32x16);
+    const I32x16 a = (I32x16)(x >> (8 * i) & 0xffu);
+    const I32x16 b = (I32x16)(w << (24 - 8 * i)) >> 24;
+    acc += a * b;
   }
   return acc;
 #endif

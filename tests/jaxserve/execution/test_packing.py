@@ -11,7 +11,7 @@ from jaxserve.memory.manager import PageUpdate
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling.variant import Variant
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.plan import DecodeRow, PrefillLane, StepPlan
+from jaxserve.scheduling.plan import DecodeRows, PrefillLane, StepPlan
 
 VOCAB, SLOTS = 20, 4
 
@@ -45,7 +45,7 @@ def pack(
 def test_decode_rows_lanes_and_padding() -> None:
     one, two, old = request([3, 4, 5, 6, 7]), request([8, 9]), request([1, 1])
     plan = StepPlan(
-        decode=[DecodeRow(old, 3, 7)],
+        decode=DecodeRows([old], [3], [7]),
         lanes=[lane(one, 0, 1, 3), lane(two, 2, 0, 2)],
         page_updates=[PageUpdate(0, 1, 9), PageUpdate(2, 0, 11)],
     )
@@ -91,7 +91,7 @@ def test_masks() -> None:
     assert np.flatnonzero(np.isfinite(bias)).tolist() == [3, 6]
     assert bias[3] == 4.0
     made.output_token_ids, made.pending = [6, 5], 1
-    bias = pack(StepPlan(decode=[DecodeRow(made, 1, 4)]), shape, packer)["bias"][0]
+    bias = pack(StepPlan(decode=DecodeRows([made], [1], [4])), shape, packer)["bias"][0]
     assert np.flatnonzero(np.isfinite(bias)).tolist() == [3, 5], "5 may end it, 6 would follow 5"
 
 
@@ -119,7 +119,7 @@ def test_min_tokens_needs_masks_only_until_it_is_reached() -> None:
     seen = []
     for step in range(1, 4):
         made.output_token_ids, made.pending = [5] * step, 1
-        seen.append(packer.plan_variant(StepPlan(decode=[DecodeRow(made, 0, step)])))
+        seen.append(packer.plan_variant(StepPlan(decode=DecodeRows([made], [0], [step]))))
     assert seen == [Variant.MASKED, Variant.GREEDY, Variant.GREEDY]
 
 

@@ -33,7 +33,9 @@ class FakeDevice:
         for update in plan.page_updates:
             assert 0 < update.page < self.num_pages, "the trash page is never handed out"
             self.table[update.slot, update.page_index] = update.page
-        rows = [(row.slot, row.position, 1) for row in plan.decode]
+        rows = [
+            (slot, position, 1) for slot, position in zip(plan.decode.slots, plan.decode.positions)
+        ]
         rows += [(lane.slot, lane.start, lane.length) for lane in plan.lanes]
         slots = [slot for slot, _, _ in rows]
         assert len(set(slots)) == len(slots), "a slot appears once a step"

@@ -85,7 +85,7 @@ def alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:
         tokens.append(next_token(tokens, VOCAB))
         end = rule.check(tokens[-1], len(tokens) - len(prompt))
         if end is not None:
-            return tokens[len(prompt) :], end[0]
+            return tokens[len(prompt) :], end.reason
 
 
 class Run:
@@ -142,9 +142,9 @@ class Run:
                 self.aborted.add(request.request_id)
 
     def _commit(self, plan: StepPlan, tokens: list[int]) -> None:
-        for update in self.scheduler.commit(plan, tokens):
-            if update.finish_reason is not None:
-                self.reasons[update.request.request_id] = update.finish_reason
+        seen = self.scheduler.commit(plan, tokens)
+        for entry, end in seen.ends.items():
+            self.reasons[seen.requests[entry].request_id] = end.reason
 
     def _check_plan(self, plan: StepPlan) -> None:
         w = self.workload
@@ -152,13 +152,15 @@ class Run:
         assert plan.num_prefill_tokens <= w.max_prefill
         assert len(plan.lanes) <= w.max_lanes
         assert len(self.scheduler.running) <= w.max_num_seqs
-        for row in plan.decode:
-            request = row.request
+        decode = plan.decode
+        for request, slot, position in zip(
+            decode.requests, decode.slots, decode.positions, strict=True
+        ):
             planned = len(request.output_token_ids) + request.pending
             assert planned <= request.stop_rule.max_tokens, "a token that nobody can want"
             assert not (request.needs_seen_tokens and request.pending > 1), "planned unseen"
-            assert row.position < MAX_LEN
-        rows = [(r.request.request_id, r.position, 1) for r in plan.decode]
+            assert slot == request.slot and position < MAX_LEN
+        rows = [(r.request_id, at, 1) for r, at in zip(decode.requests, decode.positions)]
         self.plans.append(rows + [(r.request.request_id, r.start, r.length) for r in plan.lanes])
 
 
@@ -213,7 +215,10 @@ def start(workload: Workload) -> tuple[Scheduler, FakeDevice]:
 
 
 def names(plan: StepPlan) -> tuple[list[str], list[str]]:
-    return [r.request.request_id for r in plan.decode], [r.request.request_id for r in plan.lanes]
+    return (
+        [r.request_id for r in plan.decode.requests],
+        [lane.request.request_id for lane in plan.lanes],
+    )
 
 
 def test_a_freed_slot_is_refilled_in_the_next_step() -> None:

@@ -25,18 +25,17 @@ def tokenizers(byte_level, sentencepiece, metaspace, word_level):
     return dict(zip(KINDS, (byte_level, sentencepiece, metaspace, word_level)))
 
 
-def stream(tokenizer, ids, prompt=(), size=1, **options):
+def stream(tokenizer, ids, prompt=(), **options):
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, **options)
-    pieces = [detokenizer.append(ids[i : i + size]) for i in range(0, len(ids), size)]
-    return [*pieces, detokenizer.finish()]
+    return [*map(detokenizer.append, ids), detokenizer.finish()]
 
 
-@given(data=st.data(), skip=st.booleans(), size=st.integers(1, 4))
+@given(data=st.data(), skip=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_random_byte_level_ids(tokenizers, data, skip, size):
+def test_random_byte_level_ids(tokenizers, data, skip):
     tokenizer = tokenizers["byte_level"]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40))
-    pieces = stream(tokenizer, ids, size=size, skip_special_tokens=skip)
+    pieces = stream(tokenizer, ids, skip_special_tokens=skip)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
@@ -52,12 +51,12 @@ def test_random_ids_of_other_kinds(tokenizers, data, skip, kind):
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@given(text=TEXTS, kind=st.sampled_from(KINDS), size=st.integers(1, 3))
+@given(text=TEXTS, kind=st.sampled_from(KINDS))
 @settings(max_examples=200, deadline=None)
-def test_encoded_texts(tokenizers, text, kind, size):
+def test_encoded_texts(tokenizers, text, kind):
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode(text, add_special_tokens=False)
-    pieces = stream(tokenizer, ids, size=size)
+    pieces = stream(tokenizer, ids)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
     assert "\ufffd" in text or "\ufffd" not in "".join(pieces)
 
@@ -132,5 +131,5 @@ def test_time_a_token_does_not_grow(byte_level):
         detokenizer = IncrementalDetokenizer(byte_level, [])
         started = time.perf_counter()
         for _ in range(50_000):
-            detokenizer.append([token])
+            detokenizer.append(token)
         assert time.perf_counter() - started < 5.0

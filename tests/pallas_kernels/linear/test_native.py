@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallas_kernels import KernelError
 from pallas_kernels.linear import Norm, linear, quantize_rows
-from pallas_kernels.linear import native as native_linear
 from tests.pallas_kernels.native.requirements import require_native
 
 require_native()
-# rows, inputs, outputs: each row tile (4, 2, 1) and its remainders, ends inside a vector or block
+# rows, inputs, outputs: tiles of 4, 2, 1 and 16 rows, remainders, ends inside a vector or block
 SIZES = [
     (1, 768, 64),
     (2, 64, 48),
@@ -107,27 +105,42 @@ def test_int8_largest_sums_are_exact():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
+    """Among few rows, and among many."""
     rng = np.random.default_rng(2)
-    x, weight, _ = problem(rng, (21, 200, 64), "bfloat16" if dtype == "int8" else dtype, "plain")
+    x, weight, _ = problem(rng, (61, 200, 64), "bfloat16" if dtype == "int8" else dtype, "plain")
     scale = None
     if dtype == "int8":
         weight, scale = quantize_rows(weight)
-    together = linear(x, weight, scale=scale, out_dtype="float32", backend="native")
-    for rows in (1, 2, 7, 16):
-        part = linear(x[:rows], weight, scale=scale, out_dtype="float32", backend="native")
-        np.testing.assert_array_equal(part, together[:rows])
+    of = lambda x: linear(x, weight, scale=scale, out_dtype="float32", backend="native")  # noqa: E731
+    for most, fewer in (8, (1, 2, 7)), (61, (9, 16, 40)):
+        together = of(x[:most])
+        for rows in fewer:
+            np.testing.assert_array_equal(of(x[:rows]), together[:rows])
 
 
-def test_many_rows_go_to_xla_where_it_is_faster(monkeypatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("ranges", [[(0, 3)], [(2, 5), (9, 12)], [(0, 1), (4, 40)], [(7, 7)]])
+def test_only_live_rows_are_computed(dtype, ranges):
+    """Rows that do not count may hold anything; they cost nothing and come out as zeros."""
     rng = np.random.default_rng(3)
-    x, weight, _ = problem(rng, (8, 64, 32), "float32", "plain")
-    monkeypatch.setattr("pallas_kernels.native.linear_rows", lambda: 4)
-    run = lambda x: native_linear.linear(  # noqa: E731
-        x, weight, scale=None, bias=None, norm=None, residual=None, gated=False,
-        out_dtype=jnp.dtype("float32"),
-    )  # fmt: skip
-    assert "jaxserve_linear" not in str(jax.make_jaxpr(run)(x))
-    assert "jaxserve_linear" in str(jax.make_jaxpr(run)(x[:4]))
+    size = (40, 96, 50)
+    x, weight, options = problem(rng, size, "bfloat16" if dtype == "int8" else dtype, "all")
+    scale = None
+    if dtype == "int8":
+        weight, scale = quantize_rows(weight)
+    rows = np.concatenate([np.arange(*r) for r in ranges]).astype(int)
+    dead = np.setdiff1d(np.arange(size[0]), rows)
+    whole = {**options, "scale": scale, "backend": "native"}
+    want = linear(x[rows], weight, **{**whole, "residual": options["residual"][rows]})
+    found = linear(x.at[dead].set(jnp.nan), weight, live=jnp.asarray(ranges, jnp.int32), **whole)
+    np.testing.assert_array_equal(to64(found)[rows], to64(want))
+    np.testing.assert_array_equal(to64(found)[dead], 0.0)
+
+
+def test_live_ranges_of_another_type_are_refused():
+    x = jnp.zeros((2, 64))
+    with pytest.raises(KernelError, match=r"live=int32\(2,\).*int32\[ranges, 2\]"):
+        linear(x, x, live=jnp.zeros(2, jnp.int32), backend="native")
 
 
 def test_float16_weights_are_refused():
