@@ -116,6 +116,7 @@ class AsyncEngine:
         request_id: str,
         *,
         priority: int = 0,
+        arrival_time: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream the outputs of one request; closing the iterator aborts it.
 
@@ -124,6 +125,7 @@ class AsyncEngine:
             params: sampling parameters; `output_kind` says what each output holds.
             request_id: unique among live requests.
             priority: 0; requests are served first come, first served.
+            arrival_time: when the client asked, by `time.monotonic()`; now when None.
 
         Raises:
             ValidationError: a prompt or parameter that cannot be served (before any output).
@@ -135,12 +137,19 @@ class AsyncEngine:
         assert self._inputs is not None and self._outputs is not None
         if request_id in self._streams:
             raise ValidationError("request_id", request_id, "an id that is not in use")
+        if arrival_time is None:
+            arrival_time = time.monotonic()
         self._loop = asyncio.get_running_loop()
         stream: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
         self._streams[request_id] = stream
         finished = False
         try:
-            prepared = await asyncio.to_thread(self._inputs.prepare, prompt, params, request_id)
+            work = (prompt, params, request_id, arrival_time)
+            if self._inputs.is_quick(prompt, params):
+                # two changes of thread cost more than the work, the more the busier the engine is
+                prepared = self._inputs.prepare(*work)
+            else:
+                prepared = await asyncio.to_thread(self._inputs.prepare, *work)
             self._check_alive()
             self._outputs.add(prepared)
             if request_id in self._aborted_early:

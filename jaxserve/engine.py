@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +77,10 @@ class Engine:
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._num_steps = 0
         self._times = StepTimes()
-        self._last_commit = 0.0
+        self._last_fetch = (0.0, 0.0)  # when the host began to wait for a step, and when it had it
+        self._last_dispatch = 0.0
+        self._backlog_since_commit = False
+        self._new: set[Request] = set()  # came after the last plan
 
     @property
     def has_work(self) -> bool:
@@ -86,6 +89,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
+        self._new.add(request)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; None if it is not live."""
@@ -94,32 +98,49 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Dispatch the next step and return the tokens of the last one that has run."""
-        begin = perf_counter()
+        begin = monotonic()
         plan = self.scheduler.plan()
-        self._times.plan += perf_counter() - begin
+        self._times.plan += monotonic() - begin
         dispatched = self._dispatch(plan) if plan else None
         self._num_steps += dispatched is not None
+        self._new.clear()
         if dispatched is None and self._in_flight is None and self.scheduler.has_unfinished:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
         if self._overlap:
             done, self._in_flight = self._in_flight, dispatched
         else:
             done = dispatched
-        return StepOutput() if done is None else self._commit(done)
+        output = StepOutput() if done is None else self._commit(done)
+        self._backlog_since_commit = self._in_flight is None and self.scheduler.has_unfinished
+        return output
 
     def _dispatch(self, plan: StepPlan) -> Dispatched:
-        begin = perf_counter()
+        begin = monotonic()
         packed = self.runner.pack(plan)
-        ready = perf_counter()
+        ready = monotonic()
         running: Any = self._in_flight.result if self._in_flight is not None else None
-        drained = running is not None and running.is_ready()
+        drained = self._backlog_since_commit if running is None else running.is_ready()
         dispatched = self.runner.dispatch(plan, packed)
-        end = perf_counter()
+        end = monotonic()
         self._times.pack += ready - begin
         self._times.dispatch += end - ready
         if drained:
-            self._times.device_idle += end - self._last_commit
+            # the device cannot have been done before it was given the step
+            self._times.device_idle += end - max(self._last_fetch[1], self._last_dispatch)
+        elif running is not None and running.is_ready():
+            self._times.device_idle += end - ready
+        self._last_dispatch = end
+        for lane in plan.lanes:
+            if lane.request.first_scheduled_time is None:
+                self._note_first_step(lane.request, ready)
         return dispatched
+
+    def _note_first_step(self, request: Request, now: float) -> None:
+        request.first_scheduled_time = now
+        if request in self._new:
+            begin, end = self._last_fetch
+            waited = max(0.0, end - max(begin, request.arrival_time))
+            request.queue_overhead = now - request.arrival_time - waited
 
     def stats(self) -> EngineStats:
         s = self.scheduler
@@ -139,15 +160,16 @@ class Engine:
         gc.unfreeze()  # `load_engine` froze what was alive then
 
     def _commit(self, step: Dispatched) -> StepOutput:
-        begin = perf_counter()
+        begin = monotonic()
         result = self.runner.fetch(step)
-        self._last_commit = perf_counter()
-        self._times.wait += self._last_commit - begin
+        end = monotonic()
+        self._last_fetch = begin, end
+        self._times.wait += end - begin
         self._collect_prompt_logprobs(step, result)
         output = StepOutput(self.scheduler.commit(step.plan, result.tokens))
         if self._prompt_logprobs or "logprob" in result.values:
             self._add_logprobs(output, result)
-        self._times.commit += perf_counter() - self._last_commit
+        self._times.commit += monotonic() - end
         return output
 
     def _add_logprobs(self, output: StepOutput, result: StepResult) -> None:

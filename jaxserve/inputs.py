@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,10 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
+# Tokens whose check takes a fraction of a millisecond.
+QUICK_TOKENS = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A validated request and the `n` sequences that serve it."""
@@ -28,6 +33,7 @@ class PreparedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     sequences: list[Request]
+    arrival_time: float
 
 
 class InputProcessor:
@@ -47,17 +53,33 @@ class InputProcessor:
         self._max_model_len = config.max_model_len
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, request_id: str) -> PreparedRequest:
+    @staticmethod
+    def is_quick(prompt: Prompt, params: SamplingParams) -> bool:
+        """True if `prepare` tokenises nothing and has few tokens to check."""
+        tokens = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(tokens, list) or params.bad_words:
+            return False
+        return len(tokens) <= QUICK_TOKENS
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        arrival_time: float | None = None,
+    ) -> PreparedRequest:
         """Make the sequences of one request.
 
         Args:
             prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
             params: sampling parameters; `n` of them run as separate sequences.
             request_id: unique among live requests.
+            arrival_time: when the caller asked, by `time.monotonic()`; now when None.
 
         Raises:
             ValidationError: names the prompt or the parameter that cannot be served.
         """
+        arrived = time.monotonic() if arrival_time is None else arrival_time
         text, tokens = self._tokenise(prompt)
         room = self._max_model_len - len(tokens)
         if not tokens or text == "":
@@ -84,11 +106,11 @@ class InputProcessor:
             raise ValidationError(
                 "min_tokens", params.min_tokens, f"at most {most} after a prompt of this length"
             )
-        sequences = self._sequences(tokens, params, most)
-        return PreparedRequest(request_id, text, tokens, params, sequences)
+        sequences = self._sequences(tokens, params, most, arrived)
+        return PreparedRequest(request_id, text, tokens, params, sequences, arrived)
 
     def _sequences(
-        self, tokens: list[int], params: SamplingParams, max_tokens: int
+        self, tokens: list[int], params: SamplingParams, max_tokens: int, arrival_time: float
     ) -> list[Request]:
         words: list[list[int]] = []
         if params.bad_words:
@@ -110,6 +132,7 @@ class InputProcessor:
                 rule,
                 (seed + index) % 2**64,
                 bad_words=words,
+                arrival_time=arrival_time,
             )
             for index in range(params.n)
         ]

@@ -124,9 +124,9 @@ class _Sequence:
 class _LiveRequest:
     """A request that has unfinished sequences."""
 
-    def __init__(self, prepared: PreparedRequest, arrival_time: float):
+    def __init__(self, prepared: PreparedRequest):
         self.prepared = prepared
-        self.metrics = RequestMetrics(arrival_time)
+        self.metrics = RequestMetrics(prepared.arrival_time)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.sequences: list[_Sequence] = []
         self.num_unfinished = len(prepared.sequences)
@@ -156,7 +156,7 @@ class OutputProcessor:
 
     def add(self, prepared: PreparedRequest) -> None:
         """Expect tokens for a request."""
-        live = _LiveRequest(prepared, self._clock())
+        live = _LiveRequest(prepared)
         for index, request in enumerate(prepared.sequences):
             text = None
             if request.params.detokenize and self._tokenizer is not None:
@@ -231,6 +231,7 @@ class OutputProcessor:
         """A sequence got its first token."""
         if live.metrics.first_token_time is None:
             live.metrics.first_scheduled_time = request.first_scheduled_time
+            live.metrics.queue_overhead = request.queue_overhead
             live.metrics.first_token_time = now
             self._metrics.record_first_token(live.metrics)
 

@@ -26,10 +26,14 @@ PositionLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of one request, in seconds of `time.monotonic()`; None until the event has happened."""
+    """Times of one request, in seconds of `time.monotonic()`; None until the event has happened.
+
+    `first_scheduled_time` and `queue_overhead` are those of `Request`.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
+    queue_overhead: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -85,9 +86,16 @@ class Request:
             are sent as prefill chunks, beyond it the device knows the next token itself.
         bad_words: token sequences that must not be generated.
         needs_seen_tokens: the next token's mask depends on tokens that the host must have seen.
+        arrival_time: when the caller asked, in seconds of `time.monotonic()`.
+        first_scheduled_time: when the first step that holds it was handed to the device; None
+            before.
+        queue_overhead: seconds from arrival to then, without those in which the engine waited for
+            the step in flight; None for a request that was not in the first step planned after it
+            had come, because no slot or too few pages were free.
     """
 
     __slots__ = (
+        "arrival_time",
         "bad_words",
         "decode_until",
         "first_scheduled_time",
@@ -103,6 +111,7 @@ class Request:
         "prefill_target",
         "prefill_tokens",
         "prompt_token_ids",
+        "queue_overhead",
         "request_id",
         "seed",
         "slot",
@@ -119,6 +128,7 @@ class Request:
         seed: int,
         *,
         bad_words: list[list[int]] | None = None,
+        arrival_time: float | None = None,
     ):
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -139,7 +149,9 @@ class Request:
         self.prefill_target = 0
         self.prefill_tokens = np.empty(0, np.int32)
         self.num_preemptions = 0
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.first_scheduled_time: float | None = None
+        self.queue_overhead: float | None = None
 
     @property
     def num_prompt(self) -> int:

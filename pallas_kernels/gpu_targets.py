@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
+from pallas_kernels.deviceless import compile_for_mesh
 from pallas_kernels.errors import KernelError
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
@@ -203,17 +203,8 @@ def compile_for(
     Returns:
         The compiled executable: memory_analysis(), as_text().
     """
-    replicated = NamedSharding(mesh, PartitionSpec())
-
-    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
-        sharding = getattr(leaf, "sharding", None) or replicated
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
     ptxas = require_compiler()
-    # JAX asks the abstract mesh for the kind of device while it lowers Pallas kernels
-    with (
-        environment(PATH=f"{ptxas.parent}{os.pathsep}{os.environ.get('PATH', '')}"),
-        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-    ):
-        traced = jax.jit(function, **jit_options).trace(*jax.tree.map(placed, operands))
-        return traced.lower().compile(compiler_options=compiler_options)
+    with environment(PATH=f"{ptxas.parent}{os.pathsep}{os.environ.get('PATH', '')}"):
+        return compile_for_mesh(
+            mesh, function, operands, compiler_options=compiler_options, jit_options=jit_options
+        )

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
+from pallas_kernels.deviceless import compile_for_mesh
 from pallas_kernels.errors import KernelError
 from pallas_kernels.gpu_targets import CompilerMissingError
 
@@ -137,13 +137,6 @@ def compile_for(
         CompilerMissingError: libtpu is not installed.
     """
     require_compiler()
-    replicated = NamedSharding(mesh, PartitionSpec())
-
-    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
-        sharding = getattr(leaf, "sharding", None) or replicated
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    # JAX asks the abstract mesh for the kind of device while it lowers Pallas kernels
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        traced = jax.jit(function, **jit_options).trace(*jax.tree.map(placed, operands))
-        return traced.lower().compile(compiler_options=compiler_options)
+    return compile_for_mesh(
+        mesh, function, operands, compiler_options=compiler_options, jit_options=jit_options
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -17,7 +18,7 @@ BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
 async def read_bytes(request: Request, max_bytes: int) -> bytes:
-    """The whole body.
+    """The whole body; `request.state.arrival_time` becomes the moment when it is complete.
 
     Raises:
         ApiError: wrong content type (400), too slow (408), too large (413).
@@ -38,6 +39,7 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
         raise ApiError(408, f"the body did not arrive in {READ_TIMEOUT_S:.0f} s") from error
     except ClientDisconnect as error:
         raise ClientDisconnected from error
+    request.state.arrival_time = time.monotonic()
     return bytes(body)
 
 

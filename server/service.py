@@ -30,12 +30,16 @@ MAX_CHOICES = 16384
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt of an HTTP request, ready for the engine."""
+    """One prompt of an HTTP request, ready for the engine.
+
+    `arrival_time` is when the body was complete, by `time.monotonic()`.
+    """
 
     token_ids: list[int]
     params: SamplingParams
     request_id: str
     priority: int
+    arrival_time: float
 
 
 class Service:
@@ -170,6 +174,7 @@ class Service:
             job.params,
             job.request_id,
             priority=job.priority,
+            arrival_time=job.arrival_time,
         )
 
     def _check_text_length(self, text: str, field: str) -> None:

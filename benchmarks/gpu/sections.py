@@ -14,6 +14,7 @@ from benchmarks.gpu import (
     machine,
     peers,
     products,
+    vllm_peer,
     writes,
 )
 from benchmarks.gpu.setting import Section, Setting
@@ -64,5 +65,6 @@ SECTIONS: dict[str, Single | Several] = {
     "write_kv speed": Single(writes.speed, 2),
     decode_step.STEP: Several(decode_step.cases, decode_step.decode_step, 3, 240),
     "transformers": Several(peers.cases, peers.generate, 3, 300, apart=True),
+    "vllm": Several(vllm_peer.cases, vllm_peer.generate, 3, 420, apart=True),
     "host time": Single(engine.host, 3, 240),
 }

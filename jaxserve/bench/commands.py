@@ -147,6 +147,7 @@ def _make_llm(options: argparse.Namespace) -> Any:
 def _finish(llm: Any, report: dict[str, Any], path: Path | None) -> int:
     llm.close()
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
@@ -157,6 +158,6 @@ def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Names
 
     try:
         return benchmark(options)
-    except (JaxServeError, CheckpointError, TimeoutError) as error:
+    except (JaxServeError, CheckpointError, OSError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS, arrival_times
@@ -24,6 +24,12 @@ from jaxserve.bench.client import (
     wait_until_ready,
 )
 from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.server_metrics import (
+    Histogram,
+    queue_markdown,
+    queue_report,
+    read_histograms,
+)
 from jaxserve.bench.serving_report import (
     METRICS,
     details,
@@ -88,20 +94,32 @@ def run_serve(options: argparse.Namespace) -> int:
     percentiles = parse_percentiles(options.metric_percentiles)
     goodput = parse_goodput(options.goodput)
     metrics = parse_metrics(options.percentile_metrics)
-    times, duration = asyncio.run(measure(options))
+    times, duration, before, after = asyncio.run(measure(options))
     report = serving_report(
         times, duration, percentiles=percentiles, metrics=metrics, goodput=goodput
     )
-    print(markdown(report, percentiles))
+    shown = sorted({50.0, *percentiles})
+    report |= queue_report(before, after, shown)
+    text = f"{markdown(report, percentiles)}\n\n{queue_markdown(report, shown)}"
+    print(text)
     for error in sorted({t.error for t in times if t.error})[:5]:
         print(f"failed: {error}", file=sys.stderr)
     if options.save_result:
-        _save(options, times, report, percentiles)
+        _save(options, times, report, text)
     return 1 if report["failed"] else 0
 
 
-async def measure(options: argparse.Namespace) -> tuple[list[RequestTimes], float]:
-    """All requests of one load test and its duration in seconds.
+class LoadTest(NamedTuple):
+    """All requests, the duration in seconds, and the server's own histograms around it."""
+
+    times: list[RequestTimes]
+    duration: float
+    before: dict[str, Histogram]
+    after: dict[str, Histogram]
+
+
+async def measure(options: argparse.Namespace) -> LoadTest:
+    """Send all requests of one load test.
 
     Raises:
         ValidationError: options that contradict each other.
@@ -132,6 +150,7 @@ async def measure(options: argparse.Namespace) -> tuple[list[RequestTimes], floa
             target = replace(target, model=await first_model(client))
         for index in range(options.num_warmups):
             await send(client, target, prompts[index % len(prompts)])
+        before = await read_histograms(client)
         gate = asyncio.Semaphore(options.max_concurrency or len(prompts))
         start = time.perf_counter()
 
@@ -141,7 +160,8 @@ async def measure(options: argparse.Namespace) -> tuple[list[RequestTimes], floa
                 return await send(client, target, prompt)
 
         times = await asyncio.gather(*(one(p, moment) for p, moment in zip(prompts, moments)))
-        return times, time.perf_counter() - start
+        duration = time.perf_counter() - start
+        return LoadTest(times, duration, before, await read_histograms(client))
 
 
 def make_prompts(options: argparse.Namespace) -> list[BenchPrompt]:
@@ -238,7 +258,7 @@ def _save(
     options: argparse.Namespace,
     times: list[RequestTimes],
     report: dict[str, Any],
-    percentiles: list[float],
+    text: str,
 ) -> None:
     options.result_dir.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -248,7 +268,7 @@ def _save(
     if options.save_detailed:
         written |= details(times)
     path.write_text(json.dumps(written, indent=2) + "\n")
-    path.with_suffix(".md").write_text(markdown(report, percentiles) + "\n")
+    path.with_suffix(".md").write_text(text + "\n")
     plot(times, path.with_suffix(".png"))
     print(f"written: {path}, {path.with_suffix('.md').name}, {path.with_suffix('.png').name}")
 

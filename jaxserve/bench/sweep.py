@@ -53,8 +53,8 @@ def run_sweep(options: argparse.Namespace) -> int:
     for load in options.request_rates or options.concurrencies:
         run = copy(options)
         setattr(run, name, load)
-        times, duration = asyncio.run(serve.measure(run))
-        report = serving_report(times, duration, goodput=goodput)
+        test = asyncio.run(serve.measure(run))
+        report = serving_report(test.times, test.duration, goodput=goodput)
         rows.append({name: load, **report})
         print(f"| {load} | {' | '.join(f'{report[key]:.2f}' for key in SHOWN)} |", flush=True)
     if options.save_result:

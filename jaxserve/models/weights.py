@@ -26,7 +26,7 @@ from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.models.layers import PLAIN, LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
-from pallas_kernels.linear.int8 import quantize_rows
+from pallas_kernels import quantize_int8
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DUMMY_STD = 0.02
@@ -191,7 +191,7 @@ def _build(
         if variable.dtype == jnp.int8:
             scale_place = (*place[:-1], "scale")
             out_shardings: Any = (shardings[place], shardings[scale_place])
-            quantize = jax.jit(lambda x: tuple(quantize_rows(x)), out_shardings=out_shardings)
+            quantize = jax.jit(_quantized, out_shardings=out_shardings)
             array, arrays[scale_place] = quantize(array)
         arrays[place] = array
         # Two parameters are under way at most, so that host memory stays bounded.
@@ -200,6 +200,12 @@ def _build(
         previous = array
     filled = [(place, variable.replace(arrays[place])) for place, variable in parameters]
     return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def _quantized(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A weight [*out_shape, in] as int8 of its shape and float32 scales [*out_shape]."""
+    values, scale = quantize_int8(weight.reshape(-1, weight.shape[-1]))
+    return values.reshape(weight.shape), scale.reshape(weight.shape[:-1])
 
 
 def _read_array(

@@ -16,6 +16,7 @@ LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0,
     1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
 )  # fmt: skip
+OVERHEAD_BUCKETS = (0.00025, 0.0005, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -54,7 +55,12 @@ class Metrics:
         )
         self.registry.register(self._inter_token)
         self._queue = histogram(
-            "request_queue_time_seconds", "Arrival to first scheduled step.", LATENCY_BUCKETS
+            "request_queue_time_seconds", "Arrival to dispatch of the first step.", LATENCY_BUCKETS
+        )
+        self._queue_overhead = histogram(
+            "request_queue_overhead_seconds",
+            "The same without the wait for the step in flight, of requests that found room.",
+            OVERHEAD_BUCKETS,
         )
         self._end_to_end = histogram(
             "e2e_request_latency_seconds", "Arrival to last token.", LATENCY_BUCKETS
@@ -82,6 +88,8 @@ class Metrics:
         self._first_token.observe(times.first_token_time - times.arrival_time)
         if times.first_scheduled_time is not None:
             self._queue.observe(times.first_scheduled_time - times.arrival_time)
+        if times.queue_overhead is not None:
+            self._queue_overhead.observe(times.queue_overhead)
 
     def record_tokens(self, num_tokens: int, last_times: list[float], now: float) -> None:
         """Tokens that came at `now`; `last_times` are those of the ones before them, if any."""

@@ -19,8 +19,9 @@ class StepTimes:
             server.
         http: what else the event loop's thread computes (a server only): requests are parsed,
             chunks written.
-        device_idle: at most this long the device had nothing to do between two steps of a backlog.
-            An upper bound: the host sees that a step has ended, not when.
+        device_idle: at most this long the device had nothing to do between two steps of a backlog,
+            besides what it takes the runtime to begin a step that is dispatched. An upper bound:
+            the host sees that a step has ended, not when.
     """
 
     plan: float = 0.0

@@ -9,9 +9,7 @@ docs/architecture.md.
 
 from __future__ import annotations
 
-import time
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxserve.errors import ValidationError
@@ -56,13 +54,7 @@ class Scheduler:
     returned, so whoever gets the pages next writes them after that row has been written.
     """
 
-    def __init__(
-        self,
-        limits: SchedulerLimits,
-        pages: PageManager,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, limits: SchedulerLimits, pages: PageManager):
         needed = pages.pages_for(limits.max_model_len)
         if pages.pool.num_pages - 1 < needed:
             raise ValidationError(
@@ -80,7 +72,6 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._next_order = 0
-        self._clock = clock
 
     @property
     def has_unfinished(self) -> bool:
@@ -201,8 +192,6 @@ class Scheduler:
             self.waiting.pop()
             request.slot = self._free_slots.pop()
             request.state = RequestState.RUNNING
-            if request.first_scheduled_time is None:
-                request.first_scheduled_time = self._clock()
             request.start_prefill()
             insort(self.running, request, key=lambda r: r.order)
             budget -= self._plan_chunk(plan, request, budget)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.linear.api import Norm
-from pallas_kernels.linear.int8 import quantize_rows
+from pallas_kernels.quantized_matmul import Int8Weight, quantized_matmul
 
 
 def linear(
@@ -23,7 +23,12 @@ def linear(
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """As `pallas_kernels.linear`; each stage is rounded to the type of x. All rows are computed."""
     rows = x if norm is None else rms_norm(x, norm)
-    product = _dot(rows, weight) if scale is None else _int8_dot(rows, weight, scale)
+    if scale is None:
+        product = _dot(rows, weight)
+    else:
+        product = quantized_matmul(
+            rows, Int8Weight(weight, scale), activations="int8", out_dtype="float32", backend="xla"
+        )
     if bias is not None:
         product = product + bias.astype(jnp.float32)
     if gated:
@@ -50,11 +55,3 @@ def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
         precision=jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
-
-
-def _int8_dot(x: jax.Array, weight: jax.Array, scale: jax.Array) -> jax.Array:
-    rows = quantize_rows(x)
-    sums = jax.lax.dot_general(
-        rows.values, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
-    )
-    return sums.astype(jnp.float32) * rows.scale[:, None] * scale

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import JaxServeError
-from server.process import exit_now
+from server.process import ended_by_ctrl_c
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
@@ -30,16 +30,15 @@ class LocalEngine:
         self._runner = asyncio.Runner()
         self._count = 0
         print(f"loading {config.model} ...", file=sys.stderr, flush=True)
-        from checkpoints.errors import CheckpointError
-        from jaxserve.async_engine import AsyncEngine
+        with ended_by_ctrl_c():
+            from checkpoints.errors import CheckpointError
+            from jaxserve.async_engine import AsyncEngine
 
-        self.engine: AsyncEngine = AsyncEngine(config)
-        try:
-            self._runner.run(self.engine.wait_ready())
-        except KeyboardInterrupt:
-            exit_now(130)
-        except CheckpointError as error:
-            raise JaxServeError(str(error)) from error
+            self.engine: AsyncEngine = AsyncEngine(config)
+            try:
+                self._runner.run(self.engine.wait_ready())
+            except CheckpointError as error:
+                raise JaxServeError(str(error)) from error
 
     def __enter__(self) -> LocalEngine:
         return self

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxserve.errors import ValidationError
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
+from server.process import ended_by_ctrl_c
 
 
 def register(subparsers: Any) -> None:
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     except ValidationError as error:
         print(f"jaxserve: {error}", file=sys.stderr)
         return 1
-    from server.supervisor import serve
+    with ended_by_ctrl_c():
+        from server.supervisor import serve
 
-    return serve(config, args)
+        return serve(config, args)

@@ -32,7 +32,8 @@ async def create_chat_completion(request: Request) -> Response:
     model = service.resolve_model(body.model)
     answer_id = response_id("chatcmpl", request, body.request_id)
     created = int(time.time())
-    job = await until_disconnect(request.receive, _prepare(service, body, answer_id))
+    work = _prepare(service, body, answer_id, request.state.arrival_time)
+    job = await until_disconnect(request.receive, work)
     answer = _Answer(
         body=body,
         job=job,
@@ -54,7 +55,9 @@ async def create_chat_completion(request: Request) -> Response:
     return JSONResponse(content)
 
 
-async def _prepare(service: Service, body: ChatCompletionRequest, answer_id: str) -> Job:
+async def _prepare(
+    service: Service, body: ChatCompletionRequest, answer_id: str, arrival_time: float
+) -> Job:
     service.check_choices(body, 1)
     service.check_logprobs("top_logprobs", body.top_logprobs)
     service.check_logprobs("prompt_logprobs", body.prompt_logprobs)
@@ -71,7 +74,7 @@ async def _prepare(service: Service, body: ChatCompletionRequest, answer_id: str
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return Job(token_ids, params, engine_id(answer_id, 0), body.priority or 0)
+    return Job(token_ids, params, engine_id(answer_id, 0), body.priority or 0, arrival_time)
 
 
 def _echo(body: ChatCompletionRequest) -> str:

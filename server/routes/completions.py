@@ -32,7 +32,7 @@ async def create_completion(request: Request) -> Response:
     model = service.resolve_model(body.model)
     answer_id = response_id("cmpl", request, body.request_id)
     created = int(time.time())
-    work = _prepare(service, body, answer_id)
+    work = _prepare(service, body, answer_id, request.state.arrival_time)
     prompts, jobs = await until_disconnect(request.receive, work)
     answer = _Answer(
         body=body,
@@ -49,7 +49,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _prepare(
-    service: Service, body: CompletionRequest, answer_id: str
+    service: Service, body: CompletionRequest, answer_id: str, arrival_time: float
 ) -> tuple[list[str], list[Job]]:
     """The prompts' texts (for echo, otherwise empty) and the engine's jobs."""
     prompts = body.prompts()
@@ -84,7 +84,8 @@ async def _prepare(
             logprobs=body.logprobs,
             prompt_logprobs=_wanted_prompt_logprobs(body),
         )
-        jobs.append(Job(token_ids, params, engine_id(answer_id, index), body.priority or 0))
+        one_id = engine_id(answer_id, index)
+        jobs.append(Job(token_ids, params, one_id, body.priority or 0, arrival_time))
     return texts, jobs
 
 

@@ -1,31 +1,53 @@
-"""The engine on each kernel backend, interpreted: the same tokens as on plain XLA in float32."""
+"""The engine on each kernel backend, interpreted: the same tokens as on plain XLA in float32, and
+the same logits up to rounding in bfloat16."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineConfig, SamplingParams
+from jaxserve.engine import StepOutput
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
 from jaxserve.loading import load_engine
 from pallas_kernels import Backends
+from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning
-from tests.tiny_models import VOCAB_SIZE
 
+INTERPRETER = mosaic_gpu_interpreter()
+HOPPER_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="the oracle")
 
 
-def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
-    """Greedy tokens of prompts that are chunked, batched and decoded side by side."""
+def steps(
+    model: str, backends: Backends, requests: dict[int, SamplingParams], **settings
+) -> Iterator[StepOutput]:
+    """Serves random prompts of the given lengths, chunked, batched and decoded side by side."""
     config = EngineConfig(
         model=model,
         skip_tokenizer_init=True,
         max_model_len=96,
-        max_num_seqs=3,
         max_num_batched_tokens=24,
         num_pages=30,
+        block_size=16,
         compile_ahead=2,
         compile_in_background=False,
         **settings,
@@ -33,51 +55,75 @@ def tokens(model: str, backends: Backends, **settings) -> list[list[int]]:
     loaded = load_engine(config, backends=backends)
     inputs = InputProcessor(loaded.config, loaded.model_config, None)
     rng = random.Random(0)
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    result: dict[str, list[int]] = {}
-    for index, length in enumerate((5, 40, 1, 17)):
-        prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
-        for sequence in inputs.prepare(prompt, params, str(index)).sequences:
-            result[sequence.request_id] = []
+    for length, params in requests.items():
+        prompt = [rng.randrange(3, loaded.model_config.vocab_size) for _ in range(length)]
+        for sequence in inputs.prepare(prompt, params, str(length)).sequences:
             loaded.engine.add(sequence)
     while loaded.engine.has_work:
-        seen = loaded.engine.step().seen
-        for request, token in zip(seen.requests, seen.tokens):
-            result[request.request_id].append(token)
+        yield loaded.engine.step()
     loaded.engine.close()
-    return list(result.values())
+
+
+def tokens(model: str, backends: Backends) -> dict[str, list[int]]:
+    """Greedy tokens of each request."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    result: dict[str, list[int]] = {}
+    for step in steps(model, backends, dict.fromkeys((5, 40, 1, 17), params), max_num_seqs=3):
+        for request, token in zip(step.seen.requests, step.seen.tokens):
+            result.setdefault(request.request_id, []).append(token)
+    return result
+
+
+def logprobs(model: str, backends: Backends) -> np.ndarray:
+    """Log-probabilities of the vocabulary at every position of a few requests, [positions, V].
+
+    Each request may generate one token only, so that rounding cannot lead two runs apart.
+    """
+    requests = {
+        length: SamplingParams(
+            max_tokens=4,
+            ignore_eos=True,
+            allowed_token_ids=[length],
+            logprobs=-1,
+            prompt_logprobs=-1,
+        )
+        for length in (40, 7, 18)
+    }
+    settings = {"dtype": "bfloat16", "load_format": "dummy", "max_logprobs": -1, "max_num_seqs": 2}
+    rows: dict[str, list[list[float]]] = {}
+    for step in steps(model, backends, requests, **settings):
+        for entry, request in enumerate(step.seen.requests):
+            for scored in [*step.prompt_logprobs.get(entry, []), step.logprobs[entry]]:
+                by_token = sorted(zip(scored.top_ids, scored.top_logprobs))
+                values = [value for _, value in by_token]
+                rows.setdefault(request.request_id, []).append(values)
+    return np.array([row for request in sorted(rows) for row in rows[request]])
 
 
 NATIVE = Backends(
     decode="native", prefill="native", write_kv="xla", linear="native", reason="C++ on the CPU"
 )
-BACKENDS: dict[str, tuple[Backends, dict]] = {
-    "triton": (
-        Backends(
-            decode="triton",
-            prefill="triton",
-            write_kv="xla",
-            reason="interpreted",
-            tuning=ChipTuning(
-                decode=DecodeTuning(block_tokens=16),
-                prefill=PrefillTuning(tile_rows=16, block_tokens=16),
-            ),
-            interpret=True,
+BACKENDS = {
+    "triton": Backends(
+        decode="triton",
+        prefill="triton",
+        write_kv="xla",
+        reason="interpreted",
+        tuning=ChipTuning(
+            decode=DecodeTuning(block_tokens=16),
+            prefill=PrefillTuning(tile_rows=16, block_tokens=16),
         ),
-        {},
+        interpret=True,
     ),
-    "mosaic_tpu": (
-        Backends(
-            decode="mosaic_tpu",
-            prefill="mosaic_tpu",
-            write_kv="mosaic_tpu",
-            reason="interpreted",
-            interpret=True,
-            head_dim_multiple=128,  # the model's heads are smaller
-        ),
-        {},
+    "mosaic_tpu": Backends(
+        decode="mosaic_tpu",
+        prefill="mosaic_tpu",
+        write_kv="mosaic_tpu",
+        reason="interpreted",
+        interpret=True,
+        head_dim_multiple=128,  # the model's heads are smaller
     ),
-    "native": (NATIVE, {}),
+    "native": NATIVE,
 }
 
 
@@ -86,9 +132,36 @@ BACKENDS: dict[str, tuple[Backends, dict]] = {
     ["native", *(pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS if n != "native")],
 )  # interpreters are slow
 def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
-    backends, settings = BACKENDS[name]
-    model = str(model_folder("llama_gqa", num_hidden_layers=2, **settings))
-    assert tokens(model, backends, block_size=16) == tokens(model, XLA, block_size=16)
+    model = str(model_folder("llama_gqa", num_hidden_layers=2))
+    assert tokens(model, BACKENDS[name]) == tokens(model, XLA)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    INTERPRETER is None,
+    reason=f"jax {jax.__version__} cannot interpret Mosaic GPU kernels (0.11 can): no ENGINE has "
+    "run on Hopper's kernels here",
+)
+def test_bfloat16_logits_on_mosaic_gpu_are_those_of_plain_xla(tmp_path, monkeypatch):
+    """There is no float32 on that backend; the model is made here, since torch may be missing."""
+    monkeypatch.setattr("jaxserve.models.weights.DUMMY_STD", 0.15)  # so that attention matters
+    # a CPU would keep the pages as their bits, which the kernels of a GPU do not take
+    monkeypatch.setattr(
+        "jaxserve.execution.runner.storage_dtype", lambda dtype, platform: jnp.dtype(dtype)
+    )
+    (tmp_path / "config.json").write_text(json.dumps(HOPPER_CONFIG))
+    hopper = Backends(
+        decode="mosaic_gpu",
+        prefill="mosaic_gpu",
+        write_kv="xla",
+        reason="interpreted",
+        interpret=INTERPRETER(),
+    )
+    got, want = (logprobs(str(tmp_path), backends) for backends in (hopper, XLA))
+    # 40, 7 and 18 prompt tokens, the first of each unscored, and 4 generated ones
+    assert got.shape == want.shape == (39 + 6 + 17 + 3 * 4, HOPPER_CONFIG["vocab_size"])
+    # rounding gives up to 0.02 of the spread over the vocabulary, a wrong key or value most of it
+    assert (np.abs(got - want).max(axis=1) <= 0.05 * want.std(axis=1)).all()
 
 
 def test_a_backend_of_another_device_is_refused(model_folder):

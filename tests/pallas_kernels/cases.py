@@ -68,35 +68,43 @@ def paged_case(
     columns: int | None = None,
     first_page: int = 0,
     share: bool = True,
+    shared: dict[int, int] | None = None,
+    first_seen: list[int] | None = None,
+    stale: bool = False,
     total: int | None = None,
     per_page: bool = True,
     query: str | None = None,
 ) -> Case:
-    """Pages in random order; rows 0 and 1 share their full pages; the rest of the pool is NaN.
+    """Pages in random order; what nobody may see is NaN, the rest of the pool too.
 
     Pools of int8, float8_e4m3fn and uint8 have scales by page and head, or one with per_page=False;
     the query is of the pool's type, bfloat16 for 8-bit pools, or as given.
 
-    A given `total` number of pages lets cases of many lengths share one compilation.
+    Args:
+        share: rows 0 and 1 share their full pages; `shared` says it for any rows.
+        shared: the row before it with which a row shares the full pages that both have.
+        first_seen: the first token of each row that its window reaches; 0 when not given.
+        stale: entries of the page table behind a row's pages name any page, not the trash page.
+        total: pages; a given number lets cases of many lengths share one compilation.
     """
     pages = [-(-length // page_size) for length in lengths]
     columns = max(1, *pages) if columns is None else columns
     total = 1 + sum(pages) + 3 if total is None else total
-    content = np.full((first_page + total, page_size, 2, kv_heads, head_dim), np.nan, np.float32)
+    shared = ({1: 0} if share else {}) if shared is None else shared
     free = list(rng.permutation(np.arange(1, total)))
     table = np.zeros((len(lengths), columns), np.int32)  # unused entries name the trash page
+    if stale:
+        table[:] = rng.integers(0, total, table.shape)
+    visible = np.zeros((first_page + total, page_size), bool)
     for row, length in enumerate(lengths):
+        other = shared.get(row)
+        full = 0 if other is None else min(length, lengths[other]) // page_size
         for column in range(pages[row]):
-            held = min(page_size, length - column * page_size)
-            full = (column + 1) * page_size <= min(length, lengths[0])
-            if share and row == 1 and full:
-                table[row, column] = table[0, column]
-                continue
-            page = free.pop()
-            table[row, column] = page
-            content[first_page + page, :held] = rng.standard_normal(
-                (held, 2, kv_heads, head_dim), np.float32
-            )
+            table[row, column] = table[other, column] if column < full else free.pop()
+        seen = np.arange(0 if first_seen is None else first_seen[row], length)
+        visible[first_page + table[row, seen // page_size], seen % page_size] = True
+    content = np.full((*visible.shape, 2, kv_heads, head_dim), np.nan, np.float32)
+    content[visible] = rng.standard_normal((visible.sum(), 2, kv_heads, head_dim), np.float32)
     rows = len(lengths) if rows is None else rows
     q = rng.standard_normal((rows, heads, head_dim), np.float32)
     scales = {}

@@ -107,6 +107,7 @@ class FakeEngine:
         request_id: str,
         *,
         priority: int = 0,
+        arrival_time: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         params.verify(VOCAB_SIZE, self.max_model_len, self.config.max_logprobs)
         token_ids = prompt["prompt_token_ids"]

@@ -39,11 +39,22 @@ class Server:
 
     def running(self) -> float:
         """The gauge of requests that own a slot."""
+        return self.gauge("num_requests_running")
+
+    def gauge(self, name: str) -> float:
         text = httpx.get(f"{self.url}/metrics").text
         for family in text_string_to_metric_families(text):
-            if family.name == "jaxserve:num_requests_running":
+            if family.name == f"jaxserve:{name}":
                 return family.samples[0].value
-        raise AssertionError("no gauge of running requests")
+        raise AssertionError(f"no gauge {name}")
+
+    def wait_until_idle(self, seconds: float = 10) -> None:
+        """Wait until no request runs or waits and no page is owned."""
+        gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        deadline = time.monotonic() + seconds
+        while any(self.gauge(name) for name in gauges):
+            assert time.monotonic() < deadline, {name: self.gauge(name) for name in gauges}
+            time.sleep(0.05)
 
 
 def start(*flags: str) -> tuple[subprocess.Popen[str], list[str]]:

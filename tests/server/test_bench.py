@@ -35,7 +35,10 @@ def test_a_load_test_writes_its_results(server, backend, tmp_path, capsys):
     assert 0 < result["median_ttft_ms"] < result["median_e2el_ms"]
     assert len(result["ttfts"]) == 6 and "api_key" not in result
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
-    assert "6 requests" in (tmp_path / "load.md").read_text()
+    assert result["num_queue"] == 6 and result["num_queue_overhead"] <= 6
+    assert 0 < result["mean_queue_ms"] < result["mean_ttft_ms"]
+    report = (tmp_path / "load.md").read_text()
+    assert "6 requests" in report and "arrival to dispatch of the first step" in report
     assert "time to first token" in capsys.readouterr().out
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -282,6 +284,38 @@ def test_a_client_that_leaves_frees_its_slots(server: Server, stream: bool) -> N
         time.sleep(0.05)
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=5)
     assert answer.status_code == 200
+
+
+def open_request(server: Server, **fields: Any) -> socket.socket:
+    """A connection with a small receive buffer that has sent one streamed request."""
+    body = json.dumps({"ignore_eos": True, "stream": True, **fields}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect(("127.0.0.1", httpx.URL(server.url).port))
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return client
+
+
+def test_clients_that_vanish_during_their_prompts_leave_nothing(server: Server) -> None:
+    prompt = [20] * (CONTEXT - 60)  # takes several steps
+    clients = [open_request(server, prompt=prompt, max_tokens=50) for _ in range(12)]
+    for index, client in enumerate(clients):
+        if index % 2:  # a reset in place of an orderly end
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    server.wait_until_idle()
+    assert server.health() == 200
+
+
+@pytest.mark.slow
+def test_a_client_that_never_reads_holds_no_slot(server: Server) -> None:
+    silent = open_request(server, prompt=[20], max_tokens=CONTEXT - 10, logprobs=5)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=30)
+    assert answer.status_code == 200
+    server.wait_until_idle(60)
+    silent.close()
+    assert server.health() == 200
 
 
 def test_many_clients_at_once(server: Server) -> None:

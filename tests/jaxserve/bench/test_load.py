@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -9,7 +10,7 @@ import statistics
 
 import pytest
 
-from jaxserve.bench import datasets
+from jaxserve.bench import commands, datasets
 from jaxserve.bench.arrivals import arrival_times
 from jaxserve.bench.client import RequestTimes, Target, _take_event
 from jaxserve.bench.datasets import BenchPrompt
@@ -208,3 +209,12 @@ def test_what_is_sent():
         target.request(BenchPrompt([1], 1, 5))
     with pytest.raises(ValidationError, match="backend"):
         Target("http://x", "grpc", "m")
+
+
+def test_a_full_disk_is_one_line(capsys):
+    def benchmark(options):
+        raise OSError(28, "No space left on device", "out.json")
+
+    assert commands._run(benchmark, argparse.Namespace()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("jaxserve bench: ") and "out.json" in error and error.count("\n") == 1

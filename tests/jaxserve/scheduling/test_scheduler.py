@@ -75,7 +75,7 @@ def make_request(name: str, prompt: list[int], max_tokens: int, *, needs_seen=Fa
 def make_scheduler(w: Workload) -> Scheduler:
     pages = PageManager(-(-MAX_LEN // w.page_size) + 1 + w.spare_pages, w.page_size)
     limits = SchedulerLimits(w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN)
-    return Scheduler(limits, pages, clock=lambda: 0.0)
+    return Scheduler(limits, pages)
 
 
 def alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:

@@ -5,92 +5,21 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 
-from pallas_kernels import KernelError
-from pallas_kernels.linear import Norm, linear, quantize_rows
+from pallas_kernels import KernelError, quantize_int8
+from pallas_kernels.linear import linear
+from tests.pallas_kernels.linear.checks import check, layers, problem, to64
 from tests.pallas_kernels.native.requirements import require_native
+from tests.pallas_kernels.strategies import examples
 
 require_native()
-# rows, inputs, outputs: tiles of 4, 2, 1 and 16 rows, remainders, ends inside a vector or block
-SIZES = [
-    (1, 768, 64),
-    (2, 64, 48),
-    (3, 100, 30),
-    (5, 96, 50),
-    (17, 70, 100),
-    (130, 256, 34),
-]
-TOLERANCE = {"bfloat16": 8e-3, "float32": 2e-6}
-OPTIONS = ("plain", "bias", "norm", "residual", "gated")
 
 
-def options_of(size: tuple[int, int, int]) -> tuple[str, str]:
-    """Everything together, and one option alone: each of them with some of the sizes."""
-    return "all", OPTIONS[SIZES.index(size) % len(OPTIONS)]
-
-
-def to64(x) -> np.ndarray:
-    return np.asarray(x, np.float64)
-
-
-def problem(rng, size, dtype, option):
-    rows, inputs, outputs = size
-    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
-    width = outputs // 2 if option in ("gated", "all") else outputs
-    given = {
-        "bias": draw(outputs),
-        "norm": Norm(1 + 0.1 * draw(inputs), 1e-5),
-        "residual": draw(rows, width),
-        "gated": True,
-    }
-    chosen = given if option == "all" else {k: v for k, v in given.items() if k == option}
-    return draw(rows, inputs), 0.05 * draw(outputs, inputs), chosen
-
-
-def expected(x, weight, options, int8: bool) -> np.ndarray:
-    """Float64, on activations rounded where the kernel rounds them."""
-    rows = to64(x)
-    if "norm" in options:
-        norm = options["norm"]
-        rows = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + norm.eps)
-        rows = to64(jnp.asarray(rows, x.dtype)) * to64(norm.weight)
-    if int8:
-        scale = np.abs(rows).max(-1, keepdims=True) / 127
-        rows = np.round(rows / scale) * scale
-    out = rows @ weight.T
-    if "bias" in options:
-        out = out + to64(options["bias"])
-    if "gated" in options:
-        gate = out[:, ::2]
-        out = gate / (1 + np.exp(-gate)) * out[:, 1::2]
-    return out + to64(options.get("residual", 0.0))
-
-
-def error(found, want) -> float:
-    return float(np.abs(to64(found) - want).max() / np.abs(want).max())
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_against_float64(size, dtype):
-    rng = np.random.default_rng(0)
-    for option in options_of(size):
-        x, weight, options = problem(rng, size, dtype, option)
-        found = linear(x, weight, backend="native", **options)
-        assert found.dtype == x.dtype
-        assert error(found, expected(x, to64(weight), options, False)) <= TOLERANCE[dtype], option
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_int8_against_float64(size):
-    rng = np.random.default_rng(1)
-    for option in options_of(size):
-        x, weight, options = problem(rng, size, "bfloat16", option)
-        values, scale = quantize_rows(weight)
-        found = linear(x, values, scale=scale, backend="native", **options)
-        want = expected(x, to64(values) * to64(scale)[:, None], options, True)
-        # a value on the edge between two integers may fall to either side
-        assert error(found, want) <= 1.5e-2, option
+@examples(20)
+@given(layer=layers(("bfloat16", "float32")))
+def test_against_float64(layer):
+    check(layer, "native")
 
 
 def test_int8_largest_sums_are_exact():
@@ -110,7 +39,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
     x, weight, _ = problem(rng, (61, 200, 64), "bfloat16" if dtype == "int8" else dtype, "plain")
     scale = None
     if dtype == "int8":
-        weight, scale = quantize_rows(weight)
+        weight, scale = quantize_int8(weight)
     of = lambda x: linear(x, weight, scale=scale, out_dtype="float32", backend="native")  # noqa: E731
     for most, fewer in (8, (1, 2, 7)), (61, (9, 16, 40)):
         together = of(x[:most])
@@ -127,7 +56,7 @@ def test_only_live_rows_are_computed(dtype, ranges):
     x, weight, options = problem(rng, size, "bfloat16" if dtype == "int8" else dtype, "all")
     scale = None
     if dtype == "int8":
-        weight, scale = quantize_rows(weight)
+        weight, scale = quantize_int8(weight)
     rows = np.concatenate([np.arange(*r) for r in ranges]).astype(int)
     dead = np.setdiff1d(np.arange(size[0]), rows)
     whole = {**options, "scale": scale, "backend": "native"}

@@ -1,15 +1,24 @@
-"""RMS norm against float64 NumPy."""
+"""Linear layers and the RMS norm in XLA against float64 NumPy."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 
 from pallas_kernels.linear import Norm
 from pallas_kernels.linear.xla import rms_norm
+from tests.pallas_kernels.linear.checks import check, layers
+from tests.pallas_kernels.strategies import examples
 
 RNG = np.random.default_rng(0)
+
+
+@examples(8)
+@given(layer=layers(("bfloat16", "float32", "float16")))
+def test_linear(layer):
+    check(layer, "xla", slack=2)  # gate, product and sum are rounded one after the other
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 1e-2)])

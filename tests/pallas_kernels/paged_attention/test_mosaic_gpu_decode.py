@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import DecodeTuning, KernelError, paged_decode_attention
@@ -17,6 +21,9 @@ from pallas_kernels.paged_attention.mosaic_gpu_decode import default_tuning, num
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import split_of
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import EIGHT_BITS, paged_case
+from tests.pallas_kernels.lowering import lowered_for_cuda
+from tests.pallas_kernels.paged_attention.checks import check_decode
+from tests.pallas_kernels.strategies import Program, Slots, examples, programs, slots
 
 INTERPRETER = mosaic_gpu_interpreter()
 needs_interpreter = pytest.mark.skipif(
@@ -26,126 +33,77 @@ needs_interpreter = pytest.mark.skipif(
 )
 
 
-def attended(case, heads, head_dim, splits=None, tuning=None, seed=0, interpreter=(), **options):
-    """The kernel's result in the interpreter, and the oracle's."""
-    sinks = options.pop("sinks", False)
-    options |= {"scale": head_dim**-0.5, **case.options}
-    if sinks:
-        values = np.random.default_rng(seed).standard_normal(heads)
-        options["sinks"] = jnp.asarray(values, jnp.float32)
-    first_page = options.pop("first_page")
-
-    def call(*operands):
-        return paged_decode_attention(
-            *operands,
-            **options,
-            first_page=first_page,
-            splits=splits,
-            backend="mosaic_gpu",
-            tuning=tuning,
-            interpret=INTERPRETER(**dict(interpreter)),
-        )
-
-    got = jax.jit(call)(case.q, case.kv_pages, case.page_table, case.lengths)
-    return got, oracle.decode(*case[:4], **options, first_page=first_page)
-
-
-def without_unseen(case, lengths, page_size, window, pool):
-    """The case with every page that no slot's window reaches made NaN, its scales too."""
-    table = np.asarray(case.page_table)
-    seen = np.zeros(case.kv_pages.shape[0], bool)
-    for row, length in enumerate(lengths):
-        for token in range(max(0, length - window), length):
-            seen[case.first_page + table[row, token // page_size]] = True
-    pages = np.array(case.kv_pages)
-    if pool != "int8":
-        pages[~seen] = np.nan
-    scales = {
-        name: jnp.where(seen[:, None], scale, jnp.nan) if scale.ndim else scale
-        for name, scale in case.scales.items()
-    }
-    return case._replace(kv_pages=jnp.asarray(pages), scales=scales)
-
-
-def check(lengths, heads, kv_heads, head_dim, page_size, pool, seed=0, **options):
-    """One random problem, every length of it, against the oracle."""
-    held = {name: options.pop(name) for name in ("per_page", "query") if name in options}
-    case = paged_case(
-        np.random.default_rng(seed),
-        lengths,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        pool=pool,
-        first_page=3,
-        **held,
-    )
-    if options.get("window"):
-        case = without_unseen(case, lengths, page_size, options["window"], pool)
-    got, want = attended(case, heads, head_dim, seed=seed, **options)
-    assert got.dtype == case.q.dtype
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-    assert not np.asarray(got, np.float32)[np.asarray(lengths) == 0].any()
+def call(tuning=None, **interpreter):
+    """The backend and its options; the interpreter exists in some versions of JAX only."""
+    return {"backend": "mosaic_gpu", "tuning": tuning, "interpret": INTERPRETER(**interpreter)}
 
 
 ALL = {"soft_cap": 2.0, "sinks": True}
 
-# lengths, heads, KV heads, head_dim, page size, type of the pages, options; row 1 shares pages
-CASES = [
-    ([133, 132, 0, 1, 15, 16, 17, 64, 65], 4, 1, 128, 16, "bfloat16", {}),
-    ([261, 260, 0, 127, 129], 20, 1, 64, 128, "float16", {"splits": 2, "window": 70} | ALL),
-    ([200, 33], 6, 2, 80, 32, "bfloat16", {"splits": 7, "window": 130} | ALL),
-    ([130, 65, 0], 5, 1, 96, 64, "float16", {"splits": 2}),
-    ([130, 64], 33, 1, 256, 64, "bfloat16", {"sinks": True}),
-    ([133, 17, 15, 1], 4, 1, 128, 16, "int8", {"splits": 2, "window": 33}),
-    ([140, 128], 4, 1, 80, 128, "float8_e4m3fn", {"per_page": False, "query": "float16"} | ALL),
-    ([300, 31, 0], 16, 1, 64, 32, "float8_e4m3fn", {"window": 290}),
+# a thread block takes a tenth of a second: few rows, the first of them the longest
+QUICK = [
+    Program(4, 1, 128, 16, "bfloat16", columns=9),
+    Program(20, 1, 64, 128, "float16", splits=2, window=70, columns=3, rows=3, **ALL),
+    Program(6, 2, 80, 32, "bfloat16", splits=7, window=130, columns=7, rows=1, **ALL),
+    Program(33, 1, 256, 64, "bfloat16", sinks=True, columns=3, rows=2),
+    Program(4, 1, 128, 16, "int8", splits=2, window=33, columns=9, rows=3),
+    Program(
+        4, 1, 80, 128, "float8_e4m3fn", per_page=False, query="float16", columns=2, rows=2, **ALL
+    ),
+    Program(16, 1, 64, 32, "float8_e4m3fn", window=290, columns=10, rows=3),
 ]
+MORE = [
+    Program(5, 1, 96, 64, "float16", splits=2, columns=3),
+    Program(6, 2, 80, 32, "bfloat16", splits=7, window=130, columns=7, rows=3, **ALL),
+    Program(8, 2, 96, 32, "int8", splits=7, columns=7, rows=3, per_page=False),
+    Program(3, 1, 256, 64, "float8_e4m3fn", splits=2, columns=4, window=100, query="float16"),
+]
+DRAWN = programs(
+    pools=("bfloat16", "float16", "int8", "float8_e4m3fn"),
+    head_dims=(64, 80, 96, 128, 256),
+    page_sizes=(16, 32, 64, 128),
+    splits=(1, 2, 7),
+    rows=3,
+    tokens=320,
+)
 
 
 @needs_interpreter
-@pytest.mark.parametrize("shape", CASES, ids=str)
-def test_random_page_tables(shape):
-    """Boundary lengths, shared pages, page ids in random order, NaN wherever nobody may look."""
-    *facts, options = shape
-    check(*facts, **options)
+@pytest.mark.parametrize(
+    "program", [*QUICK, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE)], ids=str
+)
+@examples(2)
+@given(data=st.data())
+def test_ragged(program, data):
+    check_decode(program, data.draw(slots(program)), **call())
+
+
+@needs_interpreter
+@pytest.mark.slow
+@examples(12)
+@given(data=st.data())
+def test_ragged_of_any_shape(data):
+    program = data.draw(DRAWN)
+    check_decode(program, data.draw(slots(program)), **call())
 
 
 @needs_interpreter
 def test_small_scales_of_values_do_not_underflow():
     """Weights times 1e-5 would be subnormal float16 numbers; the result is a normal one."""
-    facts = {"heads": 2, "kv_heads": 1, "head_dim": 64, "page_size": 16, "pool": "int8"}
-    case = paged_case(np.random.default_rng(0), [100], query="float16", **facts)
-    scales = case.scales | {"v_scale": case.scales["v_scale"] * 1e-3}
-    got, want = attended(case._replace(scales=scales), 2, 64)
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float16"]
-
-
-@needs_interpreter
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["bfloat16", "int8", "float8_e4m3fn"])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_every_head_dim_and_type(head_dim, pool):
-    seed = head_dim + len(pool)
-    rng = np.random.default_rng(seed)
-    kv_heads = int(rng.integers(1, 3))
-    page_size = int(rng.choice([16, 32, 64, 128]))
-    lengths = [int(length) for length in rng.integers(0, 400, 4)] + [0, page_size + 1]
-    check(
-        lengths,
-        int(rng.integers(1, 9)) * kv_heads,
-        kv_heads,
-        head_dim,
-        page_size,
-        pool,
-        seed=seed,
-        splits=int(rng.choice([1, 2, 7])),
-        window=[None, int(rng.integers(1, 300))][rng.integers(2)],
-        soft_cap=[None, 3.0][rng.integers(2)],
-        sinks=bool(rng.integers(2)),
-        **({"per_page": bool(rng.integers(2))} if pool in EIGHT_BITS else {}),
+    case = paged_case(
+        np.random.default_rng(0),
+        [100],
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        page_size=16,
+        pool="int8",
+        query="float16",
     )
+    scales = case.scales | {"v_scale": case.scales["v_scale"] * 1e-3}
+    got = paged_decode_attention(*case[:4], scale=0.125, **scales, **call())
+    want = oracle.decode(*case[:4], scale=0.125, **scales)
+    assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float16"]
 
 
 @needs_interpreter
@@ -160,8 +118,10 @@ def test_every_head_dim_and_type(head_dim, pool):
 )
 def test_the_ring_has_no_race(pool, splits, tuning, capfd):
     """More steps than stages: buffers are filled again while others are attended."""
-    options = {"splits": splits, "tuning": tuning, "window": 560, "sinks": True}
-    check([600, 1], 4, 1, 64, 16, pool, interpreter={"detect_races": True}, **options)
+    shape = {"splits": splits, "window": 560, "sinks": True, "rows": 2, "columns": 38}
+    program = Program(4, 1, 64, 16, pool, **shape)
+    ragged = Slots([600, 1], {1: 0}, stale=True, seed=0)
+    check_decode(program, ragged, **call(tuning, detect_races=True))
     assert "race" not in "".join(capfd.readouterr()).lower()
 
 
@@ -198,12 +158,6 @@ def test_the_ring_fits_the_shared_memory():
     assert default_tuning(256, 32, "bfloat16").stages == 2
 
 
-def lowered_for_cuda(function, operands) -> str:
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-
-
 def decode(q, kv_pages, page_table, kv_lens, *scales, **options):
     named = dict(zip(("k_scale", "v_scale"), scales))
     options = {"scale": 0.1, "window": 100, "backend": "mosaic_gpu", **named, **options}
@@ -235,7 +189,7 @@ def decode_operands(heads, kv_heads, head_dim, page_size, pool):
     ids=str,
 )
 def test_lowers_for_cuda_without_a_gpu(shape):
-    assert "mosaic_gpu" in lowered_for_cuda(decode, decode_operands(*shape))
+    assert "mosaic_gpu" in lowered_for_cuda(decode, *decode_operands(*shape)).as_text()
 
 
 @pytest.mark.slow
@@ -243,10 +197,9 @@ def test_lowers_for_cuda_without_a_gpu(shape):
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_every_covered_shape_lowers(head_dim, page_size, pool):
-    def call(*operands):
-        return decode(*operands, soft_cap=30.0, splits=1 + page_size % 3)
-
-    assert "mosaic_gpu" in lowered_for_cuda(call, decode_operands(16, 2, head_dim, page_size, pool))
+    run = functools.partial(decode, soft_cap=30.0, splits=1 + page_size % 3)
+    operands = decode_operands(16, 2, head_dim, page_size, pool)
+    assert "mosaic_gpu" in lowered_for_cuda(run, *operands).as_text()
 
 
 def test_lowers_under_shard_map():

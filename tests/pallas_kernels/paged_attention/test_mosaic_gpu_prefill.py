@@ -6,9 +6,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import KernelError, PrefillLanes, paged_prefill_attention
@@ -18,8 +19,9 @@ from pallas_kernels.coverage import mosaic_gpu_prefill as refusal_of
 from pallas_kernels.paged_attention import mosaic_gpu_prefill
 from pallas_kernels.paged_attention.hopper_prefill.layout import Geometry, geometry
 from pallas_kernels.tuning import PrefillTuning
-from tests.pallas_kernels import oracle
-from tests.pallas_kernels.cases import packed_lanes, paged_case
+from tests.pallas_kernels.lowering import lowered_for_cuda
+from tests.pallas_kernels.paged_attention.checks import check_prefill
+from tests.pallas_kernels.strategies import Lanes, Program, examples, lanes
 
 INTERPRETER = mosaic_gpu_interpreter()
 needs_interpreter = pytest.mark.skipif(
@@ -30,115 +32,58 @@ needs_interpreter = pytest.mark.skipif(
 SMALL_BLOCKS = PrefillTuning(block_tokens=64, stages=2)
 
 
-def check(
-    chunks,
-    contexts,
-    *,
-    heads,
-    kv_heads,
-    head_dim,
-    page_size,
-    pool="bfloat16",
-    seed=0,
-    tuning=None,
-    interpreter=None,
-    **options,
-):
-    """Lanes in random order with gaps, shared pages, NaN wherever nobody may look."""
-    rng = np.random.default_rng(seed)
-    lanes, region = packed_lanes(rng, chunks, contexts, gaps=True)
-    case = paged_case(
-        rng,
-        [context + chunk if chunk else 0 for chunk, context in zip(chunks, contexts)],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        pool=pool,
-        rows=region,
-        first_page=3,
-    )
-    if options.pop("sinks", False):
-        options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
-    options |= {"scale": head_dim**-0.5, **case.options}
-    got = paged_prefill_attention(
-        *case[:3],
-        lanes,
-        backend="mosaic_gpu",
-        tuning=tuning,
-        interpret=INTERPRETER(**(interpreter or {})),
-        **options,
-    )
-    want = oracle.prefill(*case[:3], lanes, **options)
-    assert got.dtype == case.q.dtype
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-    assert not np.asarray(got, np.float32)[(want == 0.0).all(axis=(1, 2))].any()
+def call(tuning=None, **interpreter):
+    """The backend and its options; the interpreter exists in some versions of JAX only."""
+    return {"backend": "mosaic_gpu", "tuning": tuning, "interpret": INTERPRETER(**interpreter)}
+
+
+QUICK = [
+    (None, Program(2, 1, 64, 16, "bfloat16", columns=9, rows=5, chunk=30)),
+    (
+        SMALL_BLOCKS,
+        Program(
+            8,
+            2,
+            80,
+            32,
+            "float16",
+            window=90,
+            soft_cap=3.0,
+            sinks=True,
+            columns=8,
+            rows=3,
+            chunk=33,
+        ),
+    ),
+]
+MORE = [
+    (None, Program(3, 1, 128, 128, "float16", columns=2, rows=4, chunk=21)),
+    (None, Program(16, 1, 96, 32, "bfloat16", window=1, rows=4, chunk=21)),
+    # half a page a block
+    (None, Program(8, 1, 256, 128, "bfloat16", soft_cap=5.0, columns=2, rows=4, chunk=21)),
+    (SMALL_BLOCKS, Program(4, 1, 64, 16, "bfloat16", window=77, columns=15, rows=5)),
+]
 
 
 @needs_interpreter
-def test_chunks_of_all_sizes():
-    """Lanes of no row, one row, and around a page and a tile; contexts inside a page."""
-    check([17, 0, 65, 1, 16], [40, 0, 3, 15, 113], heads=2, kv_heads=1, head_dim=64, page_size=16)
-
-
-@needs_interpreter
-def test_all_options_at_once():
-    """Four heads of each KV head packed in a tile, a window that begins inside a page, and a ring
-    that is used several times over."""
-    check(
-        [33, 3, 15],
-        [211, 100, 0],
-        heads=8,
-        kv_heads=2,
-        head_dim=80,
-        page_size=32,
-        window=90,
-        soft_cap=3.0,
-        sinks=True,
-        tuning=SMALL_BLOCKS,
-    )
+@pytest.mark.parametrize(
+    ("tuning", "program"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
+    ids=lambda value: str(value) if isinstance(value, Program) else "",
+)
+@examples(2)
+@given(data=st.data())
+def test_ragged(tuning, program, data):
+    """Chunks around a page, contexts inside one, and a ring that is used several times over."""
+    check_prefill(program, data.draw(lanes(program)), **call(tuning))
 
 
 @needs_interpreter
 def test_no_data_race(capfd):
-    check(
-        [9, 20],
-        [250, 30],
-        heads=2,
-        kv_heads=1,
-        head_dim=64,
-        page_size=64,
-        window=150,
-        tuning=SMALL_BLOCKS,
-        interpreter={"detect_races": True},
-    )
+    program = Program(2, 1, 64, 64, "bfloat16", window=150, rows=2, chunk=20)
+    ragged = Lanes([9, 20], [250, 30], {}, stale=True, seed=0)
+    check_prefill(program, ragged, **call(SMALL_BLOCKS, detect_races=True))
     assert "race" not in "".join(capfd.readouterr()).lower()
-
-
-@needs_interpreter
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"heads": 3, "kv_heads": 1, "head_dim": 128, "page_size": 128, "pool": "float16"},
-        {"heads": 16, "kv_heads": 1, "head_dim": 96, "page_size": 32, "window": 1},
-        # half a page a block
-        {"heads": 8, "kv_heads": 1, "head_dim": 256, "page_size": 128, "soft_cap": 5.0},
-    ],
-    ids=str,
-)
-def test_shapes(shape):
-    check([21, 1, 0, 8], [shape["page_size"] - 1, 150, 0, 5], seed=1, **shape)
-
-
-@needs_interpreter
-@pytest.mark.slow
-def test_random_lanes():
-    rng = np.random.default_rng(0)
-    chunks = [int(rng.choice([0, 1, 7, 15, 16, 17, 40])) for _ in range(5)]
-    contexts = [int(rng.integers(0, 200)) for _ in chunks]
-    shape = {"heads": 4, "kv_heads": 1, "head_dim": 64, "page_size": 16}
-    check(chunks, contexts, window=77, tuning=SMALL_BLOCKS, **shape)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +117,6 @@ def test_blocks_and_stages_fit_shared_memory():
     assert mosaic_gpu_prefill.fitted(SMALL_BLOCKS, 64) == (64, 2)
 
 
-def lowered_for_cuda(function, operands) -> str:
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-
-
 def prefill(q, kv_pages, page_table, lanes, **options):
     return paged_prefill_attention(
         q, kv_pages, page_table, lanes, scale=0.1, backend="mosaic_gpu", **options
@@ -196,7 +135,8 @@ def prefill_operands(heads, kv_heads, head_dim, page_size, dtype):
 
 
 def test_lowers_for_cuda_without_a_gpu():
-    assert "mosaic_gpu" in lowered_for_cuda(prefill, prefill_operands(8, 8, 64, 64, jnp.bfloat16))
+    operands = prefill_operands(8, 8, 64, 64, jnp.bfloat16)
+    assert "mosaic_gpu" in lowered_for_cuda(prefill, *operands).as_text()
 
 
 @pytest.mark.slow
@@ -209,8 +149,8 @@ def test_lowers_for_cuda_without_a_gpu():
     ids=str,
 )
 def test_shapes_lower_for_cuda(shape, options):
-    call = functools.partial(prefill, **options)
-    assert "mosaic_gpu" in lowered_for_cuda(call, prefill_operands(*shape))
+    run = functools.partial(prefill, **options)
+    assert "mosaic_gpu" in lowered_for_cuda(run, *prefill_operands(*shape)).as_text()
 
 
 def test_traces_under_shard_map():

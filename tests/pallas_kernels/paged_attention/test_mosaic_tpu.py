@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import (
@@ -18,8 +20,9 @@ from pallas_kernels import (
 )
 from pallas_kernels.paged_attention.mosaic_tpu_prefill import divide
 from pallas_kernels.tuning import DecodeTuning, PrefillTuning
-from tests.pallas_kernels import oracle
-from tests.pallas_kernels.cases import packed_lanes, paged_case
+from tests.pallas_kernels.cases import packed_lanes
+from tests.pallas_kernels.paged_attention.checks import check_decode, check_prefill
+from tests.pallas_kernels.strategies import Program, Slots, examples, lanes, slots
 
 # memory that nothing has written is NaN there, and DMAs run when they are waited for
 INTERPRETER = pltpu.InterpretParams(detect_races=True)
@@ -27,142 +30,79 @@ INTERPRETER = pltpu.InterpretParams(detect_races=True)
 DECODE_TUNING = DecodeTuning(block_tokens=128, stages=3, multiprocessors=1)
 TWO_CORES = DecodeTuning(block_tokens=128, stages=2, multiprocessors=2)
 PREFILL_TUNING = PrefillTuning(tile_rows=64, block_tokens=128, stages=3)
-EVERYTHING = {"window": 140, "soft_cap": 5.0, "sinks": True}
+ALL = {"soft_cap": 5.0, "sinks": True}
 
-# heads, kv_heads, head_dim, page size, pool, options; one for each order of a page in memory
-QUICK = (4, 1, 128, 32, "bfloat16", EVERYTHING)
-CASES = [
-    (8, 8, 128, 16, "bfloat16", {}),
-    (16, 8, 128, 32, "float32", EVERYTHING),
-    (8, 2, 128, 16, "bfloat16", {"sinks": True}),
-    (9, 3, 128, 64, "bfloat16", {"window": 1}),
-    (6, 6, 128, 16, "float32", {"soft_cap": 3.0}),
-    (8, 8, 256, 16, "bfloat16", {"window": 20}),
-    (4, 4, 128, 128, "bfloat16", {}),
-    (16, 8, 128, 16, "int8", {"window": 50}),
-    (8, 4, 128, 32, "int8", EVERYTHING),
-    (4, 2, 128, 16, "int8", {}),
-    (8, 8, 128, 16, "float8_e4m3fn", {"sinks": True}),
-    (2, 1, 128, 32, "float8_e4m3fn", {"window": 30}),
+QUICK = Program(4, 1, 128, 32, "bfloat16", window=140, columns=10, chunk=70, edge=128, **ALL)
+# every pool; every order of a page in memory
+MORE = [
+    Program(8, 8, 128, 16, "bfloat16", columns=19, edge=128),
+    Program(16, 8, 128, 32, "float32", window=140, columns=10, chunk=70, edge=128, **ALL),
+    Program(8, 2, 128, 16, "bfloat16", sinks=True, columns=19, edge=128),
+    Program(9, 3, 128, 64, "bfloat16", window=1, chunk=70, edge=128),
+    Program(6, 6, 128, 16, "float32", soft_cap=3.0, columns=19, edge=128),
+    Program(8, 8, 256, 16, "bfloat16", window=20, columns=19, edge=128),
+    Program(4, 4, 128, 128, "bfloat16", columns=3, chunk=130, rows=4, edge=128),
+    Program(16, 8, 128, 16, "int8", window=50, columns=19, edge=128),
+    Program(8, 4, 128, 32, "int8", window=140, columns=10, per_page=False, edge=128, **ALL),
+    Program(4, 2, 128, 16, "int8", columns=19, edge=128),
+    Program(8, 8, 128, 16, "float8_e4m3fn", sinks=True, columns=19, edge=128),
+    Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128),
 ]
-
-
-def options_of(case, options, heads, head_dim, rng):
-    options = dict(options)
-    if options.pop("sinks", False):
-        options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
-    return {**options, "scale": head_dim**-0.5, **case.options}
-
-
-def check_decode(shape, lengths, *, interpret=INTERPRETER, tuning=DECODE_TUNING, **case_options):
-    heads, kv_heads, head_dim, page_size, pool, options = shape
-    rng = np.random.default_rng(0)
-    case = paged_case(
-        rng,
-        lengths,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        pool=pool,
-        first_page=3,
-        **case_options,
-    )
-    options = options_of(case, options, heads, head_dim, rng)
-    got = paged_decode_attention(
-        *case[:4], backend="mosaic_tpu", tuning=tuning, interpret=interpret, **options
-    )
-    want = oracle.decode(*case[:4], **options)
-    assert got.dtype == case.q.dtype
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-    assert not np.asarray(got, np.float32)[np.asarray(lengths) == 0].any()
-
-
-def boundary_lengths(page_size):
-    return [299, 300, 0, 1, page_size - 1, page_size, page_size + 1]
+DECODE = {"backend": "mosaic_tpu", "tuning": DECODE_TUNING, "interpret": INTERPRETER}
+PREFILL = {"backend": "mosaic_tpu", "tuning": PREFILL_TUNING, "interpret": INTERPRETER}
 
 
 def no_races(capfd):
     return "RACE" not in "".join(capfd.readouterr())
 
 
-def test_decode(capfd):
-    check_decode(QUICK, boundary_lengths(32))
+@examples(2)
+@given(data=st.data())
+def test_decode(capfd, data):
+    check_decode(QUICK, data.draw(slots(QUICK)), **DECODE)
     assert no_races(capfd)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", CASES, ids=str)
-def test_decode_of_every_kind(shape, capfd):
-    per_page = shape[1] != 4
-    check_decode(shape, boundary_lengths(shape[3]), per_page=per_page, tuning=TWO_CORES)
+@pytest.mark.parametrize("program", MORE, ids=str)
+@examples(2)
+@given(data=st.data())
+def test_decode_of_every_kind(capfd, program, data):
+    check_decode(program, data.draw(slots(program)), **{**DECODE, "tuning": TWO_CORES})
     assert no_races(capfd)
 
 
 @pytest.mark.slow
-def test_decode_in_the_plain_interpreter():
-    check_decode((8, 8, 128, 16, "bfloat16", {}), [40, 0, 17], interpret=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 200, 0]], ids=str)
+@pytest.mark.parametrize("lengths", [[0] * 6, [0, 200, 0, 0, 0, 0]], ids=str)
 def test_slots_without_work_between_two_cores(lengths, capfd):
-    check_decode((8, 2, 128, 16, "bfloat16", EVERYTHING), lengths, tuning=TWO_CORES)
+    idle = Slots(lengths, {}, stale=True, seed=0)
+    check_decode(MORE[2], idle, **{**DECODE, "tuning": TWO_CORES})
     assert no_races(capfd)
 
 
-def check_prefill(shape, chunks, contexts, *, interpret=INTERPRETER, **case_options):
-    heads, kv_heads, head_dim, page_size, pool, options = shape
-    rng = np.random.default_rng(1)
-    lanes, region = packed_lanes(rng, chunks, contexts, gaps=True)
-    case = paged_case(
-        rng,
-        [chunk + context if chunk else 0 for chunk, context in zip(chunks, contexts)],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        pool=pool,
-        rows=region,
-        first_page=2,
-        share=False,
-        **case_options,
-    )
-    options = options_of(case, options, heads, head_dim, rng)
-    got = paged_prefill_attention(
-        *case[:3],
-        lanes,
-        backend="mosaic_tpu",
-        tuning=PREFILL_TUNING,
-        interpret=interpret,
-        **options,
-    )
-    want = oracle.prefill(*case[:3], lanes, **options)
-    assert got.dtype == case.q.dtype
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-    assert not np.asarray(got, np.float32)[~want.any(axis=(1, 2))].any()
-
-
-def ragged(page_size):
-    """Chunks and contexts: an idle lane, one row, more rows than a tile, full last pages."""
-    return [page_size + 1, 0, 1, 70, page_size - 1], [0, 7, 3 * page_size - 1, 300, page_size]
-
-
-def test_prefill(capfd):
-    check_prefill(QUICK, *ragged(32))
+@examples(2)
+@given(data=st.data())
+def test_prefill(capfd, data):
+    check_prefill(QUICK, data.draw(lanes(QUICK)), **PREFILL)
     assert no_races(capfd)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", CASES, ids=str)
-def test_prefill_of_every_kind(shape, capfd):
-    check_prefill(shape, *ragged(shape[3]), per_page=shape[1] != 4)
+@pytest.mark.parametrize("program", MORE, ids=str)
+@examples(2)
+@given(data=st.data())
+def test_prefill_of_every_kind(capfd, program, data):
+    check_prefill(program, data.draw(lanes(program)), **PREFILL)
     assert no_races(capfd)
 
 
 @pytest.mark.slow
-def test_prefill_in_the_plain_interpreter():
-    check_prefill((4, 2, 128, 16, "bfloat16", {}), [20, 0, 3], [0, 5, 30], interpret=True)
+@examples(2)
+@given(data=st.data())
+def test_the_plain_interpreter(data):
+    program = Program(4, 2, 128, 16, "bfloat16", rows=3)
+    check_decode(program, data.draw(slots(program)), **{**DECODE, "interpret": True})
+    check_prefill(program, data.draw(lanes(program)), **{**PREFILL, "interpret": True})
 
 
 def test_tiles_cover_every_row_of_every_lane_once():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 from jaxlib.triton import dialect
@@ -16,94 +20,54 @@ from pallas_kernels.paged_attention import triton_decode
 from pallas_kernels.tuning import DecodeTuning
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import paged_case
+from tests.pallas_kernels.lowering import A100, lowered_for_cuda
+from tests.pallas_kernels.paged_attention.checks import check_decode
+from tests.pallas_kernels.strategies import Program, examples, programs, slots
 
 SMALL = DecodeTuning(block_tokens=16)
+CALL = {"backend": "triton", "tuning": SMALL, "interpret": True}
+ALL = {"soft_cap": 2.0, "sinks": True}
 
-# heads, kv_heads, head_dim, page size, type, splits, options
 QUICK = [
-    (3, 1, 80, 8, "float8_e4m3fn", 7, {"window": 17, "soft_cap": 2.0, "sinks": True}),
+    Program(3, 1, 80, 8, "float8_e4m3fn", splits=7, window=17, edge=16, **ALL),
 ]
+# every pool, and 1, 2 and 7 splits: also more than a slot has blocks, and pages smaller than those
 MORE = [
-    (4, 2, 64, 16, "bfloat16", 2, {}),
-    (3, 1, 80, 8, "float32", 1, {"window": 17, "sinks": True}),
-    (2, 2, 64, 32, "float8_e4m3fn", 2, {}),
-    (20, 1, 96, 64, "float16", 7, {"soft_cap": 20.0}),
-    (8, 1, 256, 16, "bfloat16", 1, {"window": 1}),
-    (8, 2, 128, 128, "int8", 2, {"window": 50, "sinks": True, "per_page": False}),
-    (8, 2, 64, 16, "int8", 1, {"query": "float16"}),
-    (4, 4, 64, 16, "uint8", 2, {"query": "float32", "sinks": True}),
-    (16, 2, 128, 32, "uint16", 7, {"window": 40}),
-    (4, 1, 256, 8, "float32", 7, {"soft_cap": 5.0}),
+    Program(4, 2, 64, 16, "bfloat16", splits=2),
+    Program(3, 1, 80, 8, "float32", splits=1, window=17, sinks=True),
+    Program(2, 2, 64, 32, "float8_e4m3fn", splits=2),
+    Program(20, 1, 96, 64, "float16", splits=7, soft_cap=20.0),
+    Program(8, 1, 256, 16, "bfloat16", splits=1, window=1),
+    Program(8, 2, 128, 128, "int8", splits=2, window=50, sinks=True, per_page=False, columns=2),
+    Program(8, 2, 64, 16, "int8", splits=1, query="float16"),
+    Program(4, 4, 64, 16, "uint8", splits=2, query="float32", sinks=True),
+    Program(16, 2, 128, 32, "uint16", splits=7, window=40),
+    Program(4, 1, 256, 8, "float32", splits=7, soft_cap=5.0, columns=20),
 ]
+DRAWN = programs(
+    pools=("float32", "bfloat16", "float16", "int8", "uint8", "uint16", "float8_e4m3fn"),
+    head_dims=(16, 64, 80, 128),
+    page_sizes=(8, 16, 32),
+    splits=(1, 2, 7),
+)
 
 
-def problem(rng, lengths, shape, **fixed):
-    """A case, and the options of the call."""
-    heads, kv_heads, head_dim, page_size, pool, _, options = shape
-    options = dict(options)
-    made = {name: options.pop(name) for name in ("per_page", "query") if name in options}
-    case = paged_case(
-        rng,
-        lengths,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        pool=pool,
-        first_page=3,
-        **made,
-        **fixed,
-    )
-    if options.pop("sinks", False):
-        options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
-    return case, {"scale": head_dim**-0.5, **options, **case.options}
-
-
-def interpreted(case, splits, tuning=SMALL, **options):
-    return paged_decode_attention(
-        *case[:4], backend="triton", splits=splits, tuning=tuning, interpret=True, **options
-    )
-
-
-def check(shape, seed=0):
-    page_size, pool, splits = shape[3:6]
-    rng = np.random.default_rng(seed)
-    longest = 5 * page_size
-    lengths = [longest - 1, longest, 0, 1, page_size - 1, page_size, page_size + 1]
-    case, options = problem(rng, lengths, shape)
-    got = interpreted(case, splits, **options)
-    want = oracle.decode(*case[:4], **options)
-    assert got.dtype == case.q.dtype
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-    assert not np.asarray(got, np.float32)[2].any()
-
-
-@pytest.mark.parametrize("shape", QUICK, ids=str)
-def test_random_page_tables(shape):
-    """Boundary lengths, shared pages, page ids in random order, NaN wherever nobody may look."""
-    check(shape)
+@pytest.mark.parametrize(
+    "program", [*QUICK, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE)], ids=str
+)
+@examples(4)
+@given(data=st.data())
+def test_ragged(program, data):
+    check_decode(program, data.draw(slots(program)), **CALL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", MORE, ids=str)
-def test_random_page_tables_of_more_shapes(shape):
-    check(shape, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("splits", [1, 2, 7])
-def test_random_lengths_and_splits(splits):
-    """Idle slots, more splits than a slot has blocks, blocks longer than pages and shorter."""
-    shape = (4, 2, 64, 16, "float32", splits, {})
-    for block in (16, 32):
-        rng = np.random.default_rng(splits)
-        for _ in range(3):
-            lengths = [int(length) for length in rng.integers(0, 200, 6)]
-            lengths[int(rng.integers(0, 6))] = 0
-            case, options = problem(rng, lengths, shape, columns=13, total=80)
-            got = interpreted(case, splits, DecodeTuning(block_tokens=block), **options)
-            want = oracle.decode(*case[:4], **options)
-            assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float32"]
+@examples(8)
+@given(data=st.data())
+def test_ragged_of_any_shape(data):
+    program = data.draw(DRAWN)
+    tuning = DecodeTuning(block_tokens=data.draw(st.sampled_from((16, 32))))
+    check_decode(program, data.draw(slots(program)), **{**CALL, "tuning": tuning})
 
 
 def test_every_e4m3_number_is_read_exactly():
@@ -177,12 +141,6 @@ def decode(*given, **options):
     return paged_decode_attention(*given, scale=0.1, backend="triton", **options)
 
 
-def lowered_for_cuda(function, *given):
-    device = AbstractDevice("NVIDIA A100-SXM4-80GB", 108, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",))
-
-
 def triton_kernels(lowered):
     """The Triton modules inside a lowered program, as text."""
 
@@ -206,7 +164,9 @@ def triton_kernels(lowered):
 def test_a_pool_of_more_than_four_gibibytes_is_addressed_in_64_bits(pages, bits):
     given = operands(kv_heads=8, head_dim=128, pages=pages)
     assert (np.prod(given[1].shape) * 2 > 2**32) == (bits == 64)
-    (kernel,) = triton_kernels(lowered_for_cuda(lambda *given: decode(*given, splits=1), *given))
+    (kernel,) = triton_kernels(
+        lowered_for_cuda(lambda *given: decode(*given, splits=1), *given, device=A100)
+    )
     assert f"tensor<64x128x!tt.ptr<bf16>>, tensor<64x128xi{bits}>" in kernel, kernel
 
 
@@ -218,26 +178,32 @@ def test_lowers_for_an_a100_without_a_gpu(splits):
         return decode(*given, splits=splits, k_scale=scale, v_scale=scale, window=100)
 
     scale = jax.ShapeDtypeStruct((4096, 2), jnp.float32)
-    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn)).as_text()
+    text = lowered_for_cuda(call, scale, *operands(pool=jnp.float8_e4m3fn), device=A100).as_text()
     assert text.count("xla.gpu.triton") == min(splits, 2)
 
 
 @pytest.mark.slow
 def test_runs_under_shard_map():
-    rng = np.random.default_rng(5)
-    case, options = problem(rng, [33, 0, 16], (4, 2, 64, 16, "float32", 2, {}))
+    case = paged_case(
+        np.random.default_rng(5),
+        [33, 0, 16],
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        page_size=16,
+        pool="float32",
+    )
     mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     heads, pages = P(None, "model"), P(None, None, None, "model")
     sharded = jax.shard_map(
-        lambda *given: interpreted((*given, None), 2, **options),
+        functools.partial(paged_decode_attention, scale=0.125, splits=2, **CALL),
         mesh=mesh,
         in_specs=(heads, pages, P(), P()),
         out_specs=heads,
         check_vma=False,  # Pallas' interpreter does not keep the axes
     )
-    got = sharded(*case[:4])
-    want = oracle.decode(*case[:4], **options)
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float32"]
+    want = oracle.decode(*case[:4], scale=0.125)
+    assert oracle.relative_error(sharded(*case[:4]), want) <= oracle.TOLERANCE["float32"]
 
 
 def test_lowers_under_shard_map():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import KernelError, PrefillLanes, paged_prefill_attention
@@ -14,100 +18,55 @@ from pallas_kernels.paged_attention import triton_prefill
 from pallas_kernels.tuning import PrefillTuning
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import packed_lanes, paged_case
+from tests.pallas_kernels.lowering import A100, lowered_for_cuda
+from tests.pallas_kernels.paged_attention.checks import check_prefill
+from tests.pallas_kernels.strategies import Program, examples, lanes, programs
 
-SMALL = PrefillTuning(tile_rows=32, block_tokens=16)
+CALL = {
+    "backend": "triton",
+    "tuning": PrefillTuning(tile_rows=32, block_tokens=16),
+    "interpret": True,
+}
+ALL = {"soft_cap": 2.0, "sinks": True}
 
-# heads, kv_heads, head_dim, page size, type, options
 QUICK = [
-    (2, 1, 16, 8, "float32", {}),
-    (3, 1, 80, 8, "float32", {"window": 17, "sinks": True, "soft_cap": 2.0}),
+    Program(2, 1, 16, 8, "float32", edge=16),
+    Program(3, 1, 80, 8, "float32", window=17, edge=16, **ALL),
 ]
 MORE = [
-    (2, 2, 64, 32, "float8_e4m3fn", {}),
-    (4, 2, 64, 16, "bfloat16", {}),
-    (20, 1, 96, 64, "float16", {"soft_cap": 20.0}),
-    (8, 1, 256, 16, "bfloat16", {"window": 1}),
-    (8, 2, 128, 128, "int8", {"window": 50, "sinks": True, "per_page": False}),
-    (8, 2, 64, 16, "int8", {"query": "float16"}),
-    (4, 4, 64, 16, "uint8", {"query": "float32", "sinks": True}),
-    (16, 2, 128, 32, "uint16", {"window": 40}),
-    (64, 1, 64, 16, "float32", {}),
+    Program(2, 2, 64, 32, "float8_e4m3fn"),
+    Program(4, 2, 64, 16, "bfloat16"),
+    Program(20, 1, 96, 64, "float16", soft_cap=20.0, chunk=70),
+    Program(8, 1, 256, 16, "bfloat16", window=1),
+    Program(8, 2, 128, 128, "int8", window=50, sinks=True, per_page=False, columns=2, rows=3),
+    Program(8, 2, 64, 16, "int8", query="float16"),
+    Program(4, 4, 64, 16, "uint8", query="float32", sinks=True),
+    Program(16, 2, 128, 32, "uint16", window=40, rows=3),
+    Program(64, 1, 64, 16, "float32", rows=3),
 ]
+DRAWN = programs(
+    pools=("float32", "bfloat16", "float16", "int8", "uint8", "uint16", "float8_e4m3fn"),
+    head_dims=(16, 64, 80, 128),
+    page_sizes=(8, 16, 32),
+    rows=4,
+)
 
 
-def problem(rng, chunks, contexts, shape, region=None, **fixed):
-    """A case, its lanes, and the options of the call."""
-    heads, kv_heads, head_dim, page_size, pool, options = shape
-    options = dict(options)
-    made = {name: options.pop(name) for name in ("per_page", "query") if name in options}
-    lanes, rows = packed_lanes(rng, chunks, contexts, gaps=True)
-    case = paged_case(
-        rng,
-        [chunk + context if chunk else 0 for chunk, context in zip(chunks, contexts)],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        pool=pool,
-        rows=region or rows,
-        first_page=3,
-        **made,
-        **fixed,
-    )
-    if options.pop("sinks", False):
-        options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
-    return case, lanes, {"scale": head_dim**-0.5, **options, **case.options}
-
-
-def interpreted(case, lanes, **options):
-    return paged_prefill_attention(
-        *case[:3], lanes, backend="triton", tuning=SMALL, interpret=True, **options
-    )
-
-
-def check(case, lanes, pool, options):
-    got = interpreted(case, lanes, **options)
-    want = oracle.prefill(*case[:3], lanes, **options)
-    assert got.dtype == case.q.dtype
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
-    unowned = np.ones(case.q.shape[0], bool)
-    for start, length, _ in zip(*(np.asarray(part) for part in lanes)):
-        unowned[start : start + length] = False
-    assert not np.asarray(got, np.float32)[unowned].any()
-
-
-def check_shape(shape, seed):
-    page_size = shape[3]
-    chunks = [page_size, 1, 0, 2 * page_size + 3, page_size - 1]
-    contexts = [0, 3 * page_size - 1, 7, page_size + 5, 1]
-    case, lanes, options = problem(np.random.default_rng(seed), chunks, contexts, shape)
-    check(case, lanes, shape[4], options)
-
-
-@pytest.mark.parametrize("shape", QUICK, ids=str)
-def test_ragged_chunks(shape):
-    """Chunks around a page, with and without a context; NaN wherever nobody may look."""
-    check_shape(shape, seed=0)
+@pytest.mark.parametrize(
+    "program", [*QUICK, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE)], ids=str
+)
+@examples(4)
+@given(data=st.data())
+def test_ragged(program, data):
+    check_prefill(program, data.draw(lanes(program)), **CALL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", MORE, ids=str)
-def test_ragged_chunks_of_more_shapes(shape):
-    check_shape(shape, seed=1)
-
-
-@pytest.mark.slow
-def test_random_chunks():
-    """Any packing of the region, whole tiles and rests, idle lanes, rows that no lane owns."""
-    shape = (4, 2, 64, 16, "float32", {})
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        chunks = [int(chunk) for chunk in rng.integers(0, 30, 4)]
-        contexts = [int(context) for context in rng.integers(0, 70, 4)]
-        case, lanes, options = problem(
-            rng, chunks, contexts, shape, region=140, columns=8, total=40
-        )
-        check(case, lanes, "float32", options)
+@examples(6)
+@given(data=st.data())
+def test_ragged_of_any_shape(data):
+    program = data.draw(DRAWN)
+    check_prefill(program, data.draw(lanes(program)), **CALL)
 
 
 @pytest.mark.parametrize("tile", [1, 8, 42])
@@ -158,30 +117,36 @@ def test_lowers_for_an_a100_without_a_gpu():
         jax.ShapeDtypeStruct((4096, 2), jnp.float32),
         jax.ShapeDtypeStruct((8,), "float32"),
     )
-    device = AbstractDevice("NVIDIA A100-SXM4-80GB", 108, "gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(call).trace(scale, sinks, *operands(pool=jnp.float8_e4m3fn))
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    given = operands(pool=jnp.float8_e4m3fn)
+    text = lowered_for_cuda(call, scale, sinks, *given, device=A100).as_text()
     assert text.count("xla.gpu.triton") == 1
 
 
 @pytest.mark.slow
 def test_runs_under_shard_map():
     rng = np.random.default_rng(5)
-    shape = (4, 2, 64, 16, "float32", {})
-    case, lanes, options = problem(rng, [17, 0, 5], [3, 0, 40], shape)
+    packed, region = packed_lanes(rng, [17, 0, 5], [3, 0, 40], gaps=True)
+    case = paged_case(
+        rng,
+        [20, 0, 45],
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        page_size=16,
+        pool="float32",
+        rows=region,
+    )
     mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
     heads, pages = P(None, "model"), P(None, None, None, "model")
     sharded = jax.shard_map(
-        lambda *given: interpreted(given[:3], given[3], **options),
+        functools.partial(paged_prefill_attention, scale=0.125, **CALL),
         mesh=mesh,
         in_specs=(heads, pages, P(), P()),
         out_specs=heads,
         check_vma=False,  # Pallas' interpreter does not keep the axes
     )
-    got = sharded(*case[:3], lanes)
-    want = oracle.prefill(*case[:3], lanes, **options)
-    assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float32"]
+    want = oracle.prefill(*case[:3], packed, scale=0.125)
+    assert oracle.relative_error(sharded(*case[:3], packed), want) <= oracle.TOLERANCE["float32"]
 
 
 def test_lowers_under_shard_map():

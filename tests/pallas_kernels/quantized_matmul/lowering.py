@@ -6,7 +6,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractDevice, AbstractMesh
 
 from pallas_kernels.quantized_matmul import (
     Fp8Weight,
@@ -16,6 +15,7 @@ from pallas_kernels.quantized_matmul import (
     formats,
     quantized_matmul,
 )
+from tests.pallas_kernels.lowering import lowered_for_cuda
 
 
 def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
@@ -35,13 +35,10 @@ def abstract_weight(outputs: int, inputs: int, kind: str) -> QuantizedWeight:
     return Fp8Weight(shape((outputs, inputs), formats.FP8), scale)
 
 
-def lowered_for_cuda(
+def lowered_text(
     backend: str, rows: int, outputs: int, inputs: int, kind: str, dtype: str, activations: str
 ) -> str:
     """The text of quantized_matmul lowered for an H200."""
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
     function = functools.partial(quantized_matmul, activations=activations, backend=backend)
     x = jax.ShapeDtypeStruct((rows, inputs), dtype)
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(function).trace(x, abstract_weight(outputs, inputs, kind))
-        return traced.lower(lowering_platforms=("cuda",)).as_text()
+    return lowered_for_cuda(function, x, abstract_weight(outputs, inputs, kind)).as_text()

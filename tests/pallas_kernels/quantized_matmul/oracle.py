@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from pallas_kernels.quantized_matmul import (
+    Fp8Weight,
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
@@ -56,6 +58,15 @@ def integer_product(x: np.ndarray, weight: Int8Weight) -> tuple[np.ndarray, np.n
     return rows @ np.asarray(weight.values, np.int32).T, scale
 
 
+def fp8_product(x: np.ndarray, weight: Fp8Weight) -> np.ndarray:
+    """float64[M, N] of x rounded to float8_e4m3fn, each row with a scale of its own."""
+    wide = np.asarray(x, np.float32)
+    highest = np.abs(wide).max(axis=1, keepdims=True)
+    factor = np.divide(np.float32(448), highest, out=np.ones_like(highest), where=highest > 0)
+    rounded = np.clip(wide * factor, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return product(rounded, weight) * (highest.astype(np.float64) / 448)
+
+
 def relative_error(got: jnp.ndarray, want: np.ndarray) -> float:
     """The largest difference over the largest magnitude; infinite when something is not finite."""
     got = np.asarray(got, np.float64)
@@ -87,16 +98,41 @@ def random_weight(
     )
 
 
+def weight_of_any_bits(
+    rng: np.random.Generator, outputs: int, inputs: int, kind: str
+) -> QuantizedWeight:
+    """A weight of any numbers that its format has, with random scales; kinds as above."""
+    weight = random_weight(rng, outputs, inputs, kind)
+    scales = lambda like: jnp.asarray(rng.uniform(0.5, 2.0, like.shape), jnp.float32)  # noqa: E731
+    if isinstance(weight, Int4Weight):
+        packed = rng.integers(0, 2**16, weight.packed.shape).astype(np.uint16)
+        zeros = weight.zeros
+        if zeros is not None:
+            zeros = jnp.asarray(rng.integers(0, 17, zeros.shape), jnp.uint8)
+        return Int4Weight(jnp.asarray(packed), scales(weight.scales), zeros)
+    if isinstance(weight, Int8Weight):
+        values = jnp.asarray(rng.integers(-127, 128, weight.values.shape), jnp.int8)
+        return Int8Weight(values, scales(weight.scale))
+    bits = rng.integers(0, 256, weight.values.shape).astype(np.uint8)
+    bits[(bits & 0x7F) == 0x7F] = 0  # NaN
+    return Fp8Weight(jnp.asarray(bits.view(ml_dtypes.float8_e4m3fn)), scales(weight.scale))
+
+
 def random_rows(rng: np.random.Generator, rows: int, inputs: int, dtype: str) -> jnp.ndarray:
     """Activations of very different size by row."""
     x = rng.standard_normal((rows, inputs)) * np.exp(rng.uniform(-2, 2, (rows, 1)))
     return jnp.asarray(x, dtype)
 
 
-def rows_fit(x: jnp.ndarray, got: jnp.ndarray, weight: QuantizedWeight, bound: float) -> bool:
+def rows_agree(got: jnp.ndarray, want: np.ndarray, bound: float) -> bool:
     """Whether every row of a result is right to `bound`, relative to the row's largest element."""
-    want = product(x, weight)
+    got = np.asarray(got)
     return all(relative_error(got[row], want[row]) <= bound for row in range(len(want)))
+
+
+def rows_fit(x: jnp.ndarray, got: jnp.ndarray, weight: QuantizedWeight, bound: float) -> bool:
+    """Whether a result is the product of x and the weight, row by row."""
+    return rows_agree(got, product(x, weight), bound)
 
 
 KINDS = (

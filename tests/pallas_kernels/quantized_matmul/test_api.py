@@ -6,59 +6,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 
 from pallas_kernels import KernelError
 from pallas_kernels.quantized_matmul import Int4Weight, Int8Weight, quantized_matmul
 from tests.pallas_kernels.quantized_matmul import oracle
+from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
+from tests.pallas_kernels.strategies import examples
 
-QUICK = ("int8", "fp8 tensor", "int4 64 zeros")
-KINDS = [
-    pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in oracle.KINDS
+# output channels beyond whole blocks of 256, one row and several, each type of x
+PRODUCTS = [
+    ("xla", Product(7, 300, 384, "int8", "bfloat16")),
+    ("xla", Product(1, 300, 384, "fp8 tensor", "float32")),
+    ("xla", Product(2, 300, 384, "int4 64 zeros", "float16")),
+    ("xla", Product(7, 300, 384, "int4 row", "bfloat16")),
+    ("xla", Product(7, 40, 320, "int8", "float32", "int8")),
+    ("xla", Product(5, 40, 320, "fp8", "bfloat16", "fp8")),
+    ("reference", Product(2, 40, 384, "int4 64 zeros", "bfloat16")),
+    ("reference", Product(7, 40, 320, "int8", "bfloat16", "int8")),
+    ("reference", Product(5, 40, 320, "fp8", "float16", "fp8")),
+]
+MORE = [
+    *(("xla", Product(7, 300, 384, kind, "bfloat16")) for kind in oracle.KINDS),
+    *(("xla", Product(1, 300, 384, kind, "float32")) for kind in oracle.KINDS),
+    *(("reference", Product(2, 40, 384, kind, "float16")) for kind in oracle.KINDS),
+    ("xla", Product(1, 40, 320, "int8", "float16", "int8")),
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", ["reference", "xla"])
-def test_every_format(backend, kind):
-    """Output channels beyond whole blocks, one row and several, each type of x."""
-    rng = np.random.default_rng(len(kind))
-    weight = oracle.random_weight(rng, 300, 384, kind)
-    for rows, dtype in ((1, "float32"), (7, "bfloat16"), (2, "float16")):
-        x = oracle.random_rows(rng, rows, 384, dtype)
-        got = quantized_matmul(x, weight, backend=backend, out_dtype="float32")
-        assert got.dtype == jnp.float32
-        # 4-bit weights are rounded to bfloat16 by XLA; all other products are exact
-        exact = backend == "reference" or not kind.startswith("int4")
-        bound = 1e-5 if exact or dtype == "float32" else oracle.TOLERANCE[dtype]
-        assert oracle.rows_fit(x, got, weight, bound)
-    rounded = jax.eval_shape(lambda x: quantized_matmul(x, weight, backend=backend), x)
-    assert rounded.dtype == x.dtype
+@pytest.mark.parametrize(
+    ("backend", "product"),
+    [*PRODUCTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
+    ids=str,
+)
+@examples(4)
+@given(values=VALUES)
+def test_every_format(backend, product, values):
+    # 4-bit weights are rounded to the type of x by XLA; all other products are exact
+    rounds = backend == "xla" and product.kind.startswith("int4") and product.dtype != "float32"
+    bound = oracle.TOLERANCE[product.dtype] if rounds else 1e-5
+    check(product, values, bound, backend=backend)
 
 
-@pytest.mark.parametrize("rows", [7, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("backend", ["reference", "xla"])
-def test_int8_activations_are_exact(backend, rows):
-    rng = np.random.default_rng(rows)
-    weight = oracle.random_weight(rng, 40, 320, "int8")
-    x = oracle.random_rows(rng, rows, 320, "float32").at[0].set(0.0)
-    # unit scales show the integer sums themselves
-    plain = Int8Weight(weight.values, jnp.ones_like(weight.scale))
-    got = quantized_matmul(x, plain, activations="int8", backend=backend)
-    sums, row_scale = oracle.integer_product(x, weight)
-    np.testing.assert_array_equal(got, sums.astype(np.float32) * row_scale[:, None])
-    scaled = quantized_matmul(x, weight, activations="int8", backend=backend)
-    assert oracle.relative_error(scaled, oracle.product(x, weight)) < 0.02
-
-
-@pytest.mark.parametrize("backend", ["reference", "xla"])
-def test_fp8_activations(backend):
-    rng = np.random.default_rng(0)
-    weight = oracle.random_weight(rng, 40, 320, "fp8")
-    x = oracle.random_rows(rng, 5, 320, "bfloat16").at[0].set(0.0)
-    got = quantized_matmul(x, weight, activations="fp8", backend=backend, out_dtype="float32")
-    want = oracle.product(x, weight)
-    assert oracle.relative_error(got, want) < 0.05
-    assert not np.asarray(got)[0].any()
+def test_the_result_has_the_type_of_x():
+    assert call(dtype="float16").dtype == "float16"
 
 
 def test_a_weight_passes_through_jit_as_a_pytree():

@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
 
 from pallas_kernels import gpu_targets
 from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.prove import Requirements, prove
-from pallas_kernels.quantized_matmul import Int8Weight, nibbles, quantized_matmul
+from pallas_kernels.quantized_matmul import nibbles, quantized_matmul
 from pallas_kernels.quantized_matmul.splits import number_of_splits
 from pallas_kernels.tuning import MatmulTuning
-from tests.pallas_kernels.quantized_matmul import oracle
-from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_for_cuda
+from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, Values, check
+from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_text
+from tests.pallas_kernels.strategies import examples
 
 INTERPRETER = mosaic_gpu_interpreter()
 needs_interpreter = pytest.mark.skipif(
@@ -34,88 +36,47 @@ needs_compiler = pytest.mark.skipif(
     bool(MISSING), reason=f"no kernel is COMPILED for a GPU here: {MISSING}"
 )
 
-# rows, outputs, inputs, kind, type of x, tile_m, stages, splits
+# tails of rows and channels, more steps than stages, parts of K, all formats and groups
 CASES = [
-    (1, 128, 512, "int8", "bfloat16", 64, 2, 1),
-    (7, 208, 512, "int4 128 zeros", "bfloat16", 64, 2, 1),
-    (16, 128, 768, "int4 64", "bfloat16", 64, 2, 2),
-    (2, 128, 256, "int4 32", "float16", 64, 2, 1),
-    (9, 128, 512, "int4 row zeros", "bfloat16", 8, 2, 2),
-    (16, 208, 384, "fp8 tensor", "bfloat16", 64, 2, 1),
+    (Product(1, 128, 512, "int8", "bfloat16"), 64, 2, 1),
+    (Product(7, 208, 512, "int4 128 zeros", "bfloat16"), 64, 2, 1),
+    (Product(16, 128, 768, "int4 64", "bfloat16"), 64, 2, 2),
+    (Product(2, 128, 256, "int4 32", "float16"), 64, 2, 1),
+    (Product(9, 128, 512, "int4 row zeros", "bfloat16"), 8, 2, 2),
+    (Product(16, 208, 384, "fp8 tensor", "bfloat16"), 64, 2, 1),
+    (Product(10, 128, 768, "int8", "bfloat16", "int8"), 64, 2, 1),
+    (Product(3, 128, 256, "fp8", "bfloat16", "fp8"), 64, 2, 1),
 ]
 SLOW_CASES = [
-    (64, 336, 1024, "int4 128", "bfloat16", 64, 3, 2),
-    (200, 144, 640, "int8", "float16", 128, 2, 1),
-    (200, 208, 512, "int4 64 zeros", "bfloat16", 64, 2, 1),
-    (7, 128, 512, "fp8", "float16", 64, 4, 4),
-    (16, 128, 512, "int4 32 zeros", "bfloat16", 64, 2, 1),
-    (1, 128, 1024, "int4 row", "float16", 64, 2, 4),
+    (Product(64, 336, 1024, "int4 128", "bfloat16"), 64, 3, 2),
+    (Product(200, 144, 640, "int8", "float16"), 128, 2, 1),
+    (Product(200, 208, 512, "int4 64 zeros", "bfloat16"), 64, 2, 1),
+    (Product(7, 128, 512, "fp8", "float16"), 64, 4, 4),
+    (Product(16, 128, 512, "int4 32 zeros", "bfloat16"), 64, 2, 1),
+    (Product(1, 128, 1024, "int4 row", "float16"), 64, 2, 4),
+    (Product(10, 128, 768, "int8", "bfloat16", "int8"), 64, 2, 3),
 ]
-SLOW = [pytest.param(case, marks=pytest.mark.slow, id=str(case)) for case in SLOW_CASES]
-
-
-def interpreted(x, weight, tuning, **options):
-    return quantized_matmul(
-        x,
-        weight,
-        tuning=tuning,
-        backend="mosaic_gpu",
-        interpret=INTERPRETER(),
-        out_dtype="float32",
-        **options,
-    )
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 
 
 @needs_interpreter
-@pytest.mark.parametrize("case", [*CASES, *SLOW], ids=str)
-def test_against_float64(case):
-    """Tails of rows and channels, more steps than stages, parts of K, all formats and groups."""
-    rows, outputs, inputs, kind, dtype, tile_m, stages, splits = case
-    rng = np.random.default_rng(rows + inputs)
-    weight = oracle.random_weight(rng, outputs, inputs, kind)
-    x = oracle.random_rows(rng, rows, inputs, dtype)
+@pytest.mark.parametrize(("product", "tile_m", "stages", "splits"), [*CASES, *SLOW], ids=str)
+@examples(2)
+@given(values=VALUES)
+def test_against_float64(product, tile_m, stages, splits, values):
     tuning = MatmulTuning(tile_m=tile_m, stages=stages, splits=splits)
-    # weights are exact in the type of x and products are added in float32
-    assert oracle.rows_fit(x, interpreted(x, weight, tuning), weight, 1e-5)
-
-
-@needs_interpreter
-@pytest.mark.parametrize("splits", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_int8_activations_are_exact(splits):
-    rng = np.random.default_rng(0)
-    weight = oracle.random_weight(rng, 128, 768, "int8")
-    x = oracle.random_rows(rng, 10, 768, "bfloat16")
-    plain = Int8Weight(weight.values, jnp.ones_like(weight.scale))
-    tuning = MatmulTuning(stages=2, splits=splits)
-    got = interpreted(x, plain, tuning, activations="int8")
-    sums, row_scale = oracle.integer_product(x, weight)
-    np.testing.assert_array_equal(got, sums.astype(np.float32) * row_scale[:, None])
-
-
-@needs_interpreter
-def test_fp8_activations():
-    rng = np.random.default_rng(1)
-    weight = oracle.random_weight(rng, 128, 256, "fp8")
-    x = oracle.random_rows(rng, 3, 256, "bfloat16")
-    got = interpreted(x, weight, MatmulTuning(stages=2, splits=1), activations="fp8")
-    want = quantized_matmul(x, weight, activations="fp8", backend="reference", out_dtype="float32")
-    assert oracle.relative_error(got, np.asarray(want, np.float64)) <= 1e-5
+    check(product, values, tuning=tuning, backend="mosaic_gpu", interpret=INTERPRETER())
 
 
 @needs_interpreter
 def test_no_data_race(capfd):
-    rng = np.random.default_rng(2)
-    weight = oracle.random_weight(rng, 128, 1024, "int4 128 zeros")
-    x = oracle.random_rows(rng, 8, 1024, "bfloat16")
-    got = quantized_matmul(
-        x,
-        weight,
+    check(
+        Product(8, 128, 1024, "int4 128 zeros", "bfloat16"),
+        Values(any_bits=True, zero_row=False, seed=2),
         tuning=MatmulTuning(stages=2, splits=1),
         backend="mosaic_gpu",
         interpret=INTERPRETER(detect_races=True),
-        out_dtype="float32",
     )
-    assert oracle.rows_fit(x, got, weight, 1e-5)
     assert "race" not in "".join(capfd.readouterr()).lower()
 
 
@@ -161,7 +122,7 @@ def test_splits_fill_the_gpu_and_no_more():
     ],
 )
 def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
-    text = lowered_for_cuda("mosaic_gpu", rows, 512, 1024, kind, dtype, activations)
+    text = lowered_text("mosaic_gpu", rows, 512, 1024, kind, dtype, activations)
     assert "mosaic_gpu" in text
 
 

@@ -2,66 +2,40 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from hypothesis import given
 
-from pallas_kernels.quantized_matmul import quantized_matmul
 from pallas_kernels.tuning import MatmulTuning
-from tests.pallas_kernels.quantized_matmul import oracle
-from tests.pallas_kernels.quantized_matmul.lowering import lowered_for_cuda
+from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
+from tests.pallas_kernels.quantized_matmul.lowering import lowered_text
+from tests.pallas_kernels.strategies import examples
 
-# rows, outputs, inputs, kind, type of x, splits
+# tails of every dimension, parts of K, all formats and groups
 CASES = [
-    (7, 72, 320, "int4 64 zeros", "bfloat16", 2),
+    (Product(7, 72, 320, "int4 64 zeros", "bfloat16"), 2),
+    (Product(5, 40, 352, "int8", "bfloat16", "int8"), 1),
 ]
 SLOW_CASES = [
-    (20, 40, 160, "fp8 tensor", "float32", 1),
-    (1, 200, 352, "int8", "bfloat16", 1),
-    (2, 72, 384, "int4 128", "float16", 1),
-    (16, 72, 544, "int4 32 zeros", "bfloat16", 3),
-    (64, 136, 384, "int4 128 zeros", "bfloat16", 1),
-    (200, 72, 320, "int4 row", "float32", 1),
-    (16, 72, 416, "int4 row zeros", "bfloat16", 2),
-    (33, 72, 256, "fp8", "bfloat16", 1),
+    (Product(20, 40, 160, "fp8 tensor", "float32"), 1),
+    (Product(1, 200, 352, "int8", "bfloat16"), 1),
+    (Product(2, 72, 384, "int4 128", "float16"), 1),
+    (Product(16, 72, 544, "int4 32 zeros", "bfloat16"), 3),
+    (Product(64, 136, 384, "int4 128 zeros", "bfloat16"), 1),
+    (Product(200, 72, 320, "int4 row", "float32"), 1),
+    (Product(16, 72, 416, "int4 row zeros", "bfloat16"), 2),
+    (Product(33, 72, 256, "fp8", "bfloat16"), 1),
+    (Product(5, 40, 352, "int8", "bfloat16", "int8"), 3),
 ]
-SLOW = [pytest.param(case, marks=pytest.mark.slow, id=str(case)) for case in SLOW_CASES]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 
 
-@pytest.mark.parametrize("case", [*CASES, *SLOW], ids=str)
-def test_against_float64(case):
-    """Tails of every dimension, parts of K, all formats and groups."""
-    rows, outputs, inputs, kind, dtype, splits = case
-    rng = np.random.default_rng(rows + inputs)
-    weight = oracle.random_weight(rng, outputs, inputs, kind)
-    x = oracle.random_rows(rng, rows, inputs, dtype)
-    got = quantized_matmul(
-        x,
-        weight,
-        tuning=MatmulTuning(tile_m=32, tile_n=64, tile_k=64, splits=splits),
-        backend="triton",
-        interpret=True,
-        out_dtype="float32",
-    )
-    assert oracle.rows_fit(x, got, weight, 1e-5)
-
-
-@pytest.mark.parametrize("splits", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_int8_activations_are_exact(splits):
-    rng = np.random.default_rng(0)
-    weight = oracle.random_weight(rng, 40, 352, "int8")
-    x = oracle.random_rows(rng, 5, 352, "bfloat16")
-    got = quantized_matmul(
-        x,
-        weight,
-        activations="int8",
-        tuning=MatmulTuning(tile_m=16, tile_n=64, tile_k=64, splits=splits),
-        backend="triton",
-        interpret=True,
-        out_dtype="float32",
-    )
-    sums, row_scale = oracle.integer_product(x, weight)
-    want = sums.astype(np.float64) * row_scale[:, None] * np.asarray(weight.scale)
-    assert oracle.relative_error(got, want) < 5e-7
+@pytest.mark.parametrize(("product", "splits"), [*CASES, *SLOW], ids=str)
+@examples(3)
+@given(values=VALUES)
+def test_against_float64(product, splits, values):
+    tile_m = 16 if product.activations == "int8" else 32
+    tuning = MatmulTuning(tile_m=tile_m, tile_n=64, tile_k=64, splits=splits)
+    check(product, values, tuning=tuning, backend="triton", interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -74,5 +48,5 @@ def test_int8_activations_are_exact(splits):
     ],
 )
 def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
-    text = lowered_for_cuda("triton", rows, 512, 1024, kind, dtype, activations)
+    text = lowered_text("triton", rows, 512, 1024, kind, dtype, activations)
     assert "triton" in text

@@ -1,4 +1,4 @@
-"""What the device did, kernel by kernel, from JAX's own profiler."""
+"""What the device did and when, from JAX's own profiler."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from typing import Any
 
 import jax
 
-DEVICE_PLANE = "/device:GPU"
+GPU_PLANE = "/device:GPU:0"  # the others do the same at the same time
 STREAM_LINE = "Stream"  # other lines of the plane show the same time once more, by module or by op
+HOST_PLANE = "/host:CPU"
+CPU_STEP = "ThunkExecutor::Execute"  # XLA:CPU runs an executable, or waits for its other threads
 LONGEST_NAME = 60
+CRITICAL_EVENTS = 1  # of the host; XLA:CPU's runs are among them
 
 
 class NoTraceError(RuntimeError):
-    """The profiler saw no kernel; the message says what it saw."""
+    """The profiler saw the device do nothing; the message says what it saw."""
 
 
 @dataclass(slots=True)
-class Kernels:
-    """The kernels of a traced run.
+class DeviceTime:
+    """The device in a traced run.
 
     Attributes:
-        calls: how often each ran.
+        calls: how often each kernel ran; on a CPU the executable is the only one.
         seconds: on the device in each.
         busy: seconds in which at least one ran.
         span: seconds from the first one's begin to the last one's end.
+        pauses: seconds of each interval between in which none ran, in order.
     """
 
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     busy: float = 0.0
     span: float = 0.0
+    pauses: list[float] = field(default_factory=list)
 
     def largest(self, count: int) -> list[tuple[str, int, float]]:
         """Name, calls and seconds of the kernels that took the longest."""
@@ -41,50 +46,60 @@ class Kernels:
         return [(name, self.calls[name], self.seconds[name]) for name in names]
 
 
-def summed(events: Iterable[tuple[str, float, float]]) -> Kernels:
-    """Name, start and duration in nanoseconds of each event, to totals by name."""
-    found = Kernels()
+def summed(events: Iterable[tuple[str, float, float]]) -> DeviceTime:
+    """Name, start and duration in nanoseconds of each event, to totals."""
+    found = DeviceTime()
     intervals = []
     for name, start, duration in events:
         short = name[:LONGEST_NAME]
         found.calls[short] = found.calls.get(short, 0) + 1
         found.seconds[short] = found.seconds.get(short, 0.0) + duration / 1e9
         intervals.append((start, start + duration))
-    reached = float("-inf")
-    for begin, end in sorted(intervals):
+    intervals.sort()
+    reached = intervals[0][0] if intervals else 0.0
+    for begin, end in intervals:
+        if begin > reached:
+            found.pauses.append((begin - reached) / 1e9)
         found.busy += max(0.0, end - max(begin, reached)) / 1e9
         reached = max(reached, end)
     if intervals:
-        found.span = (reached - min(begin for begin, _ in intervals)) / 1e9
+        found.span = (reached - intervals[0][0]) / 1e9
     return found
 
 
 def device_events(profile: Any) -> list[tuple[str, float, float]]:
-    """The kernels and copies on the streams of the GPUs in a ProfileData.
+    """Kernels and copies on the first GPU's streams, or XLA:CPU's runs where there is no GPU.
 
     Raises:
         NoTraceError: there are none.
     """
-    events, seen = [], []
+    kernels, runs, seen = [], [], []
     for plane in profile.planes:
         for line in plane.lines:
             seen.append(f"{plane.name}/{line.name}")
-            if plane.name.startswith(DEVICE_PLANE) and line.name.startswith(STREAM_LINE):
-                events += [(e.name, float(e.start_ns), float(e.duration_ns)) for e in line.events]
-    if not events:
+            if plane.name == GPU_PLANE and line.name.startswith(STREAM_LINE):
+                kernels += [(e.name, float(e.start_ns), float(e.duration_ns)) for e in line.events]
+            elif plane.name == HOST_PLANE:
+                runs += [
+                    (e.name, float(e.start_ns), float(e.duration_ns))
+                    for e in line.events
+                    if e.name.startswith(CPU_STEP)
+                ]
+    if not kernels and not runs:
         raise NoTraceError(f"no kernel in the trace; it has the lines {', '.join(seen)[:300]}")
-    return events
+    return kernels or runs
 
 
-def traced(run: Callable[[], Any]) -> Kernels:
-    """Runs once under the profiler and sums up its kernels.
+def traced(run: Callable[[], Any]) -> DeviceTime:
+    """Runs once under the profiler and sums up what the device did.
 
     Raises:
-        NoTraceError: the profiler saw no kernel.
+        NoTraceError: the profiler saw nothing on the device.
     """
     options = jax.profiler.ProfileOptions()
-    # the device alone: to trace the host would slow down what feeds the device
-    options.host_tracer_level = 0
+    # a GPU is traced alone: to trace the host would slow down what feeds it; a CPU is the host
+    on_cpu = jax.default_backend() == "cpu"
+    options.host_tracer_level = CRITICAL_EVENTS if on_cpu else 0
     options.python_tracer_level = 0
     options.raise_error_on_start_failure = True
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""In how much of the time the device executes a step while requests are waiting.
+
+More requests than slots, prompts and outputs of mixed lengths, for some seconds under JAX's
+profiler: busy is the union of the intervals in which the device runs, over the time from the first
+to the last of them. Prints a line for each number of slots, with overlap and without.
+
+    python benchmarks/device_busy.py --rows 16 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.device_trace import traced
+from checkpoints import bundled_model_path
+from jaxserve import LLM
+from jaxserve.bench.measure import environment
+from jaxserve.bench.percentiles import percentile
+from jaxserve.bench.workloads import WorkItem, uniform
+
+BUSY_TARGET = 0.95
+FILLED_STEPS = 20  # before anything is measured: the slots fill, the first prompts are behind
+COLUMNS = (
+    "rows", "overlap", "step, ms", "step traced, ms", "device busy, %", "pause, us (median)",
+    "pause, us (p99)", "busy, % (host's bound)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The device under a backlog.
+
+    Attributes:
+        busy: share of the traced time in which the device ran, 0 to 1.
+        bound: what the host's own clock says of it at least, while nothing is traced.
+        step_ms: of a step that is not traced; traced_ms: of one that is.
+        pauses_us: of the device, between two runs; a step of one executable has one at most.
+    """
+
+    busy: float
+    bound: float
+    step_ms: float
+    traced_ms: float
+    pauses_us: list[float]
+
+
+class Backlog:
+    """Keeps twice as many requests in the engine as it has slots.
+
+    Args:
+        llm: the engine, idle.
+        items: requests, repeated for ever.
+        slots: of the engine.
+    """
+
+    def __init__(self, llm: LLM, items: list[WorkItem], slots: int):
+        self._llm = llm
+        self._items: Iterator[tuple[int, WorkItem]] = enumerate(itertools.cycle(items))
+        self._most = 2 * slots
+        self._live = 0
+        for _ in range(FILLED_STEPS):
+            self._step()
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """Steps for so long; milliseconds of a step, and least share of it that was busy."""
+        before = self._llm.stats()
+        begin = time.perf_counter()
+        while time.perf_counter() < begin + seconds:
+            self._step()
+        elapsed = time.perf_counter() - begin
+        after = self._llm.stats()
+        idle = after.times.device_idle - before.times.device_idle
+        return 1e3 * elapsed / (after.num_steps - before.num_steps), 1.0 - idle / elapsed
+
+    def drop(self) -> None:
+        """Ends what is left."""
+        for request_id in list(self._llm._outputs._live):
+            for sequence in self._llm._outputs.abort(request_id)[1]:
+                self._llm._engine.abort(sequence)
+        while self._llm._engine.has_work:
+            self._llm._step()
+
+    def _step(self) -> None:
+        while self._live < self._most:
+            number, item = next(self._items)
+            request = self._llm._inputs.prepare(item.prompt_token_ids, item.params(), f"b{number}")
+            self._llm._outputs.add(request)
+            self._llm._engine.add(request.sequences[0])
+            self._live += 1
+        self._live -= len(self._llm._step())
+
+
+def measure_busy(llm: LLM, items: list[WorkItem], slots: int, seconds: float) -> Busy:
+    """The device under a backlog: some seconds as they are, then as many under the profiler.
+
+    Raises:
+        NoTraceError: the profiler saw nothing on the device.
+    """
+    backlog = Backlog(llm, items, slots)
+    samples: list[tuple[float, float]] = []
+    try:
+        step_ms, bound = backlog.run(seconds)
+        found = traced(lambda: samples.append(backlog.run(seconds)))
+    finally:
+        backlog.drop()
+    pauses = [1e6 * pause for pause in found.pauses]
+    return Busy(found.busy / found.span, bound, step_ms, samples[0][0], pauses)
+
+
+def row_of(slots: int, overlap: bool, busy: Busy) -> dict[str, Any]:
+    """The line of a table."""
+    pauses = busy.pauses_us
+    values = (
+        slots,
+        "on" if overlap else "off",
+        round(busy.step_ms, 3),
+        round(busy.traced_ms, 3),
+        round(100 * busy.busy, 2),
+        round(percentile(pauses, 50), 1),
+        round(percentile(pauses, 99), 1),
+        round(100 * busy.bound, 2),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="model folder; the bundled model when left out")
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64], help="slots")
+    parser.add_argument("--overlap", choices=("on", "off"), nargs="+", default=["on", "off"])
+    parser.add_argument("--seconds", type=float, default=3.0, help="traced, and as many untraced")
+    parser.add_argument("--shortest", type=int, default=8, help="tokens of a prompt or output")
+    parser.add_argument("--longest", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--compile-ahead", type=int, default=1000)
+    parser.add_argument("--output-json", type=Path)
+    options = parser.parse_args(arguments)
+    rows = []
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    for slots, overlap in itertools.product(options.rows, options.overlap):
+        llm = LLM(
+            options.model or str(bundled_model_path()),
+            skip_tokenizer_init=True,
+            dtype=options.dtype,
+            load_format=options.load_format,
+            max_num_seqs=slots,
+            max_model_len=2 * options.longest,
+            overlap=overlap == "on",
+            compile_in_background=False,
+            compile_ahead=options.compile_ahead,
+        )
+        vocab = llm.model_config.vocab_size
+        items = uniform(8 * slots, options.shortest, options.longest, vocab, seed=1234)
+        busy = measure_busy(llm, items, slots, options.seconds)
+        llm.close()
+        rows.append(row_of(slots, overlap == "on", busy) | {"pauses_us": busy.pauses_us})
+        print(f"| {' | '.join(str(rows[-1][column]) for column in COLUMNS)} |", flush=True)
+    if options.output_json is not None:
+        report = {"rows": rows, "environment": environment()}
+        options.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

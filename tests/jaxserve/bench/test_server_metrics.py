@@ -1,0 +1,45 @@
+"""The server's own histograms around a load test: parsed, subtracted, shown."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
+from jaxserve.bench.server_metrics import parse_histograms, queue_markdown, queue_report
+
+
+@pytest.mark.parametrize("prefix", ["jaxserve:", "vllm:"])
+def test_only_what_came_between_the_two_readings_counts(prefix):
+    registry = CollectorRegistry()
+    name = f"{prefix}request_queue_time_seconds"
+    bounds = (0.001, 0.01, 0.1)
+    histogram = Histogram(name, "Help.", ["model_name"], registry=registry, buckets=bounds)
+    histogram.labels("a").observe(5.0)
+    before = parse_histograms(generate_latest(registry).decode())
+    for _ in range(9):
+        histogram.labels("a").observe(0.004)
+    histogram.labels("b").observe(0.05)
+    after = parse_histograms(generate_latest(registry).decode())
+    report = queue_report(before, after, [50.0, 90.0, 99.0])
+    assert report == {
+        "num_queue": 10.0,
+        "mean_queue_ms": pytest.approx(8.6),
+        "p50_queue_ms_at_most": 10.0,
+        "p90_queue_ms_at_most": 10.0,
+        "p99_queue_ms_at_most": 100.0,
+    }
+    assert "| 10 | 8.60 | 10 | 10 | 100 |" in queue_markdown(report, [50.0, 90.0, 99.0])
+
+
+def test_above_the_last_bucket_there_is_no_bound():
+    registry = CollectorRegistry()
+    Histogram(
+        "jaxserve:request_queue_overhead_seconds", "", registry=registry, buckets=[1.0]
+    ).observe(2)
+    report = queue_report({}, parse_histograms(generate_latest(registry).decode()), [50.0])
+    assert report["p50_queue_overhead_ms_at_most"] is None
+
+
+def test_a_server_without_the_histogram_is_said_to_have_none():
+    assert parse_histograms("# TYPE other counter\nother_total 3\n") == {}
+    assert "does not report" in queue_markdown(queue_report({}, {}, [50.0]), [50.0])

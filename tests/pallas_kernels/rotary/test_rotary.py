@@ -1,0 +1,86 @@
+"""The rotary embedding against float64 NumPy."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pallas_kernels import KernelError, native
+from pallas_kernels.linear import Norm
+from pallas_kernels.rotary import split_rotate
+from tests.pallas_kernels.strategies import SEEDS, examples
+
+TOLERANCE = {"float32": 1e-6, "bfloat16": 8e-3}
+# tokens, KV heads, parts (queries, key, value), head_dim
+SHAPES = st.tuples(
+    st.sampled_from((1, 37, 300)),
+    st.sampled_from((1, 2, 4)),
+    st.sampled_from((3, 5, 9)),
+    st.sampled_from((64, 80)),
+)
+
+
+def normed(x: np.ndarray, norm: Norm | None) -> np.ndarray:
+    """Rounded to the type of the weight before it is multiplied with it, as all backends do."""
+    if norm is None:
+        return x
+    rows = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps)
+    return np.asarray(jnp.asarray(rows, norm.weight.dtype), np.float64) * np.asarray(
+        norm.weight, np.float64
+    )
+
+
+def rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Pairs (i, i + D / 2) of x [T, heads, D] as complex numbers, turned by angles [T, D / 2]."""
+    first, second = np.split(x, 2, axis=-1)
+    turned = (first + 1j * second) * np.exp(1j * angles)[:, None]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+@pytest.mark.parametrize(("backend", "count"), [("native", 12), ("xla", 4)])
+def test_against_float64(backend, count):
+    if backend == "native" and not native.availability().available:
+        pytest.skip(f"native kernels: {native.availability().reason}")
+
+    @examples(count)
+    @given(SHAPES, st.sampled_from(tuple(TOLERANCE)), st.booleans(), SEEDS)
+    def check(shape, dtype, has_norms, seed):
+        rng = np.random.default_rng(seed)
+        tokens, _, parts, head_dim = shape
+        angles = rng.uniform(0, 100, (tokens, head_dim // 2))
+        qkv = jnp.asarray(rng.standard_normal(shape), dtype)
+        q_norm = k_norm = None
+        if has_norms:
+            q_norm, k_norm = (
+                Norm(jnp.asarray(rng.uniform(0.5, 2, head_dim), dtype), eps) for eps in (1e-6, 1e-2)
+            )
+        run = functools.partial(split_rotate, q_norm=q_norm, k_norm=k_norm, backend=backend)
+        tables = (jnp.asarray(part(angles), jnp.float32) for part in (np.cos, np.sin))
+        found = jax.jit(run)(qkv, *tables)
+        wide = np.asarray(qkv, np.float64)
+        q, k, v = wide[:, :, : parts - 2], wide[:, :, parts - 2], wide[:, :, parts - 1]
+        q = q.reshape(tokens, -1, head_dim)
+        wanted = (rotated(normed(q, q_norm), angles), rotated(normed(k, k_norm), angles), v)
+        for got, want in zip(found, wanted):
+            assert got.shape == want.shape
+            assert got.dtype == dtype
+            difference = np.abs(np.asarray(got, np.float64) - want).max()
+            assert difference <= TOLERANCE[dtype] * np.abs(want).max()
+
+    check()
+
+
+def test_refusals():
+    tables = jnp.zeros((2, 32))
+    with pytest.raises(KernelError, match=r"cos=float32\(2, 32\).*\[2, 16\]"):
+        split_rotate(jnp.zeros((2, 1, 3, 32)), tables, tables, backend="xla")
+    with pytest.raises(KernelError, match=r"qkv\.shape"):
+        split_rotate(jnp.zeros((2, 1, 2, 64)), tables, tables, backend="xla")
+    with pytest.raises(KernelError, match="backend='cuda'"):
+        split_rotate(jnp.zeros((2, 1, 3, 64)), tables, tables, backend="cuda")
