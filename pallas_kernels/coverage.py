@@ -57,8 +57,8 @@ class AttentionShape:
         )
 
 
-def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
-    """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
+def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
     pool, query = shape.pool_dtype, shape.query_dtype
     if pool is not None and pool not in MOSAIC_GPU_POOLS:
         return KernelError("kv_pages.dtype", pool, "bfloat16, float16, int8 or float8_e4m3fn")
@@ -70,22 +70,15 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
         return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
     if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
         return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
-    if shape.group is not None and shape.group > 64:
+    return None
+
+
+def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
+    refusal = mosaic_gpu_prefill(shape)
+    if refusal is None and shape.group is not None and shape.group > 64:
         return KernelError("heads / kv_heads", shape.group, "at most 64")
-    return None
-
-
-def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
-    """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
-    if shape.pool_dtype is not None and shape.pool_dtype not in (jnp.bfloat16, jnp.float16):
-        return KernelError("kv_pages.dtype", shape.pool_dtype, "bfloat16 or float16")
-    if None not in (shape.query_dtype, shape.pool_dtype) and shape.query_dtype != shape.pool_dtype:
-        return KernelError("q.dtype", shape.query_dtype, f"that of the pages, {shape.pool_dtype}")
-    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
-        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
-    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
-        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
-    return None
+    return refusal
 
 
 def mosaic_tpu(shape: AttentionShape) -> KernelError | None:

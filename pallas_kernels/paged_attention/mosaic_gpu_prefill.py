@@ -6,7 +6,8 @@ one lane for some query heads of one KV head, packed into the 2 x 64 rows of two
 attend; a third warpgroup walks the lane's page table and brings keys and values into a ring in
 shared memory, one strided TMA copy a page. The two attending warpgroups take turns at the tensor
 core: while one multiplies, the other computes its softmax. Blocks of keys that no row may see are
-not visited, and only those at the causal or window edge are masked.
+not visited, and only those at the causal or window edge are masked. 8-bit keys and values are
+converted to the type of the queries by the warpgroup that brings them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
@@ -39,6 +41,8 @@ from pallas_kernels.paged_attention.hopper_prefill.layout import (
 )
 from pallas_kernels.paged_attention.hopper_prefill.produce import produce
 from pallas_kernels.paged_attention.hopper_prefill.store import store
+from pallas_kernels.paged_attention.hopper_prefill.widen import produce_widened
+from pallas_kernels.pages import compute_dtype, is_quantized
 from pallas_kernels.tuning import PrefillTuning
 
 PRODUCER = CONSUMERS  # the warpgroup after the attending ones
@@ -46,24 +50,34 @@ BLOCK_TOKENS = (64, 128)
 DEFAULT = PrefillTuning(block_tokens=128, stages=4)
 # of the plain buffer through which ragged rows are stored: a copy begins at 128 bytes
 PLAIN_COLUMNS = 64
+RAW_STAGES = 2  # blocks of 8-bit keys and values on their way, where memory allows
 SHARED_MEMORY = 232448  # bytes that a thread block of compute capability 9.0 may ask for
-RESERVED = 4096  # of these, for barriers and the reductions of Mosaic
+RESERVED = 2048  # of these, for barriers and scales
 
 
-def shared_bytes(head_dim: int, block_tokens: int, stages: int) -> int:
-    """Shared memory of the compiled kernel, 16-bit elements throughout."""
-    elements = CONSUMERS * WARPGROUP_ROWS * (head_dim + PLAIN_COLUMNS)
-    return 2 * (elements + 2 * stages * block_tokens * head_dim) + RESERVED
+def shared_bytes(head_dim: int, block_tokens: int, stages: int, raw_stages: int) -> int:
+    """Shared memory of the compiled kernel: 16-bit elements, and 8-bit ones as they are read."""
+    rows = CONSUMERS * WARPGROUP_ROWS
+    plain, raw = 2 * rows * PLAIN_COLUMNS, 2 * raw_stages * block_tokens * head_dim
+    # the plain buffer begins to be used when the last 8-bit numbers have been converted
+    return 2 * head_dim * (rows + 2 * stages * block_tokens) + max(plain, raw) + RESERVED
 
 
-def fitted(tuning: PrefillTuning, head_dim: int) -> tuple[int, int]:
-    """Keys a block and stages: those wanted, fewer where shared memory would not hold them."""
+def fitted(tuning: PrefillTuning, head_dim: int, pool_dtype: DTypeLike) -> tuple[int, int, int]:
+    """Keys a block, stages and 8-bit stages: those wanted, fewer where memory would not hold them.
+
+    The last are 0 for 16-bit pages.
+    """
     block_tokens, stages = tuning.block_tokens, tuning.stages
-    while shared_bytes(head_dim, block_tokens, 2) > SHARED_MEMORY:
+    least = 1 if is_quantized(pool_dtype) else 0
+    while shared_bytes(head_dim, block_tokens, 2, least) > SHARED_MEMORY:
         block_tokens //= 2
-    while shared_bytes(head_dim, block_tokens, stages) > SHARED_MEMORY:
+    while shared_bytes(head_dim, block_tokens, stages, least) > SHARED_MEMORY:
         stages -= 1
-    return block_tokens, stages
+    raw_stages = RAW_STAGES * least
+    while shared_bytes(head_dim, block_tokens, stages, raw_stages) > SHARED_MEMORY:
+        raw_stages -= 1
+    return block_tokens, stages, raw_stages
 
 
 def registers(head_dim: int) -> tuple[int, int]:
@@ -71,12 +85,16 @@ def registers(head_dim: int) -> tuple[int, int]:
 
     The output of a warpgroup takes head_dim / 2 of a thread's.
     """
-    return (216, 72) if head_dim > 128 else (192, 120)
+    return (216, 80) if head_dim > 128 else (192, 120)
 
 
 def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
-    q, kv, table, work, base, *sinks, out = gmem
-    refs = Refs(q, kv, table, work, base, sinks[0] if sinks else None, out, scratch)
+    q, kv, table, work, base, *others, out = gmem
+    scales = tuple(others[:2]) if options.quantized else ()
+    sinks = others[-1] if options.sinks else None
+    if options.quantized:
+        scratch["rows_smem"], scratch["raw_smem"] = scratch.pop("shared_smem")
+    refs = Refs(q, kv, table, work, base, scales, sinks, out, scratch)
     block, index, warpgroup = (lax.axis_index(name) for name in ("heads", "item", "warpgroup"))
     packing = options.geometry
     item = read_item(refs.work, index)
@@ -100,29 +118,44 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
     def _() -> None:
         plgpu.set_max_registers(bringing, action="decrease")
         kv_head = lax.div(first_head, jnp.int32(refs.q.shape[1] // kv_heads))
-        produce(tile_of(read_item(refs.work, index), options), kv_head, options, refs)
+        bring = produce_widened if options.quantized else produce
+        bring(tile_of(read_item(refs.work, index), options), kv_head, options, refs)
 
 
-def _scratch(head_dim: int, page_size: int, dtype: Any, options: Options) -> dict[str, Any]:
+def _scratch(
+    head_dim: int, page_size: int, dtype: Any, pool_dtype: Any, options: Options
+) -> dict[str, Any]:
     """Shared memory and barriers of a thread block."""
     block_tokens, stages = options.block_tokens, options.stages
     tiles = tiled(head_dim, dtype)
     ring = (stages, block_tokens, head_dim)
     copies = block_tokens // min(page_size, block_tokens)
+    arrivals = 1 if options.quantized else copies
+    rows_smem = plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, PLAIN_COLUMNS), dtype)
     scratch = {
         # the queries, later the output
         "q_smem": plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, head_dim), dtype, transforms=tiles),
         "k_smem": plgpu.SMEM(ring, dtype, transforms=tiles),
         "v_smem": plgpu.SMEM(ring, dtype, transforms=tiles),
-        "rows_smem": plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, PLAIN_COLUMNS), dtype),
         "q_ready": plgpu.Barrier(num_arrivals=options.geometry.heads, num_barriers=CONSUMERS),
-        "k_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-        "v_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-        "v_landed": plgpu.Barrier(num_arrivals=copies),
+        "k_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
+        "v_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         "k_free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
         "v_free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
         "turn": plgpu.Barrier(num_arrivals=CONSUMERS),
     }
+    if options.quantized:
+        depth = options.raw_stages
+        raw = (depth, 2, block_tokens, head_dim)
+        raw_smem = plgpu.SMEM(raw, pool_dtype, transforms=tiled(head_dim, pool_dtype))
+        scratch["shared_smem"] = plgpu.RefUnion(rows_smem, raw_smem)
+        scratch["raw_ready"] = plgpu.Barrier(num_arrivals=copies, num_barriers=2 * depth)
+    else:
+        scratch["rows_smem"] = rows_smem
+        scratch["v_landed"] = plgpu.Barrier(num_arrivals=copies)
+    if options.page_scales:
+        # the scales of values are read when those of the keys a round later are written
+        scratch["scale_smem"] = plgpu.SMEM((stages + 1, 2, copies), jnp.float32)
     if options.interpreted:
         scratch["p_smem"] = plgpu.SMEM((CONSUMERS, WARPGROUP_ROWS, block_tokens), dtype)
     return scratch
@@ -141,7 +174,7 @@ def prefill(
     soft_cap: float | None,
     window: int | None,
     sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,
+    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
     v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
     tuning: PrefillTuning | None,
@@ -149,8 +182,9 @@ def prefill(
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks on an NVIDIA Hopper GPU.
 
-    Softmax weights are rounded to the type of the pages before they are multiplied with the
-    values; scores, maxima, sums and outputs before the last rounding are float32.
+    Softmax weights are rounded to the type of the pages (of the queries for 8-bit pages) before
+    they are multiplied with the values; scores, maxima, sums and outputs before the last rounding
+    are float32.
 
     Args:
         tuning: block_tokens and stages are upper bounds, as far as shared memory goes; None takes
@@ -169,7 +203,7 @@ def prefill(
     region, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]
     packing = geometry(heads // kv_heads)
-    block_tokens, stages = fitted(_checked(tuning, kv_pages.shape[1]), head_dim)
+    block_tokens, stages, raw_stages = fitted(_checked(tuning), head_dim, kv_pages.dtype)
     options = Options(
         scale=scale,
         soft_cap=soft_cap,
@@ -178,6 +212,8 @@ def prefill(
         geometry=packing,
         block_tokens=block_tokens,
         stages=stages,
+        raw_stages=raw_stages,
+        page_scales=k_scale is not None and k_scale.ndim == 2,
         interpreted=interpret is not None,
     )
     # a copy of a tile's queries lies inside the region and begins at a multiple of 8 rows
@@ -185,26 +221,36 @@ def prefill(
     q = jnp.pad(q, ((0, padded - region), (0, 0), (0, 0)))
     work = prefill_work.divide(start, length, context, region=padded, tile_rows=packing.tile_rows)
     operands = [q, kv_pages, page_table, work, first_page.reshape(1)]
+    if k_scale is not None and v_scale is not None:
+        operands += [s if options.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
     if sinks is not None:
         operands.append(sinks)
     out = plgpu.kernel(
         functools.partial(_kernel, options=options, kv_heads=kv_heads),
         out_type=[result_like(q, q.shape, q.dtype)],
-        scratch_types=_scratch(head_dim, kv_pages.shape[1], q.dtype, options),
+        scratch_types=_scratch(
+            head_dim,
+            kv_pages.shape[1],
+            compute_dtype(kv_pages.dtype, q.dtype),
+            kv_pages.dtype,
+            options,
+        ),
         grid=(heads // packing.tile_heads, work.shape[0]),
         grid_names=("heads", "item"),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         kernel_name="paged_prefill",
         compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+            approx_math=True,
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            reduction_scratch_bytes=0,  # the rows of a warpgroup's tile do not cross its warps
         ),
         interpret=interpret,
     )(*operands)[0]
     return out[:region]
 
 
-def _checked(tuning: PrefillTuning | None, page_size: int) -> PrefillTuning:
+def _checked(tuning: PrefillTuning | None) -> PrefillTuning:
     """The tuning of the kernel.
 
     Raises:

@@ -12,6 +12,7 @@ import numpy as np
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
+    GROUPS,
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
@@ -65,7 +66,11 @@ def mosaic_gpu(shape: MatmulShape) -> KernelError | None:
     """Why the Mosaic GPU kernel does not cover a product; None when it does."""
     if shape.dtype not in (jnp.bfloat16, jnp.float16):
         return KernelError("x.dtype", shape.dtype, "bfloat16 or float16")
-    if shape.inputs % shape.block:
+    if shape.stored == "int4" and (shape.inputs % GROUPS[0] or shape.inputs < BLOCK):
+        return KernelError(
+            "inputs", shape.inputs, f"a multiple of {GROUPS[0]}, at least {BLOCK}, for int4"
+        )
+    if shape.stored != "int4" and shape.inputs % shape.block:
         return KernelError(
             "inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}"
         )

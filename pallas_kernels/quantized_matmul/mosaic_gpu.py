@@ -8,6 +8,9 @@ channels of stored weights into registers, convert them there to the type of x a
 from registers, so a converted weight never touches memory. With both operands in 8 bits
 (activations="int8" or "fp8") wgmma reads both from shared memory.
 
+A last stage of 4-bit weights may reach past the end of a row: x is padded with zeros there, like
+the packed weights, and scales of the last groups are read where they are.
+
 Scales wait for the sums. Of 4-bit weights with groups every group has its own wgmma sum, which is
 scaled and added to the total, so weights enter the product as exact small integers.
 """
@@ -63,7 +66,7 @@ def _spread(vector: jax.Array, shape: tuple[int, int], axis: int) -> jax.Array:
 
 
 def _kernel(
-    x_gmem: Any,  # [M, K]
+    x_gmem: Any,  # [M, K], K whole stages
     weight_gmem: Any,  # stored[N, K or K / 4]
     scales_gmem: Any,  # float32[groups, N]
     zeros_gmem: Any,  # uint8[groups, N], or float32[1] when there are none
@@ -92,6 +95,18 @@ def _kernel(
     columns = weight_smem.shape[2]
     has_zeros = len(zeros_gmem.shape) == 2
 
+    def first_group(step: jax.Array) -> jax.Array:
+        """The first group whose scales a stage holds: of the last ones where fewer are left."""
+        wanted = (begin + step) * plan.groups
+        return jnp.minimum(wanted, scales_gmem.shape[0] - plan.groups) if plan.ragged else wanted
+
+    def place_of(step: jax.Array, group: int) -> Any:
+        """Where a stage holds the scales of one of its groups; of one past the end, any."""
+        if not plan.ragged:
+            return group
+        skipped = (begin + step) * plan.groups - first_group(step)
+        return jnp.minimum(skipped + group, plan.groups - 1)
+
     def produce() -> None:
         if plan.many_registers:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
@@ -118,7 +133,7 @@ def _kernel(
                 ready,
             )
             if plan.groups:
-                groups = pl.ds((begin + step) * plan.groups, plan.groups)
+                groups = pl.ds(first_group(step), plan.groups)
                 plgpu.copy_gmem_to_smem(
                     scales_gmem.at[groups, channels], scales_smem.at[stage], ready
                 )
@@ -136,16 +151,16 @@ def _kernel(
         own = pl.ds(warpgroup * CHANNELS, CHANNELS)
         channels = pl.ds(channel + warpgroup * CHANNELS, CHANNELS)
 
-        def zero_of(stage: jax.Array, group: int) -> jax.Array | None:
+        def zero_of(stage: jax.Array, place: Any) -> jax.Array | None:
             if not has_zeros:
                 return None
-            held = zeros_smem.at[stage, group, own] if plan.groups else zeros_gmem.at[0, channels]
+            held = zeros_smem.at[stage, place, own] if plan.groups else zeros_gmem.at[0, channels]
             return load_row(held, ROW).astype(jnp.float32)
 
-        def converted(stage: jax.Array, held: jax.Array, nibble: int, group: int = 0) -> jax.Array:
+        def converted(stage: jax.Array, held: jax.Array, nibble: int, place: Any = 0) -> jax.Array:
             """A piece of the stored weights [64, columns] in the type of x, zero at its group's."""
             if plan.stored == jnp.uint16:
-                zero = zero_of(stage, group)
+                zero = zero_of(stage, place)
                 return centred_nibbles(held, nibble, zero, plan.operand, plan.staged)
             if plan.stored != jnp.int8:
                 # the hardware converts float8 to float16 only
@@ -203,10 +218,13 @@ def _kernel(
                 held = weight_smem[stage, own]
                 for group in range(plan.groups):
                     nibbles = range(group * size // PIECE, -(-(group + 1) * size // PIECE))
+                    place = place_of(step, group)
 
-                    def summed(acc: Any, nibbles: range = nibbles, group: int = group) -> jax.Array:
+                    def summed(
+                        acc: Any, nibbles: range = nibbles, group: int = group, place: Any = place
+                    ) -> jax.Array:
                         for nibble in nibbles:
-                            weights, first = converted(stage, held, nibble, group), nibble * PIECE
+                            weights, first = converted(stage, held, nibble, place), nibble * PIECE
                             if size < PIECE:
                                 inside = group * size - first
                                 weights = weights[:, inside : inside + size]
@@ -214,7 +232,7 @@ def _kernel(
                             multiply(acc, weights, stage, first)
                         return acc[...]
 
-                    scale = load_row(scales_smem.at[stage, group, own], ROW)
+                    scale = load_row(scales_smem.at[stage, place, own], ROW)
                     total = total + pl.run_scoped(summed, accumulator) * _spread(scale, tile, 0)
                 release(step, stage)
                 return total
@@ -275,7 +293,7 @@ def matmul(
     elif activations == "fp8":
         operand, row_scale = quantize_rows_fp8(x)
     padding = max(plan.tile_rows - rows, -rows % ROW_MULTIPLE)
-    operand = jnp.pad(operand, ((0, padding), (0, 0)))
+    operand = jnp.pad(operand, ((0, padding), (0, plan.steps * plan.width - x.shape[1])))
     if activations != "float":
         row_scale = jnp.pad(row_scale, (0, padding))
     outputs = outputs_of(weight)

@@ -46,6 +46,7 @@ class Plan:
         stored: type of the elements that the weight is stored in.
         operand: type that is multiplied.
         accumulator: type of the sums.
+        ragged: whether the last stage reaches past the last group.
         staged: pass converted weights through shared memory, as the interpreter demands.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     stored: Any
     operand: Any
     accumulator: Any
+    ragged: bool
     staged: bool
 
     @property
@@ -108,7 +110,7 @@ def plan_of(
     result_bytes = tile_rows * TILE_CHANNELS * 4
     budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
     stages = tuning.stages if tuning else max(2, min(6, budget // stage_bytes))
-    steps = inputs // width
+    steps = -(-inputs // width)
     tiles = -(-rows // tile_rows) * -(-outputs_of(weight) // TILE_CHANNELS)
     splits = tuning.splits if tuning else None
     return Plan(
@@ -121,5 +123,6 @@ def plan_of(
         stored=stored,
         operand=operand,
         accumulator=jnp.int32 if activations == "int8" else jnp.float32,
+        ragged=inputs % width != 0,
         staged=staged,
     )

@@ -118,6 +118,13 @@ def test_shapes_that_the_hopper_kernel_lacks_go_to_the_next_with_a_reason(shape,
     assert named in backends.reason
 
 
+@pytest.mark.parametrize("pool", ["int8", "float8_e4m3fn"])
+def test_the_hopper_kernels_read_8_bit_pages(pool):
+    shape = AttentionShape(128, 16, 8, jnp.dtype(pool), jnp.dtype("bfloat16"))
+    backends = choose_backends("NVIDIA H200", "gpu", shape)
+    assert (backends.decode, backends.prefill) == ("mosaic_gpu", "mosaic_gpu")
+
+
 @pytest.mark.parametrize("kind", ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"])
 def test_shapes_that_no_gpu_kernel_covers_run_xla(kind):
     backends = choose_backends(kind, "gpu", AttentionShape(head_dim=512))
@@ -141,8 +148,9 @@ def test_the_best_backend_that_covers_a_product_is_chosen():
     assert choose_matmul_backend("TPU v6 lite", "tpu", shape) == "mosaic_tpu"
     assert choose_matmul_backend("cpu", "cpu", shape) == "xla"
     odd = replace(shape, inputs=4096 + 128)
-    assert choose_matmul_backend("NVIDIA H200", "gpu", odd) == "triton"
+    assert choose_matmul_backend("NVIDIA H200", "gpu", odd) == "mosaic_gpu"
     assert choose_matmul_backend("TPU v6 lite", "tpu", odd) == "xla"
+    assert choose_matmul_backend("NVIDIA H200", "gpu", replace(shape, inputs=128)) == "triton"
 
 
 def test_heads_are_padded_where_the_device_wants_them_so():

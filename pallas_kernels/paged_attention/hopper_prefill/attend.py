@@ -63,6 +63,21 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
 
     shape = (WARPGROUP_ROWS, block_tokens)
 
+    if options.quantized and not options.page_scales:
+        pool_scale = refs.scales[0][0]
+
+    def page_scales(step: jax.Array, part: int) -> jax.Array:
+        """The scale of each token of a block, for all rows."""
+        held = scratch["scale_smem"].at[lax.rem(step, jnp.int32(stages + 1)), part]
+        copies = held.shape[0]
+        columns = plgpu.Layout.WGMMA.reduce(0)
+        # where each thread's columns lie is known to the compiler, so nothing of this is computed
+        token = plgpu.broadcasted_iota(jnp.int32, (block_tokens,), 0, layout=columns)
+        spread = plgpu.layout_cast(jnp.full((block_tokens,), 1.0, jnp.float32), columns) * held[0]
+        for j in range(1, copies):
+            spread = jnp.where(token >= j * (block_tokens // copies), held[j], spread)
+        return lax.broadcast_in_dim(spread, shape, [1])
+
     def take_turn() -> None:
         plgpu.barrier_arrive(turn)
         plgpu.barrier_wait(turn)
@@ -87,7 +102,10 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
             take_turn()
             return acc[...]
 
-        scores = bounded(pl.run_scoped(scored, plgpu.ACC(shape, jnp.float32)))
+        scores = pl.run_scoped(scored, plgpu.ACC(shape, jnp.float32))
+        if options.quantized:
+            scores = scores * (page_scales(step, 0) if options.page_scales else pool_scale)
+        scores = bounded(scores)
         plgpu.barrier_arrive(scratch["k_free"].at[stage])
 
         def masked(scores: jax.Array) -> jax.Array:
@@ -107,6 +125,8 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
         decay = jnp.exp2(highest - rising)
         weights = jnp.exp2(scores * unit - lax.broadcast_in_dim(rising, shape, [0]))
         total = total * decay + weights.sum(axis=1)
+        if options.page_scales:
+            weights = weights * page_scales(step, 1)
         rounded = weights.astype(dtype)
 
         def weighted(acc: Any, left: Any) -> None:

@@ -12,10 +12,12 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.prefill_work import WorkItem
+from pallas_kernels.pages import LARGEST
 
 WARPGROUP_ROWS = 64  # the first dimension of wgmma
 CONSUMERS = 2  # warpgroups that attend
 ROWS_TILE = 8  # rows of one shared memory tile
+LEAST_SWIZZLE = 32  # bytes that TMA permutes
 LOG2E = math.log2(math.e)
 LOWEST = -1e30  # below every score and finite: exp2(-inf - LOWEST) is 0, not NaN
 
@@ -68,7 +70,14 @@ class Options:
     geometry: Geometry
     block_tokens: int
     stages: int
+    raw_stages: int  # of 8-bit keys and values as they are in the pages; 0 for 16-bit pages
+    page_scales: bool  # whether 8-bit pages have a scale each; else one for the whole pool
     interpreted: bool
+
+    @property
+    def quantized(self) -> bool:
+        """Whether pages hold 8-bit numbers, which are widened in shared memory."""
+        return self.raw_stages > 0
 
 
 def swizzle_elements(columns: int, dtype: Any) -> int:
@@ -77,12 +86,25 @@ def swizzle_elements(columns: int, dtype: Any) -> int:
 
 
 def tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
-    """The layout that TMA and wgmma share for rows of so many elements."""
+    """The layout that TMA and wgmma share for rows of so many elements.
+
+    Plain rows where no swizzle divides them: 8-bit ones of 80, which wgmma does not read.
+    """
     elements = swizzle_elements(columns, dtype)
-    return (
-        plgpu.TilingTransform((ROWS_TILE, elements)),
-        plgpu.SwizzleTransform(elements * jnp.dtype(dtype).itemsize),
-    )
+    swizzle = elements * jnp.dtype(dtype).itemsize
+    if swizzle < LEAST_SWIZZLE:
+        return ()
+    return plgpu.TilingTransform((ROWS_TILE, elements)), plgpu.SwizzleTransform(swizzle)
+
+
+def value_unit(pool_dtype: Any) -> float:
+    """What weights that carry the scales of values are counted in.
+
+    One over the largest power of two that is not above the largest stored number. A scale times
+    that number is a value of the model, so in float16 no such weight is too large, and what a
+    small scale makes of the weights comes far above the smallest numbers.
+    """
+    return 2.0 ** -(int(LARGEST[jnp.dtype(pool_dtype).name]).bit_length() - 1)
 
 
 def row_vector(value: float) -> jax.Array:  # float32[64]
@@ -102,6 +124,7 @@ class Refs(NamedTuple):
     table: Any  # int32[N, P]
     work: Any  # int32[T, 5]
     base: Any  # int32[1], added to every page id
+    scales: tuple[Any, ...]  # float32[NP, KVH] or [1] of 8-bit keys and of values, else nothing
     sinks: Any  # float32[H] or None
     out: Any  # [C, H, D]
     scratch: dict[str, Any]

@@ -24,6 +24,7 @@ from pallas_kernels.paged_attention.hopper_prefill.layout import (
     Refs,
     row_vector,
     swizzle_elements,
+    value_unit,
 )
 from pallas_kernels.paged_attention.prefill_work import WorkItem
 
@@ -51,6 +52,10 @@ def store(attended: Attended, item: WorkItem, part: Part, options: Options, refs
     rows, heads = packing.rows, packing.heads
     out_smem = refs.scratch["q_smem"].at[part.warpgroup]
     share = _shares(attended, part, packing, refs.sinks)
+    if options.page_scales:
+        share = share * value_unit(refs.kv.dtype)
+    elif options.quantized:
+        share = share * refs.scales[1][0]
     share = lax.broadcast_in_dim(share, attended.out.shape, [0])
     out_smem[...] = (attended.out * share).astype(out_smem.dtype)
     plgpu.commit_smem()

@@ -19,6 +19,7 @@ from pallas_kernels.coverage import mosaic_gpu_prefill as refusal_of
 from pallas_kernels.paged_attention import mosaic_gpu_prefill
 from pallas_kernels.paged_attention.hopper_prefill.layout import Geometry, geometry
 from pallas_kernels.tuning import PrefillTuning
+from tests.pallas_kernels.cases import EIGHT_BITS
 from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_prefill
 from tests.pallas_kernels.strategies import Lanes, Program, examples, lanes
@@ -55,6 +56,27 @@ QUICK = [
             chunk=33,
         ),
     ),
+    # scales differ inside a block, a window begins inside a page
+    (
+        None,
+        Program(4, 2, 64, 16, "float8_e4m3fn", window=90, sinks=True, columns=14, rows=2, chunk=33),
+    ),
+    (
+        SMALL_BLOCKS,
+        Program(
+            4,
+            1,
+            80,
+            128,
+            "int8",
+            per_page=False,
+            query="float16",
+            soft_cap=3.0,
+            columns=2,
+            rows=2,
+            chunk=20,
+        ),
+    ),
 ]
 MORE = [
     (None, Program(3, 1, 128, 128, "float16", columns=2, rows=4, chunk=21)),
@@ -62,6 +84,9 @@ MORE = [
     # half a page a block
     (None, Program(8, 1, 256, 128, "bfloat16", soft_cap=5.0, columns=2, rows=4, chunk=21)),
     (SMALL_BLOCKS, Program(4, 1, 64, 16, "bfloat16", window=77, columns=15, rows=5)),
+    (None, Program(8, 2, 128, 32, "int8", columns=6, rows=4, chunk=21)),
+    (None, Program(3, 1, 96, 16, "float8_e4m3fn", columns=12, rows=4, chunk=21)),
+    (None, Program(2, 1, 256, 64, "int8", window=70, columns=4, rows=4, chunk=21)),
 ]
 
 
@@ -79,8 +104,10 @@ def test_ragged(tuning, program, data):
 
 
 @needs_interpreter
-def test_no_data_race(capfd):
-    program = Program(2, 1, 64, 64, "bfloat16", window=150, rows=2, chunk=20)
+@pytest.mark.parametrize("pool", ["bfloat16", "float8_e4m3fn"])
+def test_no_data_race(pool, capfd):
+    """More blocks than stages, rows that leave through the memory of the 8-bit numbers."""
+    program = Program(2, 1, 64, 64, pool, window=250, rows=2, chunk=20)
     ragged = Lanes([9, 20], [250, 30], {}, stale=True, seed=0)
     check_prefill(program, ragged, **call(SMALL_BLOCKS, detect_races=True))
     assert "race" not in "".join(capfd.readouterr()).lower()
@@ -107,35 +134,41 @@ def test_the_query_heads_of_a_kv_head_share_a_tile(group, heads, rows, tile_head
 
 
 def test_blocks_and_stages_fit_shared_memory():
-    largest = mosaic_gpu_prefill.DEFAULT
+    fitted, largest = mosaic_gpu_prefill.fitted, mosaic_gpu_prefill.DEFAULT
     for head_dim in (64, 80, 96, 128, 256):
-        block_tokens, stages = mosaic_gpu_prefill.fitted(largest, head_dim)
-        used = mosaic_gpu_prefill.shared_bytes(head_dim, block_tokens, stages)
-        assert used <= mosaic_gpu_prefill.SHARED_MEMORY
-        assert stages >= 2
-        assert block_tokens == (64 if head_dim == 256 else 128)
-    assert mosaic_gpu_prefill.fitted(SMALL_BLOCKS, 64) == (64, 2)
+        for pool in ("bfloat16", "int8"):
+            sizes = fitted(largest, head_dim, pool)
+            used = mosaic_gpu_prefill.shared_bytes(head_dim, *sizes)
+            assert used <= mosaic_gpu_prefill.SHARED_MEMORY
+            assert sizes[0] == (64 if head_dim == 256 else 128)
+            assert sizes[1] >= 2
+            assert (sizes[2] > 0) == (pool == "int8")
+    assert fitted(SMALL_BLOCKS, 64, "bfloat16") == (64, 2, 0)
+    assert fitted(SMALL_BLOCKS, 64, "float8_e4m3fn") == (64, 2, 2)
 
 
-def prefill(q, kv_pages, page_table, lanes, **options):
-    return paged_prefill_attention(
-        q, kv_pages, page_table, lanes, scale=0.1, backend="mosaic_gpu", **options
-    )
+def prefill(q, kv_pages, page_table, lanes, *scales, **options):
+    options |= {"scale": 0.1, "backend": "mosaic_gpu", **dict(zip(("k_scale", "v_scale"), scales))}
+    return paged_prefill_attention(q, kv_pages, page_table, lanes, **options)
 
 
 def prefill_operands(heads, kv_heads, head_dim, page_size, dtype):
     shape = jax.ShapeDtypeStruct
     lane = shape((4,), jnp.int32)
+    quantized = jnp.dtype(dtype).name in EIGHT_BITS
+    scales = [shape((4096, kv_heads), jnp.float32)] * 2 if quantized else []
     return (
-        shape((250, heads, head_dim), dtype),
+        shape((250, heads, head_dim), jnp.bfloat16 if quantized else dtype),
         shape((4096, page_size, 2, kv_heads, head_dim), dtype),
         shape((4, 64), jnp.int32),
         PrefillLanes(lane, lane, lane),
+        *scales,
     )
 
 
-def test_lowers_for_cuda_without_a_gpu():
-    operands = prefill_operands(8, 8, 64, 64, jnp.bfloat16)
+@pytest.mark.parametrize("pool", [jnp.bfloat16, jnp.int8])
+def test_lowers_for_cuda_without_a_gpu(pool):
+    operands = prefill_operands(8, 8, 64, 64, pool)
     assert "mosaic_gpu" in lowered_for_cuda(prefill, *operands).as_text()
 
 
@@ -145,6 +178,8 @@ def test_lowers_for_cuda_without_a_gpu():
     [
         ((32, 8, 128, 16, jnp.float16), {"window": 100}),
         ((6, 2, 80, 32, jnp.bfloat16), {"tuning": SMALL_BLOCKS}),
+        ((6, 2, 80, 32, jnp.float8_e4m3fn), {"soft_cap": 30.0}),
+        ((8, 2, 256, 16, jnp.int8), {}),
     ],
     ids=str,
 )
@@ -189,7 +224,7 @@ def test_query_and_pages_have_one_type():
         jax.eval_shape(prefill, jax.ShapeDtypeStruct(q.shape, jnp.float32), *others)
 
 
-@pytest.mark.parametrize("pool", ["int8", "float8_e4m3fn", "uint8", "uint16", "float32"])
+@pytest.mark.parametrize("pool", ["uint8", "uint16", "float32"])
 def test_other_pools_are_refused(pool):
     refusal = refusal_of(AttentionShape(pool_dtype=jnp.dtype(pool)))
     assert refusal is not None
@@ -197,7 +232,9 @@ def test_other_pools_are_refused(pool):
 
 
 def test_covered_shapes_are_not_refused():
-    assert refusal_of(AttentionShape(head_dim=80, page_size=128, group=7)) is None
+    assert refusal_of(AttentionShape(head_dim=80, page_size=128, group=65)) is None
+    eight_bits = AttentionShape(pool_dtype=jnp.dtype("int8"), query_dtype=jnp.dtype("float16"))
+    assert refusal_of(eight_bits) is None
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_refusals_name_the_field(options, field):
     ("backend", "outputs", "inputs", "kind", "field"),
     [
         ("mosaic_gpu", 128, 192, "int8", "inputs"),
-        ("mosaic_gpu", 128, 384, "int4 64", "inputs"),
+        ("mosaic_gpu", 128, 128, "int4 64", "inputs"),
         ("mosaic_gpu", 96, 256, "int8", "outputs"),
         ("mosaic_gpu", 136, 256, "int8", "outputs"),
         ("mosaic_tpu", 200, 256, "int8", "outputs"),

@@ -44,6 +44,8 @@ CASES = [
     (Product(2, 128, 256, "int4 32", "float16"), 64, 2, 1),
     (Product(9, 128, 512, "int4 row zeros", "bfloat16"), 8, 2, 2),
     (Product(16, 208, 384, "fp8 tensor", "bfloat16"), 64, 2, 1),
+    # rows that end inside a block of 256 inputs
+    (Product(8, 128, 896, "int4 128 zeros", "bfloat16"), 64, 2, 2),
     (Product(10, 128, 768, "int8", "bfloat16", "int8"), 64, 2, 1),
     (Product(3, 128, 256, "fp8", "bfloat16", "fp8"), 64, 2, 1),
 ]
@@ -55,6 +57,9 @@ SLOW_CASES = [
     (Product(16, 128, 512, "int4 32 zeros", "bfloat16"), 64, 2, 1),
     (Product(1, 128, 1024, "int4 row", "float16"), 64, 2, 4),
     (Product(10, 128, 768, "int8", "bfloat16", "int8"), 64, 2, 3),
+    (Product(5, 128, 288, "int4 32 zeros", "bfloat16"), 64, 2, 1),
+    (Product(3, 128, 448, "int4 64", "float16"), 64, 2, 1),
+    (Product(9, 128, 416, "int4 row zeros", "bfloat16"), 8, 2, 2),
 ]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 

@@ -1,0 +1,128 @@
+"""The warpgroup of the Hopper prefill kernel that brings 8-bit keys and values and widens them.
+
+The numbers of a block land in shared memory as they are in the pages; this warpgroup converts them
+to the type of the queries, exactly, on their way into the ring, once for both warpgroups that
+attend. Scales stay out of the 16-bit numbers: they go into the float32 scores and weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.hopper_prefill.layout import (
+    WARPGROUP_ROWS,
+    Options,
+    Refs,
+    Tile,
+    value_unit,
+)
+from pallas_kernels.paged_attention.hopper_prefill.produce import (
+    at_edge,
+    await_use,
+    clear_invisible,
+    fetch,
+    page_ids,
+)
+
+CHUNK_COLUMNS = 128  # that are widened at once: more would not fit the registers
+
+
+def produce_widened(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> None:
+    """Brings the tile's blocks of 8-bit keys and values into the ring, in order, in 16 bits."""
+    scratch, stages, depth = refs.scratch, options.stages, options.raw_stages
+    raw_smem = scratch["raw_smem"]
+    # every int8 is a number; unseen e4m3 bits may be NaN
+    clears = raw_smem.dtype != jnp.int8
+
+    def request(step: jax.Array, ids: tuple[jax.Array, ...], part: int) -> None:
+        slot = lax.rem(step, jnp.int32(depth))
+        low_key = (tile.first_block + step) * options.block_tokens
+        landed = scratch["raw_ready"].at[2 * slot + part]
+        fetch(low_key, ids, (part, kv_head), raw_smem.at[slot, part], landed, refs)
+
+    def begin(step: jax.Array, _: None) -> None:
+        ids = page_ids(step, tile, options, refs)
+        for part in range(2):
+            request(step, ids, part)
+
+    def bring(step: jax.Array, _: None) -> None:
+        stage = lax.rem(step, jnp.int32(stages))
+        slot = lax.rem(step, jnp.int32(depth))
+        low_key = (tile.first_block + step) * options.block_tokens
+        # read early: they answer from memory while the keys are converted
+        later = page_ids(step + depth, tile, options, refs)
+        scales = _scales_of_block(step, kv_head, tile, options, refs)
+        for part, kind in enumerate("kv"):
+            wide, free = scratch[f"{kind}_smem"].at[stage], scratch[f"{kind}_free"].at[stage]
+
+            @pl.when(step >= stages)
+            def _(free: Any = free) -> None:
+                plgpu.barrier_wait(free)
+
+            plgpu.barrier_wait(scratch["raw_ready"].at[2 * slot + part])
+            _widen(raw_smem.at[slot, part], wide)
+            if kind == "k":
+                round_of_scales = lax.rem(step, jnp.int32(stages + 1))
+                for row, values in enumerate(scales):
+                    for j, value in enumerate(values):
+                        scratch["scale_smem"][round_of_scales, row, j] = value
+            elif clears:
+
+                @pl.when(at_edge(low_key, tile, options))
+                def _(wide: Any = wide) -> None:
+                    plgpu.commit_smem()
+                    clear_invisible(wide, low_key, tile)
+
+            plgpu.commit_smem()  # of the numbers as read, too: TMA is to write there next
+            plgpu.barrier_arrive(scratch[f"{kind}_ready"].at[stage])
+
+            @pl.when(step + depth < tile.steps)
+            def _(part: int = part) -> None:
+                request(step + depth, later, part)
+
+    lax.fori_loop(0, jnp.minimum(tile.steps, depth), begin, None)
+    lax.fori_loop(0, tile.steps, bring, None)
+    await_use(tile, options, scratch)
+
+
+def _scales_of_block(
+    step: jax.Array, kv_head: jax.Array, tile: Tile, options: Options, refs: Refs
+) -> list[list[jax.Array]]:
+    """The scale of each copy of a block's keys, and of its values; nothing for a whole pool's.
+
+    Those of values are in units of `value_unit`.
+    """
+    if not options.page_scales:
+        return []
+    ids = page_ids(step, tile, options, refs)
+    factors = (1.0, 1.0 / value_unit(refs.kv.dtype))
+    return [
+        [scale[page, kv_head] * factor for page in ids]
+        for scale, factor in zip(refs.scales, factors)
+    ]
+
+
+def _widen(raw: Any, wide: Any) -> None:
+    """Copies 8-bit numbers to a reference of the type that is multiplied; not committed."""
+    block_tokens, head_dim = raw.shape
+    columns = min(head_dim, CHUNK_COLUMNS)
+    narrow = jnp.bfloat16 if raw.dtype == jnp.int8 else jnp.float16
+
+    def widen(group: jax.Array, _: None) -> None:
+        first = pl.multiple_of(group * WARPGROUP_ROWS, WARPGROUP_ROWS)
+        for column in range(0, head_dim, columns):
+            chunk = pl.ds(first, WARPGROUP_ROWS), pl.ds(column, columns)
+            held = plgpu.layout_cast(raw[chunk], plgpu.Layout.WGMMA_UPCAST_2X)
+            # the one 16-bit type that the hardware widens to; every number is exact in both
+            held = held.astype(narrow)
+            if wide.dtype != narrow:
+                held = held.astype(jnp.float32).astype(wide.dtype)
+            wide[chunk] = held
+
+    lax.fori_loop(0, block_tokens // WARPGROUP_ROWS, widen, None)
