@@ -17,7 +17,7 @@ COLUMNS = (
     "in place",
     "in all",
     "of the device",
-    "compiled in s",
+    "compiler's CPU s",
     "verdict",
 )
 TEXT = """\
@@ -33,6 +33,8 @@ chooses one, so the temporaries there may differ by the workspace of these.
 - *temporaries*: activations, gathered keys, logits. A step that copied the pool would show it here.
 - *in place*: donated state (pool, page table, history) whose memory the results reuse.
 - *in all*: arguments, results that reuse none of them, and temporaries together.
+- *compiler's CPU s*: processor time of tracing and compiling all layers, on the machine that made
+  this page.
 """
 
 
@@ -50,6 +52,7 @@ class StepProof:
         weights: bytes of parameters on one device.
         pool: bytes of the KV pool on one device.
         proof: what the compiler made of it.
+        cpu_seconds: processor time of tracing and compiling, of this process and its children.
     """
 
     shape: str
@@ -61,6 +64,7 @@ class StepProof:
     weights: int
     pool: int
     proof: Proof
+    cpu_seconds: float
 
 
 def _gib(size: int) -> str:
@@ -80,7 +84,7 @@ def _row(step: StepProof) -> str:
         _gib(memory.aliased) if memory else "-",
         _gib(memory.total) if memory else "-",
         f"{memory.total / device_memory(step.proof.device):.0%}" if memory else "-",
-        f"{step.proof.seconds:.0f}",
+        f"{step.cpu_seconds:.0f}",
         "; ".join(step.proof.failures).replace("|", "/") or "ok",
     ]
     return "| " + " | ".join(cells) + " |"

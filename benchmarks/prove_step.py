@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,9 +71,11 @@ STEPS = {
 }
 # shape, devices that share its heads and weights, kinds: what docs/memory.md shows
 FULL = (
-    ("llama-3-8b", 1, ("h200", "h100", "a100")),
-    ("llama-3-70b", 8, ("h200",)),
+    ("llama-3-8b", 1, ("h200", "h100", "a100", "v6e", "v5p")),
+    ("llama-3-8b", 4, ("v5e",)),
+    ("llama-3-70b", 8, ("h200", "h100", "a100", "v5p")),
 )
+FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +217,19 @@ def requirements(
     )
 
 
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.children_user
+
+
 def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """Compile one program of the engine for absent devices and judge it.
 
     Raises:
         CompilerMissingError: what compiles for this kind is not installed.
     """
+    begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
     structure, leaves = abstract_leaves(config, mesh, DTYPE)
     weights = device_bytes(leaves)
@@ -261,6 +271,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             ),
         )
 
+    proof = attempt(name, setting.kind, compilation)
     return StepProof(
         shape=setting.shape,
         layers=config.num_layers,
@@ -270,7 +281,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         pool_tokens=setting.num_pages * setting.page_size,
         weights=weights,
         pool=pool,
-        proof=attempt(name, setting.kind, compilation),
+        proof=proof,
+        cpu_seconds=cpu_seconds() - begin,
     )
 
 
@@ -282,7 +294,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="all models and devices of the docs")
     parser.add_argument("--device", nargs="+", choices=KINDS, default=["h200"])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
-    parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--step", nargs="+", choices=STEPS, help="programs; all if not given")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
     parser.add_argument("--page-size", type=int, default=16, help="tokens a page")
@@ -290,6 +302,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
     options = parser.parse_args(arguments)
+    options.step = options.step or list(FULL_STEPS if options.full else STEPS)
     for name in ("layers", "num_pages", "page_size", "tensor_parallel"):
         value = getattr(options, name)
         if value is not None and value < 1:

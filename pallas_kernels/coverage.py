@@ -111,6 +111,17 @@ def mosaic_tpu_write(shape: AttentionShape) -> KernelError | None:
     return None
 
 
+def xla_pages_write(shape: AttentionShape) -> KernelError | None:
+    """Why pages are not written whole on a TPU; None where XLA would copy the pool for one token.
+
+    The scatter of whole pages takes every pool, but moves more than one of tokens.
+    """
+    pool, heads = shape.pool_dtype, shape.kv_heads
+    if pool is None or heads is None or memory_order(heads, pool) is not Order.HEADS:
+        return KernelError("kv_heads", heads, "of 8-bit pages, neither 4 nor a multiple of 8")
+    return None
+
+
 def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
     """Why a page table [rows, pages] does not fit the scalar memory of a TPU; None when it does."""
     if math.prod(shape) > TPU_TABLE_ENTRIES:
@@ -186,6 +197,7 @@ PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 }
 WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu_write,
+    "xla_pages": xla_pages_write,
 }
 LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "native": native_linear,

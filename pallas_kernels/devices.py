@@ -14,7 +14,7 @@ from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tunin
 
 PORTABLE = ("reference", "xla")  # backends that run on any device
 # backends with nothing to tune and nothing to interpret
-PLAIN = (*PORTABLE, "native")
+PLAIN = (*PORTABLE, "native", "xla_pages")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 
@@ -44,7 +44,7 @@ FAMILIES = {
         decode=("mosaic_tpu", "xla"),
         decode_and_write=("mosaic_tpu",),
         prefill=("mosaic_tpu", "xla"),
-        write_kv=("mosaic_tpu", "xla"),
+        write_kv=("mosaic_tpu", "xla_pages", "xla"),
         matmul=("mosaic_tpu", "xla"),
         # XLA would bring a pool of smaller heads into another order around every kernel
         head_dim_multiple=128,

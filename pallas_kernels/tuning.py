@@ -111,7 +111,8 @@ CHIPS = {
     **{
         name: ChipTuning(
             decode=DecodeTuning(stages=3, multiprocessors=multiprocessors),
-            prefill=PrefillTuning(stages=3),
+            # with 3 the assembler gives narrow tiles of B200 128 registers, and spills
+            prefill=PrefillTuning(stages=4 if "B" in name else 3),
         )
         for name, multiprocessors in LARGE_GPUS.items()
     },

@@ -37,7 +37,7 @@ from pallas_kernels.tpu_pages import LANES, PageView
 from pallas_kernels.tuning import PrefillTuning, tpu_tuning
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
-TILE_ELEMENTS = 2048 * 128  # query elements a tile: it has 28 bytes of VMEM for each
+TILE_BYTES = 2048 * 128 * 2  # of a tile's queries: 10 bytes of VMEM for each at 16 bits, 7 at 32
 PACKED_ROWS = 16  # rows of a full register of 16-bit elements
 
 
@@ -181,9 +181,9 @@ def divide(
     )
 
 
-def tile_tokens(view: PageView, group: int, tile_rows: int) -> int:
+def tile_tokens(view: PageView, itemsize: int, group: int, tile_rows: int) -> int:
     """Query tokens a tile: about `tile_rows` rows a KV head, fewer where heads fill the VMEM."""
-    rows = min(tile_rows, TILE_ELEMENTS // (view.kv_heads * view.head_dim))
+    rows = min(tile_rows, TILE_BYTES // (view.kv_heads * view.head_dim * itemsize))
     # whole registers of rows whatever the group is
     return max(PACKED_ROWS, rows // group // PACKED_ROWS * PACKED_ROWS)
 
@@ -267,7 +267,7 @@ def _attend(
     group = heads // view.kv_heads
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
-    tile = tile_tokens(view, group, tuning.tile_rows)
+    tile = tile_tokens(view, q.dtype.itemsize, group, tuning.tile_rows)
     rows = tile * group
     cores = tuning.cores
     jobs = divide(start, length, context, region, tile)

@@ -24,8 +24,6 @@ from pallas_kernels.prove import (
     write_json,
 )
 
-DEFAULT_KINDS = ("h200", "h100", "a100", "v5e", "v6e")
-
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of the command."""
@@ -35,7 +33,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "Exit codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.",
     )
     parser.add_argument(
-        "--device", nargs="+", choices=KINDS, default=list(DEFAULT_KINDS), help="kinds of devices"
+        "--device", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of devices"
     )
     parser.add_argument("--quick", action="store_true", help="fewer cases, those of CI")
     parser.add_argument("--backend", help="only the kernels of this backend")

@@ -8,7 +8,7 @@ from typing import Any
 HOPPER = ("h200", "h100")
 OLDER = ("a100", "l4", "b200")  # GPUs for which the Triton kernels are
 GPUS = ("h200", "h100", "a100", "l4", "b200")
-TPUS = ("v5e", "v6e")
+TPUS = ("v5e", "v5p", "v6e")
 # the instruction for matrix products that a kernel of each backend must not lose
 MATRIX_INSTRUCTION = {"mosaic_gpu": "wgmma", "triton": "mma", "mosaic_tpu": "matmul"}
 
@@ -255,6 +255,12 @@ CASES = (
     Case("write_kv", "mosaic_tpu", TPUS, Attention(16, page_size=128), "dma"),
     Case("write_kv", "mosaic_tpu", TPUS, Attention(2048, pages="int8"), "dma"),
     Case("write_kv", "mosaic_tpu", TPUS, Attention(2048, pages="float8_e4m3fn"), "dma"),
+    # the write where tokens share words
+    Case("write_kv", "xla_pages", TPUS, Attention(64, 8, 1, pages="int8"), quick=("v5e",)),
+    Case("write_kv", "xla_pages", TPUS, Attention(2048, 8, 2, page_size=128, pages="int8")),
+    Case("write_kv", "xla_pages", TPUS, Attention(64, 24, 3, 128, 128, pages="float8_e4m3fn")),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 8, 1, pages="int8"), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 24, 3, 128, 128, pages="int8"), "matmul"),
     # quantised matrix products
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(1), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(), "wgmma", quick=("h200",)),

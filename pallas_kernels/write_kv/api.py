@@ -21,7 +21,7 @@ from pallas_kernels.pages import (
     value_dtype,
 )
 
-MODULES = {"reference": "reference", "xla": "xla", "mosaic_tpu": "mosaic_tpu"}
+MODULES = {name: name for name in ("reference", "xla", "xla_pages", "mosaic_tpu")}
 
 
 class ScaledPages(NamedTuple):
@@ -60,7 +60,8 @@ def write_kv(
         k_scale: given exactly for 8-bit pages: a key is stored as `key / k_scale`, rounded, and
             cut off at the largest number of the type. For a scale a page see `write_kv_scaled`.
         v_scale: likewise for the values.
-        backend: "xla" (any device), "mosaic_tpu" (TPU) or "reference".
+        backend: "xla" (any device), "xla_pages" (any device, by whole pages), "mosaic_tpu" (TPU) or
+            "reference".
         interpret: parameters of the interpreter of a TPU kernel; None compiles it.
 
     Returns:
@@ -96,7 +97,7 @@ def write_kv_scaled(
         v: values, of the type of `k`.
         page_ids: as for `write_kv`.
         offsets: as for `write_kv`.
-        backend: "xla" or "reference".
+        backend: "xla", "xla_pages" or "reference".
 
     Raises:
         KernelError: a shape, dtype or the backend is not supported; names it.

@@ -38,6 +38,7 @@ def proved(setting, step, **changes) -> prove_step.StepProof:
         weights=WEIGHTS,
         pool=POOL,
         proof=proof,
+        cpu_seconds=12.6,
     )
     return replace(made, proof=replace(proof, **changes))
 
@@ -98,7 +99,9 @@ def test_every_combination_is_compiled_with_what_was_asked(monkeypatch, tmp_path
 
 
 def test_the_full_run_is_that_of_the_document() -> None:
-    asked = prove_step.settings(prove_step.parse(["--full"]))
+    options = prove_step.parse(["--full"])
+    assert options.step == list(prove_step.FULL_STEPS)
+    asked = prove_step.settings(options)
     assert {setting.layers for setting in asked} == {None}
     assert {setting.config().num_layers for setting in asked} == {32, 80}
     assert ("h200", 8, "llama-3-70b") in {(s.kind, s.devices, s.shape) for s in asked}
@@ -190,6 +193,6 @@ def test_the_document_says_what_did_not_compile() -> None:
     assert text.count("## llama-1b, 2 layers") == 1
     first, second = [line for line in text.splitlines() if "NVIDIA H200" in line]
     assert "1.00 GiB | 0.25 GiB (1,024) | 1.0 MiB | 0.25 GiB | 1.25 GiB | 1%" in first
-    assert first.endswith("| ok |")
+    assert first.endswith("| 13 | ok |")
     assert "does not compile: x / y" in second
     assert first.count("|") == second.count("|")

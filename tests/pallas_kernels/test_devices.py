@@ -100,7 +100,7 @@ def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
     backends = choose_backends(
         "TPU v6 lite", "tpu", replace(covered, kv_heads=1, pool_dtype=jnp.dtype("int8"))
     )
-    assert (backends.decode, backends.write_kv) == ("mosaic_tpu", "xla")
+    assert (backends.decode, backends.write_kv) == ("mosaic_tpu", "xla_pages")
     assert backends.decode_and_write is None
 
 

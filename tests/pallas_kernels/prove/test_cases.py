@@ -24,6 +24,8 @@ def test_every_case_is_listed_once_and_for_known_kinds() -> None:
         plain = case.backend in PLAIN or case.problem.dtype == "float32"
         assert case.requires is None or not plain, case.name
         assert case.requires is not None or plain, case.name
+    for kind in KINDS:
+        assert cases_for(kind), f"a run for {kind} would pass without a proof"
 
 
 def test_a_quick_run_proves_every_own_backend_of_the_list() -> None:
