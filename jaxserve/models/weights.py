@@ -42,17 +42,18 @@ MakeArray = Callable[[tuple[Any, ...], tuple[int, ...], NamedSharding], jax.Arra
 class Source:
     """The checkpoint tensors that one parameter is made of, side by side.
 
-    A parameter of shape [U, ...] takes, for each index of its first axis, `rows[i]` rows of
-    tensor `names[i]`: a KV group takes G * D rows of q, D of k and D of v, for example.
+    A unit of the parameter takes `rows[i]` rows of tensor `names[i]`: a KV group takes G * D rows
+    of q, D of k and D of v, for example. A unit is `indices` indices of the first axis.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...] = (1,)
+    indices: int = 1
 
     def shapes(self, shape: tuple[int, ...], two_axes: bool) -> Iterator[tuple[int, ...]]:
         """Shape of each tensor, given the parameter's; two_axes: a matrix, not a vector."""
         tail = shape[-1:] if two_axes else ()
-        return ((shape[0] * rows, *tail) for rows in self.rows)
+        return ((shape[0] // self.indices * rows, *tail) for rows in self.rows)
 
 
 def load_model(
@@ -133,7 +134,8 @@ def find_source(place: tuple[Any, ...], config: ModelConfig) -> Source:
         names = tuple(f"{prefix}self_attn.{letter}_proj.{kind}" for letter in "qkv")
         return Source(names, (groups * head_dim, head_dim, head_dim))
     if module == ("mlp", "gate_up"):
-        return Source(tuple(f"{prefix}mlp.{half}_proj.{kind}" for half in ("gate", "up")), (1, 1))
+        names = tuple(f"{prefix}mlp.{half}_proj.{kind}" for half in ("gate", "up"))
+        return Source(names, rows=(1, 1), indices=2)
     return Source((f"{prefix}{_LAYER_NAMES[module]}.{kind}",))
 
 
@@ -226,11 +228,12 @@ def _read_array(
         if len(source.names) == 1:
             return reader.read(source.names[0], (index[0], *columns)).astype(dtype, copy=False)
         tail = [len(range(*columns[0].indices(shape[-1])))] if two_axes else []
-        out = np.empty((stop - start, sum(source.rows), *tail), dtype)
+        first, last = start // source.indices, stop // source.indices
+        out = np.empty((last - first, sum(source.rows), *tail), dtype)
         done = 0
         for name, rows in zip(source.names, source.rows, strict=True):
-            part = reader.read(name, (slice(start * rows, stop * rows), *columns))
-            out[:, done : done + rows] = part.reshape(stop - start, rows, *tail)
+            part = reader.read(name, (slice(first * rows, last * rows), *columns))
+            out[:, done : done + rows] = part.reshape(last - first, rows, *tail)
             done += rows
         inner = shape[1:-1] if two_axes else shape[1:]
         return out.reshape(stop - start, *inner, *tail)

@@ -32,9 +32,9 @@ def linear(
     if bias is not None:
         product = product + bias.astype(jnp.float32)
     if gated:
-        pairs = product.astype(out_dtype).reshape(x.shape[0], -1, 2)
-        gate = jax.nn.silu(pairs[..., 0].astype(jnp.float32)).astype(out_dtype)
-        out = gate * pairs[..., 1]
+        rounded = product.astype(out_dtype)
+        gate = jax.nn.silu(rounded[:, ::2].astype(jnp.float32)).astype(out_dtype)
+        out = gate * rounded[:, 1::2]
     else:
         out = product.astype(out_dtype)
     return out if residual is None else residual + out

@@ -46,7 +46,7 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
     assert shapes["embedding"] == [vocab_rows, 64]
     assert shapes["layers/0/attention/qkv/weight"][0] == 1  # of 2 KV heads
     assert shapes["layers/0/attention/output/weight"] == [64, 32]
-    assert shapes["layers/0/mlp/gate_up/weight"] == [48, 2, 64]
+    assert shapes["layers/0/mlp/gate_up/weight"] == [96, 64]
     assert shapes["layers/0/mlp/down/weight"] == [64, 48]
     # No weight and no activation is gathered: partial sums are added, nothing else travels.
     assert result["collectives"] == ["all-reduce"]
