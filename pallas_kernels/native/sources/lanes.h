@@ -17,6 +17,7 @@ constexpr int64_t kBlockOutputs = 16;  // rows of the weight a block
 struct LaneRows {
   const uint32_t* data;
   int64_t words;  // of a row, a multiple of 16
+  const int32_t* offset;  // [groups * 16] to be added to the sums of 8-bit products
   const uint32_t* group(int64_t g) const { return data + g * words * kLanes; }
 };
 
@@ -29,31 +30,47 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
                            int64_t depth, int first_row, const typename Dot::Weight* ahead,
                            typename Dot::Sum (*sums)[kBlockOutputs]) {
   using Sum = typename Dot::Sum;
-  constexpr int64_t per_word = 4 / int64_t(sizeof(*block));
   Sum acc[ROWS * GROUPS] = {};
-  const auto* w = block + first_row * depth;
+  const int64_t row_bytes = depth * int64_t(sizeof(*block));
+  const char* rows_of_weight = reinterpret_cast<const char*>(block) + first_row * row_bytes;
+  const char* rows_ahead = reinterpret_cast<const char*>(ahead) + first_row * row_bytes;
   const uint32_t* rows = x.group(first_group);
   const int64_t group_words = x.words * kLanes;
   for (int64_t k0 = 0; k0 < x.words; k0 += 16) {
     if (ahead) {
-      for (int n = 0; n < ROWS; ++n) {
-        __builtin_prefetch(ahead + (first_row + n) * depth + k0 * per_word, 0, 2);
-      }
+      for (int n = 0; n < ROWS; ++n) __builtin_prefetch(rows_ahead + n * row_bytes + k0 * 4, 0, 2);
     }
-    for (int64_t k = k0; k < k0 + 16; ++k) {
+    const char* words = rows_of_weight + k0 * 4;
+    int64_t next_row = row_bytes;
+    alignas(64) uint32_t prepared[ROWS * 16];
+    if constexpr (Dot::prepares) {
+      for (int n = 0; n < ROWS; ++n) {
+        store(prepared + n * 16, Dot::prepared(load<U32x16>(words + n * row_bytes)));
+      }
+      words = reinterpret_cast<const char*>(prepared);
+      next_row = 64;
+    }
+    for (int64_t k = 0; k < 16; ++k) {
       U32x16 lanes[GROUPS];
-      for (int g = 0; g < GROUPS; ++g) lanes[g] = load<U32x16>(rows + g * group_words + k * kLanes);
+      for (int g = 0; g < GROUPS; ++g) {
+        lanes[g] = load<U32x16>(rows + g * group_words + (k0 + k) * kLanes);
+      }
+#pragma GCC unroll 16  // or GCC keeps the sums of one group in memory
       for (int n = 0; n < ROWS; ++n) {
         uint32_t word;
-        std::memcpy(&word, w + n * depth + k * per_word, 4);
+        std::memcpy(&word, words + n * next_row + k * 4, 4);
         for (int g = 0; g < GROUPS; ++g) {
           acc[n * GROUPS + g] = Dot::multiply_add(acc[n * GROUPS + g], lanes[g], splat(word));
         }
       }
     }
   }
+  Sum offset[GROUPS] = {};
+  for (int g = 0; g < GROUPS && Dot::prepares; ++g) {
+    offset[g] = load<Sum>(x.offset + (first_group + g) * kLanes);
+  }
   for (int n = 0; n < ROWS; ++n) {
-    for (int g = 0; g < GROUPS; ++g) sums[g][first_row + n] = acc[n * GROUPS + g];
+    for (int g = 0; g < GROUPS; ++g) sums[g][first_row + n] = acc[n * GROUPS + g] + offset[g];
   }
 }
 

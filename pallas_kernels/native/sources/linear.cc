@@ -27,9 +27,9 @@ inline V repeat(V v, int64_t first, int64_t period) {
 }
 
 // Lane i of the result is element i / period.
-template <int PERIOD>
-inline F32x16 spread(const float* v) {
-  F32x16 out;
+template <int PERIOD, class V, class Element>
+inline V spread(const Element* v) {
+  V out;
   for (int i = 0; i < 16; ++i) out[i] = v[i / PERIOD];
   return out;
 }
@@ -133,17 +133,6 @@ inline void finish_row(const Linear& p, F32x16 v, int64_t row, int64_t first, in
   }
 }
 
-// Sums of 16 rows of an 8-bit weight, times 128: what the offset of x adds to the products, the
-// elements that the last vector takes from behind a row included.
-inline I32x16 offsets_of(const int8_t* w, int64_t depth) {
-  const U32x16 ones = splat(0x01010101u);
-  I32x16 acc[16] = {};
-  for (int64_t k = 0; k < depth; k += Int8Dot::step) {
-    for (int n = 0; n < 16; ++n) acc[n] = dot_u8_s8(acc[n], ones, load<U32x16>(w + n * depth + k));
-  }
-  return sum_lanes16(acc) * 128;
-}
-
 // 16 rows of the weight, from row `first` on, of which `count` exist; `ahead` are the next ones.
 template <class Dot>
 class Block {
@@ -153,7 +142,6 @@ class Block {
   Block(const Linear& p, const Weight* w, const Weight* ahead, int64_t first, int64_t count)
       : p_(p), w_(w), ahead_(ahead), first_(first), count_(count) {
     if constexpr (std::is_same_v<Dot, Int8Dot>) {
-      offsets_ = offsets_of(w, p.depth);
       std::memcpy(&scale_, p.scale + first, count * 4);
     }
     if (p.bias) {
@@ -203,7 +191,7 @@ class Block {
     F32x16 v[16];  // [output][lane]
     for (int n = 0; n < 16; ++n) {
       if constexpr (std::is_same_v<Dot, Int8Dot>) {
-        v[n] = __builtin_convertvector(sums[n] - offsets_[n], F32x16) * scale_[n] *
+        v[n] = __builtin_convertvector(sums[n], F32x16) * scale_[n] *
                load<F32x16>(x.scale + group * kLanes);
       } else {
         v[n] = sums[n];
@@ -233,8 +221,8 @@ class Block {
                                                  ahead_ + (n + ahead_row) * p_.depth);
       F32x16 values;
       if constexpr (std::is_same_v<Dot, Int8Dot>) {
-        values = __builtin_convertvector(sums - repeat(offsets_, n, NR), F32x16) *
-                 repeat(scale_, n, NR) * spread<NR>(x.scale + m);
+        values = __builtin_convertvector(sums + spread<NR, I32x16>(x.offset + m), F32x16) *
+                 repeat(scale_, n, NR) * spread<NR, F32x16>(x.scale + m);
       } else {
         values = sums;
       }
@@ -247,7 +235,6 @@ class Block {
   const Weight* w_;
   const Weight* ahead_;
   int64_t first_, count_;
-  I32x16 offsets_ = {};
   F32x16 scale_ = {}, bias_ = {};
 };
 

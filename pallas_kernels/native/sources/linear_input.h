@@ -34,7 +34,8 @@ template <class Dot>
 struct Staged {
   const typename Dot::Activation* data;
   int64_t stride;
-  const float* scale;  // [rows], 8-bit only
+  const float* scale;     // [rows], 8-bit only
+  const int32_t* offset;  // [rows] to be added to the sums of products, 8-bit only
 };
 
 inline F32x16 load_floats(Element type, const char* p) {
@@ -80,21 +81,22 @@ inline void load_row(const Linear& p, int64_t row, float* out) {
   }
 }
 
-inline void stage_row(const float* row, int64_t depth, int64_t stride, float* out, float*) {
+inline void stage_row(const float* row, int64_t depth, int64_t stride, float* out, float*, int32_t*) {
   std::memcpy(out, row, depth * 4);
   std::memset(out + depth, 0, (stride - depth) * 4);
 }
 
-inline void stage_row(const float* row, int64_t depth, int64_t stride, uint16_t* out, float*) {
+inline void stage_row(const float* row, int64_t depth, int64_t stride, uint16_t* out, float*,
+                      int32_t*) {
   const int64_t whole = depth / 16 * 16;
   for (int64_t k = 0; k < whole; k += 16) store(out + k, narrow_bf16(load<F32x16>(row + k)));
   for (int64_t k = whole; k < depth; ++k) out[k] = float_to_bf16(row[k]);
   std::memset(out + depth, 0, (stride - depth) * 2);
 }
 
-// Symmetric 8 bits by row, stored plus 128; the places behind the row are an exact 0 too.
-inline void stage_row(const float* row, int64_t depth, int64_t stride, uint8_t* out,
-                      float* scale) {
+// Symmetric 8 bits by row; the offset is what the weights, taken plus 128, make too much.
+inline void stage_row(const float* row, int64_t depth, int64_t stride, int8_t* out, float* scale,
+                      int32_t* offset) {
   const int64_t whole = depth / 16 * 16;
   F32x16 sizes = {};
   for (int64_t k = 0; k < whole; k += 16) {
@@ -107,14 +109,20 @@ inline void stage_row(const float* row, int64_t depth, int64_t stride, uint8_t* 
   const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
   const auto round = [inverse](F32x16 v) {
     const F32x16 magic = splat(12582912.0f);  // adding it rounds to the nearest even integer
-    return __builtin_convertvector((v * inverse + magic) - magic, I32x16) + 128;
+    return __builtin_convertvector((v * inverse + magic) - magic, I32x16);
   };
-  typedef uint8_t U8x16 __attribute__((vector_size(16)));
+  typedef int8_t I8x16 __attribute__((vector_size(16)));
+  I32x16 sums = {};
   for (int64_t k = 0; k < whole; k += 16) {
-    store(out + k, __builtin_convertvector(round(load<F32x16>(row + k)), U8x16));
+    const I32x16 rounded = round(load<F32x16>(row + k));
+    sums += rounded;
+    store(out + k, __builtin_convertvector(rounded, I8x16));
   }
-  for (int64_t k = whole; k < depth; ++k) out[k] = uint8_t(round(splat(row[k]))[0]);
-  std::memset(out + depth, 128, stride - depth);
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += sums[i];
+  for (int64_t k = whole; k < depth; ++k) sum += out[k] = int8_t(round(splat(row[k]))[0]);
+  *offset = -128 * sum;
+  std::memset(out + depth, 0, stride - depth);
 }
 
 template <class Dot>
@@ -129,18 +137,19 @@ Staged<Dot> stage(const Linear& p, Scratch& memory) {
   const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
                     (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
   if (same && !p.norm && p.depth % Dot::step == 0) {
-    return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr};
+    return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr, nullptr};
   }
   const int64_t stride = padded_depth<Dot>(p) + 64 / int64_t(sizeof(Activation));
-  memory.reserve(p.rows * (stride * int64_t(sizeof(Activation)) + 4) + p.depth * 4 + 192);
+  memory.reserve(p.rows * (stride * int64_t(sizeof(Activation)) + 8) + p.depth * 4 + 256);
   auto* data = memory.take<Activation>(p.rows * stride);
   auto* scale = memory.take<float>(p.rows);
+  auto* offset = memory.take<int32_t>(p.rows);
   auto* row = memory.take<float>(p.depth);
   for (const int64_t r : p.live) {
     load_row(p, r, row);
-    stage_row(row, p.depth, padded_depth<Dot>(p), data + r * stride, scale + r);
+    stage_row(row, p.depth, padded_depth<Dot>(p), data + r * stride, scale + r, offset + r);
   }
-  return {data, stride, scale};
+  return {data, stride, scale, offset};
 }
 
 // The live rows of x in groups of 16, a row a lane; lanes without a row are zero.
@@ -156,9 +165,10 @@ StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch&
   const int64_t count = int64_t(p.live.size()), groups = (count + kLanes - 1) / kLanes;
   const int64_t stride = padded_depth<Dot>(p);
   const int64_t words = stride * int64_t(sizeof(Activation)) / 4;
-  memory.reserve(groups * kLanes * (words + 1) * 4 + 128);
+  memory.reserve(groups * kLanes * (words + 2) * 4 + 192);
   auto* data = memory.take<uint32_t>(groups * kLanes * words);
   auto* scale = memory.take<float>(groups * kLanes);
+  auto* offset = memory.take<int32_t>(groups * kLanes);
   parallel_for(threads, groups, [&](int64_t group) {
     Scratch& scratch = thread_scratch();
     scratch.reserve(p.depth * 4 + kLanes * stride * int64_t(sizeof(Activation)) + 128);
@@ -166,11 +176,13 @@ StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch&
     auto* staged = scratch.take<Activation>(kLanes * stride);
     const int64_t live = std::min(kLanes, count - group * kLanes);
     for (int64_t i = 0; i < live; ++i) {
-      load_row(p, p.live[group * kLanes + i], row);
-      stage_row(row, p.depth, stride, staged + i * stride, scale + group * kLanes + i);
+      const int64_t lane = group * kLanes + i;
+      load_row(p, p.live[lane], row);
+      stage_row(row, p.depth, stride, staged + i * stride, scale + lane, offset + lane);
     }
     std::memset(staged + live * stride, 0, (kLanes - live) * stride * sizeof(Activation));
     std::memset(scale + group * kLanes + live, 0, (kLanes - live) * 4);
+    std::memset(offset + group * kLanes + live, 0, (kLanes - live) * 4);
     for (int64_t k = 0; k < words; k += 16) {
       U32x16 square[16];
       for (int i = 0; i < 16; ++i) {
@@ -181,7 +193,7 @@ StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch&
       for (int i = 0; i < 16; ++i) store(out + i * kLanes, square[i]);
     }
   });
-  return {{data, words}, scale};
+  return {{data, words, offset}, scale};
 }
 
 }  // namespace jaxserve
