@@ -72,11 +72,12 @@ def parse_histograms(text: str) -> dict[str, Histogram]:
 
 
 async def read_histograms(client: httpx.AsyncClient) -> dict[str, Histogram]:
-    """The histograms that a server has; none where it has no `/metrics`."""
-    response = await client.get("/metrics")
-    if response.status_code != 200:
-        return {}
-    return parse_histograms(response.text)
+    """The histograms that a server has; none where it has no readable `/metrics`."""
+    try:
+        response = await client.get("/metrics")
+        return parse_histograms(response.text) if response.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}  # a server that has ended, or a page of another kind under that path
 
 
 def queue_report(
@@ -89,6 +90,8 @@ def queue_report(
     report: dict[str, float | None] = {}
     for metric, histogram in after.items():
         new = histogram.since(before.get(metric))
+        if not new.count:
+            continue
         report[f"num_{metric}"] = new.count
         report[f"mean_{metric}_ms"] = 1e3 * new.mean
         for percent in percentiles:
@@ -99,8 +102,8 @@ def queue_report(
 
 def queue_markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
     """A table of a `queue_report`; a line that says so where the server reports none."""
-    if "num_queue" not in report:
-        return "queue time: the server does not report it"
+    if not any(f"num_{metric}" in report for metric in QUEUE_METRICS):
+        return "queue time: the server reports none"
     heads = ["mean", *(f"p{percent:g}, at most" for percent in percentiles)]
     lines = [f"| of the server, ms | requests | {' | '.join(heads)} |"]
     lines.append(f"|{'---|' * (len(heads) + 2)}")

@@ -42,4 +42,11 @@ def test_above_the_last_bucket_there_is_no_bound():
 
 def test_a_server_without_the_histogram_is_said_to_have_none():
     assert parse_histograms("# TYPE other counter\nother_total 3\n") == {}
-    assert "does not report" in queue_markdown(queue_report({}, {}, [50.0]), [50.0])
+    assert "reports none" in queue_markdown(queue_report({}, {}, [50.0]), [50.0])
+
+
+def test_without_a_request_between_there_is_no_figure():
+    registry = CollectorRegistry()
+    Histogram("vllm:request_queue_time_seconds", "", registry=registry).observe(2)
+    reading = parse_histograms(generate_latest(registry).decode())
+    assert queue_report(reading, reading, [50.0]) == {}
