@@ -24,13 +24,14 @@ from typing import Any
 
 import jax
 
-from checkpoints import CheckpointError, bundled_model_path
+from checkpoints import bundled_model_path
 from jaxserve import LLM
 from jaxserve.bench.measure import describe, environment, run_workload
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import fixed
 from jaxserve.config import QUANTIZATIONS
-from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.errors import ValidationError
 
 LEAST = {"batch_size": 1, "warmup": 0, "iterations": 1, "input_len": 1, "output_len": 1}
 COLUMNS = (
@@ -119,11 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_json", "--output-json", type=Path)
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except (JaxServeError, CheckpointError, OSError) as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
-        return 1
+    return in_a_line("benchmark.py", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> int:

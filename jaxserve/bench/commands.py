@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench import serve_options, startup
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.config import EngineConfig
-from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.errors import ValidationError
 
 # what is measured is an engine that compiles nothing any more
 ALL_COMPILED = {"compile_ahead": 1000, "compile_in_background": False}
@@ -191,10 +192,4 @@ def _finish(llm: Any, report: dict[str, Any], path: Path | None) -> int:
 
 def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Exit code of a benchmark; expected errors are one line."""
-    from checkpoints import CheckpointError
-
-    try:
-        return benchmark(options)
-    except (JaxServeError, CheckpointError, OSError) as error:
-        print(f"jaxserve bench: {error}", file=sys.stderr)
-        return 1
+    return in_a_line("jaxserve bench", lambda: benchmark(options))

@@ -28,10 +28,12 @@ from jaxserve.bench.serve_options import (
     settings,
 )
 from jaxserve.bench.server_metrics import (
-    Histogram,
+    Reading,
     queue_markdown,
     queue_report,
-    read_histograms,
+    read_metrics,
+    step_markdown,
+    step_report,
 )
 from jaxserve.bench.serving_report import (
     describe,
@@ -58,7 +60,9 @@ def run_serve(options: argparse.Namespace) -> int:
         test.times, test.duration, percentiles=percentiles, metrics=metrics, goodput=goodput
     )
     shown = sorted({50.0, *percentiles})
-    report |= queue_report(test.before, test.after, shown)
+    report |= queue_report(test.before.histograms, test.after.histograms, shown)
+    steps = step_report(test.before, test.after)
+    report |= steps
     written = head(options, test) | report
     text = "\n\n".join(
         [
@@ -66,6 +70,7 @@ def run_serve(options: argparse.Namespace) -> int:
             markdown(report, percentiles),
             *remarks(test),
             queue_markdown(report, shown),
+            *([step_markdown(steps)] if steps else []),
         ]
     )
     print(text)
@@ -76,7 +81,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 class LoadTest(NamedTuple):
-    """All requests, the duration in seconds, and the server's own histograms around it.
+    """All requests, the duration in seconds, and the server's own metrics around it.
 
     `model` is what the requests asked for, `prompts` what they sent.
     """
@@ -85,8 +90,8 @@ class LoadTest(NamedTuple):
     prompts: list[BenchPrompt]
     times: list[RequestTimes]
     duration: float
-    before: dict[str, Histogram]
-    after: dict[str, Histogram]
+    before: Reading
+    after: Reading
 
 
 async def measure(options: argparse.Namespace) -> LoadTest:
@@ -124,7 +129,7 @@ async def measure(options: argparse.Namespace) -> LoadTest:
         target = replace(target, model=model)
         for index in range(options.num_warmups):
             await send(client, target, prompts[index % len(prompts)])
-        before = await read_histograms(client)
+        before = await read_metrics(client)
         gate = asyncio.Semaphore(options.max_concurrency or len(prompts))
         # a bar for people: none where standard error is a file
         quiet = True if options.disable_tqdm else None
@@ -140,7 +145,7 @@ async def measure(options: argparse.Namespace) -> LoadTest:
 
             times = await asyncio.gather(*(one(p, moment) for p, moment in zip(prompts, moments)))
             duration = time.perf_counter() - start
-        after = await read_histograms(client)
+        after = await read_metrics(client)
     if tokenizer is not None:
         _count_tokens(prompts, times, tokenizer)
     return LoadTest(model, prompts, times, duration, before, after)

@@ -90,7 +90,7 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
         cache: the user's cache folder of that process.
 
     Raises:
-        JaxServeError: the server ended or was not healthy in time; holds the end of its output.
+        JaxServeError: the server ended or was not healthy in time; holds its last line.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -106,9 +106,13 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
         )
         try:
             while not _healthy(port):
-                if process.poll() is not None or time.perf_counter() - begin > GIVE_UP_SECONDS:
+                ended = process.poll() is not None
+                if ended or time.perf_counter() - begin > GIVE_UP_SECONDS:
                     log.seek(0)
-                    raise JaxServeError(f"{' '.join(command)} failed:\n{log.read()[-2000:]}")
+                    lines = log.read().split("\n")
+                    reason = next((line for line in reversed(lines) if line.strip()), "no output")
+                    state = "ended" if ended else f"was not healthy within {GIVE_UP_SECONDS:.0f} s"
+                    raise JaxServeError(f"{' '.join(command)} {state}: {reason}")
                 time.sleep(POLL_SECONDS)
             return time.perf_counter() - begin
         finally:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serve_options import require
 from jaxserve.config import QUANTIZATIONS
-from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.errors import ValidationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,12 @@ def register(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Search, print a line a candidate, write the best; 1 when none is within the limits."""
-    from checkpoints import CheckpointError
 
-    try:
+    def work() -> int:
         _check(options)
-        trials = search(options)
-        return _finish(trials, options)
-    except (JaxServeError, CheckpointError, OSError) as error:
-        print(f"jaxserve tune: {error}", file=sys.stderr)
-        return 1
+        return _finish(search(options), options)
+
+    return in_a_line("jaxserve tune", work)
 
 
 def _check(options: argparse.Namespace) -> None:

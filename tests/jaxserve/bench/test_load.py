@@ -238,6 +238,7 @@ def test_all_tokens_in_one_piece_have_no_time_per_token():
         ("throughput --output-json /dev/null/x.json", "/dev/null"),
         ("startup --num-iters-cold 0", "num_iters_warm=3"),
         ("startup --num-iters-warm -1", "num_iters_warm=-1"),
+        ("startup --model nowhere", "ended: jaxserve: model='nowhere'"),
     ],
 )
 def test_a_mistake_is_one_line_before_a_model_is_loaded(words, named, capsys):
