@@ -37,7 +37,7 @@ def register(
     def add_engine_options(parser: argparse.ArgumentParser) -> None:
         add_engine_flags(parser)
         parser.add_argument("--output-json", type=Path, help="also write the results to this file")
-        parser.set_defaults(engine_config=engine_config, **ALL_COMPILED)
+        parser.set_defaults(engine_config=engine_config, loads_model=True, **ALL_COMPILED)
 
     latency = subparsers.add_parser(
         "latency", help="seconds to complete one batch of equal requests"

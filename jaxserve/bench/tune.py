@@ -74,7 +74,7 @@ def register(subparsers: Any) -> None:
     add("--max-len", type=int, default=256, help="longest prompt and output")
     add("--seed", type=int, default=0)
     add("--output", type=Path, default=Path("tuned.yaml"), help="file for serve --config")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, loads_model=True)
 
 
 def run(options: argparse.Namespace) -> int:

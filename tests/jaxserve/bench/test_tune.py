@@ -68,9 +68,10 @@ def test_a_mistake_is_one_line_before_the_search(changes, named, monkeypatch, ca
 
 def test_the_results_are_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tune, "measure", made_up)
+    monkeypatch.setattr(tune, "_plot", lambda trials, options, path: path.touch())
     given = options(itl_ms=70.0, output=tmp_path / "new" / "tuned.yaml", quantization="int8")
     assert tune.run(given) == 0
-    assert (tmp_path / "new" / "tuned.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "new" / "tuned.png").is_file()
     assert "quantization: int8" in given.output.read_text()
     out = capsys.readouterr().out
     assert "32 slots, 512 tokens a step, 32 tokens a page" in out and "Sizes(" not in out
