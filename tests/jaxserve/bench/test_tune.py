@@ -75,3 +75,10 @@ def test_the_results_are_written(monkeypatch, tmp_path, capsys):
     assert "quantization: int8" in given.output.read_text()
     out = capsys.readouterr().out
     assert "32 slots, 512 tokens a step, 32 tokens a page" in out and "Sizes(" not in out
+
+
+def test_nothing_on_the_frontier_is_beaten_in_both():
+    points = [(10.0, 5.0), (30.0, 9.0), (20.0, 4.0), (30.0, 8.0), (5.0, 5.0)]
+    trials = [Trial(Sizes(1, 1), speed, 1.0, itl, True) for itl, speed in points]
+    found = [(t.p99_itl_ms, t.tokens_per_second) for t in tune.frontier(trials, "p99_itl_ms")]
+    assert found == [(5.0, 5.0), (30.0, 9.0)]
