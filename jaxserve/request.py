@@ -13,11 +13,10 @@ from jaxserve.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in the words of the OpenAI and vLLM APIs."""
+    """How a token may end a request, in the words of the OpenAI and vLLM APIs."""
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 class End(NamedTuple):
