@@ -22,6 +22,8 @@ MAX_COMPLETIONS = 16384
 MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_TOKENS = 1024
 LOGIT_BIAS_LIMIT = 100.0
+# the device divides by a repetition penalty: as a float32 it must be neither 0 nor infinite
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -114,7 +116,9 @@ class SamplingParams:
         self.n = _integer("n", self.n, 1, MAX_COMPLETIONS)
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, above=0.0)
+        self.repetition_penalty = _number(
+            "repetition_penalty", self.repetition_penalty, SMALLEST_FLOAT32, LARGEST_FLOAT32
+        )
         self.temperature = _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
         self.top_p = _number("top_p", self.top_p, most=1.0, above=0.0)
         self.top_k = _integer("top_k", self.top_k, -1)
@@ -195,16 +199,6 @@ class SamplingParams:
     def needs_logprobs(self) -> bool:
         """Log-probabilities of generated tokens are returned."""
         return self.logprobs is not None
-
-    @property
-    def needs_bias(self) -> bool:
-        """Some token's logit is shifted or masked at some step."""
-        return bool(
-            self.logit_bias
-            or self.allowed_token_ids is not None
-            or self.bad_words
-            or self.min_tokens > 0
-        )
 
     def verify(self, vocab_size: int, max_model_len: int, max_logprobs: int) -> None:
         """Checks the limits that need the model.

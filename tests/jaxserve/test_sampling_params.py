@@ -41,7 +41,7 @@ def test_defaults():
         ("n", [0, -1, 16385, 10**9, 1.0, "2", True, None]),
         ("presence_penalty", [-2.01, 2.01, NAN, INF, -INF, "1", True, None]),
         ("frequency_penalty", [-2.01, 2.01, NAN, INF, True]),
-        ("repetition_penalty", [0, 0.0, -1, NAN, INF, True, "1.1"]),
+        ("repetition_penalty", [0, 0.0, -1, 1e-50, 1e300, NAN, INF, True, "1.1"]),
         ("temperature", [-0.1, 2.1, NAN, INF, -INF, True, "1", None, 10**400]),
         ("top_p", [0, 0.0, -0.1, 1.01, NAN, INF, True]),
         ("top_k", [-2, 1.0, "5", True, NAN, None]),
@@ -202,9 +202,6 @@ def test_what_the_engine_asks():
     assert not SamplingParams().has_penalties
     assert SamplingParams(logprobs=0).needs_logprobs
     assert not SamplingParams(prompt_logprobs=1).needs_logprobs
-    assert SamplingParams(min_tokens=1).needs_bias
-    assert SamplingParams(allowed_token_ids=[1]).needs_bias
-    assert not SamplingParams(logit_bias={}).needs_bias
 
 
 def test_seed_words():

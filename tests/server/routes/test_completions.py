@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jaxserve.outputs import Logprob
 from jaxserve.sampling_params import RequestOutputKind
+from server.protocol.logprobs import completion_logprobs
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import events, joined
 
@@ -149,6 +151,12 @@ def test_logprobs(client: TestClient, stream: bool) -> None:
 def test_zero_logprobs_lists_the_token_only(client: TestClient) -> None:
     shown = complete(client, logprobs=0)["choices"][0]["logprobs"]
     assert shown["top_logprobs"] == [{one: -0.5} for one in "hello"]
+
+
+def test_minus_one_logprobs_lists_the_vocabulary() -> None:
+    position = {5: Logprob(-2.0, 3), 7: Logprob(-0.5, 1), 6: Logprob(-1.0, 2)}
+    shown = completion_logprobs([(5, position)], top=-1, first_offset=0, show=str)
+    assert shown["top_logprobs"] == [{"5": -2.0, "7": -0.5, "6": -1.0}]
 
 
 def test_prompt_logprobs(client: TestClient) -> None:
