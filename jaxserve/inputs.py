@@ -53,7 +53,7 @@ class InputProcessor:
         self._max_model_len = config.max_model_len
         # a chat model made from a base model may say only in its tokenizer what ends a turn
         own = None if tokenizer is None else tokenizer.eos_token_id
-        self._eos_token_ids = frozenset({*model.eos_token_ids, own} - {None})
+        self._eos_token_ids = frozenset([*model.eos_token_ids, *([] if own is None else [own])])
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
 
     @staticmethod
