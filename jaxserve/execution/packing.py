@@ -136,9 +136,8 @@ class RowPacker:
             if mask is not None:
                 bias[index] = mask
             if _must_go_on(request):
-                rule = request.stop_rule
-                ends = [*rule.eos_token_ids, *rule.stop_token_ids]
-                bias[index, [t for t in ends if t < self._vocab_size]] = NEVER
+                ends = [t for t in request.stop_rule.end_token_ids if t < self._vocab_size]
+                bias[index, ends] = NEVER
             for word in request.bad_words:
                 if len(word) > 1 and request.output_token_ids[1 - len(word) :] == word[:-1]:
                     bias[index, word[-1]] = NEVER
