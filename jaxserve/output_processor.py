@@ -220,6 +220,9 @@ class OutputProcessor:
         now = self._clock()
         unfinished = [s for s in live.sequences if s.output.finish_reason is None]
         for sequence in unfinished:
+            if sequence.text is not None:
+                # text that might have become a stop string is text now
+                sequence.output.text += sequence.text.append(None, last=True, may_stop=True)[0]
             self._finish(live, sequence, "abort", None, now)
         if live.prepared.params.output_kind is RequestOutputKind.DELTA:
             completions = [s.take_delta() for s in unfinished]

@@ -264,13 +264,14 @@ def _number(
     name: str,
     value: Any,
     least: float | None = None,
-    most: float | None = None,
+    most: float = math.inf,
     *,
     above: float | None = None,
 ) -> float:
-    low = f"[{least:g}" if least is not None else f"({above:g}"
-    high = f"{most:g}]" if most is not None else "infinity)"
-    allowed = f"a finite number in {low}, {high}"
+    allowed = "a finite number"
+    if least is not None or above is not None:
+        low = f"[{least:g}" if above is None else f"({above:g}"
+        allowed += f" in {low}, {most:g}]"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValidationError(name, value, allowed)
     try:
@@ -281,7 +282,7 @@ def _number(
         not math.isfinite(number)
         or (least is not None and number < least)
         or (above is not None and number <= above)
-        or (most is not None and number > most)
+        or number > most
     ):
         raise ValidationError(name, value, allowed)
     return number
@@ -327,6 +328,6 @@ def _logit_bias(value: Any) -> dict[int, float]:
             raise ValidationError("logit_bias", key, "keys that are token ids") from error
         if token < 0:
             raise ValidationError("logit_bias", key, "keys that are token ids, 0 or more")
-        number = _number("logit_bias", shift, -math.inf, math.inf)
+        number = _number("logit_bias", shift)
         bias[token] = min(max(number, -LOGIT_BIAS_LIMIT), LOGIT_BIAS_LIMIT)
     return bias
