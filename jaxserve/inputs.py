@@ -62,7 +62,8 @@ class InputProcessor:
         tokens = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         if not isinstance(tokens, list) or params.bad_words:
             return False
-        return len(tokens) <= QUICK_TOKENS
+        named = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
+        return len(tokens) + sum(len(ids) for ids in named if ids) <= QUICK_TOKENS
 
     def prepare(
         self,

@@ -244,8 +244,9 @@ class SamplingParams:
         """Parameters of completion `index` of `n`: n = 1 and a seed of its own.
 
         Seeds wrap around at the ends of int64, so that each child's differs from its siblings'.
+        Lists are shared: thousands of children with a list of the vocabulary each would not fit.
         """
-        child = self.clone()
+        child = copy.copy(self)
         child.n = 1
         if self.seed is not None:
             child.seed = (self.seed + index - INT64_MIN) % 2**64 + INT64_MIN

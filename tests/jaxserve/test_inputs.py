@@ -60,3 +60,10 @@ def test_parameters_must_leave_a_token_to_sample() -> None:
         inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3], **options), "r")
     with pytest.raises(ValidationError, match="allowed_token_ids"):
         inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3], min_tokens=1), "r")
+
+
+def test_long_lists_are_not_checked_in_the_event_loop() -> None:
+    assert InputProcessor.is_quick([5], SamplingParams(stop_token_ids=[1, 2]))
+    assert not InputProcessor.is_quick([5] * 5000, SamplingParams())
+    assert not InputProcessor.is_quick([5], SamplingParams(allowed_token_ids=[1] * 5000))
+    assert not InputProcessor.is_quick([5], SamplingParams(bad_words=["x"]))

@@ -205,6 +205,16 @@ def test_max_tokens_is_cut_to_the_context(client: TestClient, engine: FakeEngine
     assert engine.params[0].max_tokens == 64 - 51
 
 
+def test_prompts_share_the_lists_of_their_parameters(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    allowed = list(range(1, 50))
+    complete(client, prompt=["a" * 50, "b"], max_tokens=60, allowed_token_ids=allowed)
+    one, two = engine.params
+    assert (one.max_tokens, two.max_tokens) == (64 - 51, 60)
+    assert one.allowed_token_ids == allowed and one.allowed_token_ids is two.allowed_token_ids
+
+
 def test_no_field_is_needed_but_the_prompt(client: TestClient) -> None:
     response = client.post("/v1/completions", content=b'{"prompt": "x"}')
     assert response.status_code == 200 and response.json()["model"] == "fake"
