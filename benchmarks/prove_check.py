@@ -174,18 +174,20 @@ def tuning_items(kind: str) -> Iterator[Item]:
             yield from items_of(kind, f"tune {operation} {case.label}", unbuilt(programs))
 
 
-def engine_items(kind: str) -> Iterator[Item]:
-    """The steps of gpu_check's engine section."""
+def engine_items(kind: str, layers: int | None) -> Iterator[Item]:
+    """The steps of gpu_check's engine section, with all layers of the model or the first few."""
     defaults = device_defaults("gpu")
     models = decode_step.CASES.items()
     for shape, batch in [(shape, batch) for shape, batches in models for batch in batches]:
-        slots = decode_step.MIXED_SLOTS if batch == decode_step.MIXED else int(batch)
+        slots = decode_step.MIXED_SLOTS if batch == decode_step.MIXED else max(2, int(batch))
         setting = prove_step.Setting(
-            kind, 1, shape, None, None, defaults.page_size, slots, decode_step.MAX_MODEL_LEN
+            kind, 1, shape, layers, None, defaults.page_size, slots, decode_step.MAX_MODEL_LEN
         )
         tokens = max(defaults.max_num_batched_tokens, slots)
         shapes = wanted_shapes(slots, tokens, defaults.smallest_bucket, defaults.common)
-        for step in [*shapes[:2], *decode_step.measured_shapes(shapes, slots)]:
+        rows = slots if batch == decode_step.MIXED else int(batch)
+        prompts = None if batch == decode_step.MIXED else int(batch) * decode_step.LENGTH
+        for step in decode_step.measured_shapes(shapes, rows, prompts):
 
             def compilation(setting: prove_step.Setting = setting, step: StepShape = step) -> Proof:
                 return prove_step.prove_step(setting, step).proof
@@ -193,12 +195,15 @@ def engine_items(kind: str) -> Iterator[Item]:
             yield Item(f"{shape} {batch}: {step.name}", compilation)
 
 
-GROUPS: dict[str, Callable[[str], Iterator[Item]]] = {
-    "correctness": correctness_items,
-    "kernels": kernel_items,
-    "tuning": tuning_items,
-    "engine": engine_items,
-}
+GROUPS = ("correctness", "kernels", "tuning", "engine")
+
+
+def items(group: str, kind: str, layers: int | None) -> Iterator[Item]:
+    """The programs of one of GROUPS."""
+    if group == "engine":
+        return engine_items(kind, layers)
+    made = {"correctness": correctness_items, "kernels": kernel_items, "tuning": tuning_items}
+    return made[group](kind)
 
 
 def verdict(item: Item, proof: Proof) -> str:
@@ -222,6 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--every", type=int, default=1, help="each N-th program of a group: a sample"
     )
     parser.add_argument("--first", type=int, default=0, help="the program with which to begin")
+    parser.add_argument("--layers", type=int, help="of the engine's models; all if not given")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
     options = parser.parse_args(arguments)
     # compilation is on the host; without this JAX would look for a driver
@@ -231,7 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     seconds: Counter[str] = Counter()
     try:
         for group in options.only:
-            found = (item for item in GROUPS[group](options.device) if options.match in item.name)
+            every = items(group, options.device, options.layers)
+            found = (item for item in every if options.match in item.name)
             for place, item in enumerate(found):
                 if place < options.first or (place - options.first) % options.every:
                     continue

@@ -211,6 +211,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def device_process(dry_run: bool) -> Answering:
+    """What answers for the device: a process of its own, in a dry run this one."""
+    if dry_run:
+        return Inline(answer)
+    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], importing_from(ROOT))
+
+
 def results_folder(options: argparse.Namespace, kind: str) -> Path:
     """Where the results go: as told, a temporary folder, or one by the device's name."""
     if options.output is not None:
@@ -226,10 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.budget_seconds
     if options.dry_run:
         jax.config.update("jax_platforms", "cpu")
-        worker: Answering = Inline(answer)
-    else:
-        command = [sys.executable, "-m", "benchmarks.gpu.worker"]
-        worker = Worker(command, importing_from(ROOT))
+    worker = device_process(options.dry_run)
     check = Check(worker, options.dry_run, deadline)
     try:
         kind = check.ask("device", START_LIMIT_S)

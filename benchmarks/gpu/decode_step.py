@@ -7,10 +7,14 @@ the least time that its bytes need at the copy bandwidth, then where the device 
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.device_busy import BUSY_TARGET, measure_busy
 from benchmarks.device_trace import NoTraceError, traced
@@ -21,7 +25,10 @@ from jaxserve.bench.measure import run_workload
 from jaxserve.bench.shapes import SHAPES, write_config
 from jaxserve.bench.workloads import WorkItem, bytes_moved, fixed, uniform
 from jaxserve.engine import Engine
+from jaxserve.execution import runner
 from jaxserve.execution.batch import StepShape
+from jaxserve.execution.defaults import device_defaults
+from jaxserve.execution.programs import wanted_shapes
 from jaxserve.sampling.variant import Variant
 
 MIXED, MIXED_SLOTS = "mixed", 64
@@ -33,6 +40,8 @@ CASES: dict[str, tuple[int | str, ...]] = {
 DRY_SHAPE, DRY_CASES = "llama-125m", (2, MIXED)
 LENGTH = 128  # tokens of a prompt and of an output
 MAX_MODEL_LEN = 512
+PAGE_SIZE = device_defaults("gpu").page_size
+ALL = 1000  # programs
 TIMED_STEPS, TRACED_STEPS = 48, 8
 WAIT_STEPS = 4  # after the prompts: the first decode steps may still be one program larger
 SHOWN_KERNELS = 8
@@ -47,25 +56,37 @@ def cases(setting: Setting, shape: str) -> list[str]:
     return [f"{setting.pick(shape, DRY_SHAPE)} {batch}" for batch in batches]
 
 
-def measured_shapes(wanted: list[StepShape], batch: int) -> list[StepShape]:
-    """Of the programs that an engine wants, those that greedy steps of so many rows run on."""
-    greedy = [shape for shape in wanted if shape.variant == Variant.GREEDY]
-    rows = min(shape.num_decode for shape in greedy if shape.num_decode >= batch)
-    return [
-        shape
-        for shape in greedy
-        if shape.num_decode == rows or (shape.num_prefill and shape.num_decode >= batch)
-    ]
+def measured_shapes(
+    wanted: list[StepShape], batch: int, prompt_tokens: int | None
+) -> list[StepShape]:
+    """Of the programs that an engine wants, those that greedy steps of so many rows run on.
 
-
-def compile_measured(llm: LLM, batch: int) -> None:
-    """Compiles the programs of greedy steps in place of the engine's own list.
-
-    Its first programs serve any step, with parts of the sampler that these steps do not need.
+    One for prompts, the smallest that takes so many tokens at once, or all for prompts of any
+    length (None); and one for decode steps.
     """
-    table = llm._engine.runner.programs
-    table.wanted = measured_shapes(table.wanted, batch)
-    table.compile_ahead(len(table.wanted), lambda shape: None)
+    fitting = [s for s in wanted if s.variant == Variant.GREEDY and s.num_decode >= batch]
+    mixed = sorted(
+        (s for s in fitting if s.num_prefill), key=lambda s: (s.num_decode, s.num_prefill)
+    )
+    decode = min((s for s in fitting if not s.num_prefill), key=lambda s: s.num_decode)
+    if prompt_tokens is not None:
+        mixed = [next((s for s in mixed if s.num_prefill >= prompt_tokens), mixed[-1])]
+    return [*mixed, decode]
+
+
+@contextmanager
+def compiling_only(batch: int, prompt_tokens: int | None) -> Iterator[None]:
+    """Engines that are made in this block compile the programs that are measured and no others.
+
+    Their own first programs serve requests of every kind: more work a step than greedy ones need,
+    and minutes of compilation.
+    """
+
+    def few(*sizes: Any) -> list[StepShape]:
+        return measured_shapes(wanted_shapes(*sizes), batch, prompt_tokens)
+
+    with mock.patch.object(runner, "wanted_shapes", few):
+        yield
 
 
 def rate_key(shape: str, batch: int | str) -> str:
@@ -126,11 +147,17 @@ def decode_step(setting: Setting, case: str) -> Section:
     length = setting.pick(LENGTH, 8)
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name), **overrides)
-        llm = make_llm(
-            folder, max_num_seqs=max(2, batch), max_model_len=MAX_MODEL_LEN, compile_ahead=2
-        )
+        slots = max(2, batch)
+        with compiling_only(batch, None if kind == MIXED else batch * length):
+            llm = make_llm(
+                folder,
+                max_num_seqs=slots,
+                max_model_len=MAX_MODEL_LEN,
+                # every slot at its longest, and the trash page; to plan it would cost a compilation
+                num_pages=slots * MAX_MODEL_LEN // PAGE_SIZE + 1,
+                compile_ahead=ALL,
+            )
         try:
-            compile_measured(llm, batch)
             startup = f"start-up {llm.startup_seconds:.1f} s"
             if kind == MIXED:
                 section = mixed(setting, llm, vocab, shape, batch)
@@ -189,6 +216,8 @@ def steady(setting: Setting, llm: LLM, what: str, batch: int, length: int, vocab
     for phase in ("plan", "pack", "dispatch", "wait", "commit", "device_idle"):
         spent = getattr(after.times, phase) - getattr(before.times, phase)
         section.rows.append((what, f"host: {phase}", "", round(1e3 * spent / timed, 4), ""))
+    # in the last words of this process, should the profiler take it along
+    print(section.rows, file=sys.stderr, flush=True)
     try:
         kernels = traced(lambda: step_seconds(engine, seen))
     except NoTraceError as error:

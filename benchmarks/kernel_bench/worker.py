@@ -18,6 +18,7 @@ from benchmarks.kernel_bench.cases import Case, DecodeCase, PrefillCase, from_re
 from benchmarks.kernel_bench.contest import Entries, contest
 from benchmarks.kernel_bench.rows import Ceilings, Row
 from benchmarks.kernel_bench.tuning import Tuner, choices_of
+from jaxserve.execution import compilation_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,4 +95,5 @@ class Answers:
 
 
 if __name__ == "__main__":
+    compilation_cache.use("auto")  # a process that follows a crash, or another run, begins warm
     serve(Answers(), poisonous=(jax.errors.JaxRuntimeError,))
