@@ -85,6 +85,7 @@ class Requirements:
         max_temporaries: bytes of device memory; None for no limit.
         capacity: bytes of memory of a device; None is not judged.
         recomputed: instructions that the compiler may repeat to save memory; None for no limit.
+        shared: bytes of shared memory that a thread block may have; None is not judged.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Requirements:
     max_temporaries: int | None = None
     capacity: int | None = None
     recomputed: int | None = None
+    shared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,9 @@ def judge(
     """
     own = [kernel for kernel in kernels if kernel.source in OWN]
     failures = [f"{kernel.name} spills {kernel.spilled} bytes" for kernel in own if kernel.spilled]
+    for kernel in own:
+        if wanted.shared is not None and (kernel.shared or 0) > wanted.shared:
+            failures.append(f"{kernel.name} asks for {kernel.shared} bytes of shared memory")
     if wanted.own_kernel and not own:
         failures.append("no kernel of pallas_kernels is in the executable")
     for part, instruction in wanted.instructions.items():
