@@ -100,6 +100,13 @@ def _check(options: argparse.Namespace) -> None:
             raise ValidationError(name, getattr(options, name), "numbers above 0")
     if options.num_prompts < 1:
         raise ValidationError("num_prompts", options.num_prompts, "1 or more")
+    if not 1 <= options.min_len <= options.max_len:
+        raise ValidationError("min_len", options.min_len, "from 1 to --max-len")
+    from checkpoints import bundled_model_path
+    from jaxserve.bench.workloads import require_room
+
+    model = options.model_path or str(bundled_model_path())
+    require_room(2 * options.max_len, model, options.max_model_len)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.open("a").close()
 

@@ -236,6 +236,8 @@ def test_all_tokens_in_one_piece_have_no_time_per_token():
         ("latency --n 0", "n=0"),
         ("throughput --input-len 5", "input_len, output_len=(5, None)"),
         ("throughput --model nowhere", "model='nowhere'"),
+        ("throughput --max-len 600", "'1200 tokens' is not supported: at most the context of 1024"),
+        ("latency --input-len 90 --max-model-len 100", "'218 tokens'"),
         ("throughput --output-json /dev/null/x.json", "/dev/null"),
         ("startup --num-iters-cold 0", "num_iters_warm=3"),
         ("startup --num-iters-warm -1", "num_iters_warm=-1"),

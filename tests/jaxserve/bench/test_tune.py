@@ -55,6 +55,8 @@ def test_serve_reads_what_it_writes(tmp_path):
         ({"ttft_ms": 0.0}, "ttft_ms=0.0"),
         ({"max_num_seqs": [8, 0]}, "max_num_seqs=[8, 0]"),
         ({"num_prompts": 0}, "num_prompts=0"),
+        ({"max_len": 2000}, "'4000 tokens'"),
+        ({"model_path": "nowhere"}, "model='nowhere'"),
         ({"output": Path("x.json")}, "output='x.json'"),
         ({"output": Path("/dev/null/tuned.yaml")}, "/dev/null"),
     ],
