@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class Tokenizer:
             raise ValidationError("tokenizer", self.path, "a folder that holds tokenizer.json")
         # AutoTokenizer would import every model's code and torch; this class reads tokenizer.json
         # as it stands and never runs code from the folder.
+        # While it is imported it would tell everybody that PyTorch is missing, which nobody needs.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import PreTrainedTokenizerFast
 
         try:
