@@ -52,7 +52,7 @@ def test_an_abort_hands_out_the_text_that_waited_for_a_stop_string(tokenizer) ->
 
 @pytest.mark.parametrize("detokenize", [True, False])
 def test_the_token_itself_is_first_among_its_logprobs(tokenizer, detokenize: bool) -> None:
-    a, b, c = tokenizer.encode("abc", add_special_tokens=False)
+    a, b, c = (tokenizer.encode(text, add_special_tokens=False)[0] for text in "abc")
     scored = TokenLogprobs(b, -2.0, 3, [a, c, b], [-0.5, -1.0, -2.0])
     for count, expected in ((0, [b]), (1, [b, a]), (2, [b, a, c])):
         run = Run(tokenizer, logprobs=count, detokenize=detokenize)
