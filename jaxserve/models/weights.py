@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from checkpoints import SafetensorsReader, TensorMismatchError, aligned_empty
+from jaxserve.config import LOAD_FORMATS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.models.layers import PLAIN, LinearForm
@@ -29,7 +30,6 @@ from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
 from pallas_kernels import quantize_int8
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DUMMY_STD = 0.02
 MOST_LOADING_THREADS = 2
 
