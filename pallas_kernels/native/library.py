@@ -21,6 +21,7 @@ TARGETS = (
     "jaxserve_paged_decode",
     "jaxserve_paged_prefill",
     "jaxserve_split_rotate",
+    "jaxserve_write_kv",
 )
 
 
