@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.cuda_toolkit import toolkit_environment
 from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
 from benchmarks.gpu.sections import SECTIONS, Several
 from benchmarks.gpu.setting import Section, bare_setting
@@ -215,7 +216,8 @@ def device_process(dry_run: bool) -> Answering:
     """What answers for the device: a process of its own, in a dry run this one."""
     if dry_run:
         return Inline(answer)
-    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], importing_from(ROOT))
+    environment = importing_from(ROOT) | toolkit_environment()
+    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], environment)
 
 
 def results_folder(options: argparse.Namespace, kind: str) -> Path:

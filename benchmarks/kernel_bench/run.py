@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from benchmarks.cuda_toolkit import toolkit_environment
 from benchmarks.isolated import Worker, WorkerError, importing_from
 from benchmarks.kernel_bench.bench import JAX_ALONE, JAX_SHARE
 from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
@@ -79,7 +80,8 @@ class Answering(Protocol):
 def device_worker(*, with_torch: bool) -> Worker:
     """The process that owns the device."""
     share = JAX_SHARE if with_torch else JAX_ALONE
-    environment = importing_from(ROOT) | {"XLA_CLIENT_MEM_FRACTION": str(share)}
+    environment = importing_from(ROOT) | toolkit_environment()
+    environment |= {"XLA_CLIENT_MEM_FRACTION": str(share)}
     return Worker([sys.executable, "-m", "benchmarks.kernel_bench.worker"], environment)
 
 
