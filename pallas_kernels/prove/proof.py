@@ -45,11 +45,13 @@ class Cost:
         bytes: that must move between device memory and the chip.
         source: "shapes" (computed from the problem) or "XLA" (its cost analysis, which takes
             every operand of a kernel as read whole).
+        eight_bit: whether 8-bit numbers are multiplied, which devices do at a rate of their own.
     """
 
     flops: int
     bytes: int
     source: str
+    eight_bit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

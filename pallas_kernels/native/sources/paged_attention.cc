@@ -1,8 +1,10 @@
 // Paged attention of decode rows and of packed prefill chunks.
+#include <limits>
 #include <vector>
 
 #include "attention.h"
 #include "parallel.h"
+#include "split.h"
 
 namespace jaxserve {
 namespace {
@@ -10,11 +12,14 @@ namespace {
 // Query rows of a prefill item: enough to reuse a transposed block of keys, and a multiple of the
 // six rows of a register tile.
 constexpr int64_t kItemRows = 48;
-constexpr int64_t kSlotsAThread = 4;  // from so many on a thread takes whole slots
+constexpr int64_t kPartsAThread = 4;  // from so many on an item is all KV heads of a part
 
 // Rows [row, row + tokens) of q at the positions position .. position + tokens - 1, some KV heads.
 struct Item {
   int64_t row, tokens, position, lane, first_head, num_heads;
+  // a part of a context: its number and its tokens
+  Split* split = nullptr;
+  int64_t part = 0, begin = 0, end = std::numeric_limits<int64_t>::max();
 };
 
 struct Problem {
@@ -37,27 +42,39 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   const int64_t window = p.options.window;
   Scratch& scratch = thread_scratch();
   scratch.reserve(scratch_bytes<Word>(count, dim));
-  const Rows<Word> rows = take_rows<Word>(scratch, count, dim);
+  Rows<Word> rows = take_rows<Word>(scratch, count, dim);
+  if (item.split) {
+    const PartSums sums = item.split->sums(kv_head, item.part);
+    rows.highest = sums.highest;
+    rows.total = sums.total;
+    rows.out = sums.out;
+  }
+  const float* sinks = item.part == 0 ? p.sinks : nullptr;
   for (int64_t i = 0; i < item.tokens; ++i) {
     const int64_t end = item.position + i + 1;
     for (int64_t g = 0; g < group; ++g) {
       const int64_t r = i * group + g, head = kv_head * group + g;
       stage_query<Word>(p.type, p.q + ((item.row + i) * p.heads + head) * row_bytes, head_dim, dim,
                         rows.query + r * dim);
-      rows.end[r] = end;
-      rows.first[r] = window ? std::max<int64_t>(0, end - window) : 0;
+      rows.end[r] = std::min(end, item.end);
+      rows.first[r] = std::max(window ? end - window : 0, item.begin);
       // a sink is a logit that is there before the first key and has no value
-      rows.highest[r] = p.sinks ? p.sinks[head] : kMasked;
-      rows.total[r] = p.sinks ? 1.0f : 0.0f;
+      rows.highest[r] = sinks ? sinks[head] : kMasked;
+      rows.total[r] = sinks ? 1.0f : 0.0f;
     }
   }
   std::memset(rows.out, 0, count * dim * 4);
   const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
   attend(rows, p.pool, p.table + item.lane * p.columns, kv_head, rows.first[0], last_token,
          kv_head + 1 < item.first_head + item.num_heads, p.options, scratch);
+  PartSums sums{rows.highest, rows.total, rows.out};
+  if (item.split) {
+    if (!item.split->done(kv_head)) return;
+    sums = item.split->combine(kv_head);
+  }
   for (int64_t r = 0; r < count; ++r) {
     const int64_t row = item.row + r / group, head = kv_head * group + r % group;
-    write_row(p.type, rows.out + r * dim, 1.0f / rows.total[r], head_dim,
+    write_row(p.type, sums.out + r * dim, 1.0f / sums.total[r], head_dim,
               p.out + (row * p.heads + head) * row_bytes);
   }
 }
@@ -98,6 +115,11 @@ ffi::ErrorOr<Problem> problem_of(const ffi::AnyBuffer& q, const ffi::AnyBuffer& 
   return p;
 }
 
+// The tokens [begin, end) that the query row of a slot sees.
+struct Context {
+  int64_t slot, begin, end, parts;
+};
+
 ffi::Error decode(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer pages,
                   ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> lengths,
                   ffi::Buffer<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
@@ -108,25 +130,41 @@ ffi::Error decode(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer page
   if (!problem.has_value()) return problem.error();
   const int64_t slots = q.dimensions()[0];
   const int64_t slot_bytes = out->size_bytes() / std::max<int64_t>(1, slots);
-  std::vector<int64_t> live;
+  std::vector<Context> live;
+  int64_t parts = 0;
   for (int64_t slot = 0; slot < slots; ++slot) {
-    if (lengths.typed_data()[slot] > 0) {
-      live.push_back(slot);
+    const int64_t end = lengths.typed_data()[slot];
+    if (end > 0) {
+      const int64_t begin = window ? std::max<int64_t>(0, end - window) : 0;
+      live.push_back({slot, begin, end, parts_of(begin, end)});
+      parts += live.back().parts;
     } else {
       std::memset(problem->out + slot * slot_bytes, 0, slot_bytes);
     }
   }
   // the longest contexts first, so that no thread is left with one of them at the end
-  std::sort(live.begin(), live.end(), [&](int64_t a, int64_t b) {
-    return lengths.typed_data()[a] > lengths.typed_data()[b];
-  });
-  std::vector<Item> items;
+  std::sort(live.begin(), live.end(),
+            [](const Context& a, const Context& b) { return a.end > b.end; });
   // the heads of a token lie side by side: one thread takes them all where there is enough to share
   const int64_t kv_heads = problem->pool.kv_heads;
-  const int64_t at_once = int64_t(live.size()) >= kSlotsAThread * threads.num_threads() ? kv_heads : 1;
-  for (const int64_t slot : live) {
-    for (int64_t head = 0; head < kv_heads; head += at_once) {
-      items.push_back({slot, 1, lengths.typed_data()[slot] - 1, slot, head, at_once});
+  const int64_t at_once = parts >= kPartsAThread * threads.num_threads() ? kv_heads : 1;
+  std::vector<std::unique_ptr<Split>> splits;
+  std::vector<Item> items;
+  for (const Context& context : live) {
+    Item item{context.slot, 1, context.end - 1, context.slot, 0, at_once};
+    if (context.parts > 1) {
+      splits.push_back(std::make_unique<Split>(context.parts, kv_heads, problem->heads / kv_heads,
+                                               padded(problem->pool.head_dim)));
+      item.split = splits.back().get();
+    }
+    for (item.part = 0; item.part < context.parts; ++item.part) {
+      if (item.split) {
+        item.begin = (context.begin / kPartTokens + item.part) * kPartTokens;
+        item.end = item.begin + kPartTokens;
+      }
+      for (item.first_head = 0; item.first_head < kv_heads; item.first_head += at_once) {
+        items.push_back(item);
+      }
     }
   }
   run_items(threads, *problem, items);

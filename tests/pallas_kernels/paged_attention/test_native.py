@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,6 +36,28 @@ PROGRAMS = [
     Program(3, 3, 36, 16, "float8_e4m3fn", per_page=False),
     Program(3, 3, 36, 16, "uint16", query="float32", window=19, **ALL),
 ]
+PART = 512  # kPartTokens of split.h: contexts longer than two are attended to in parts
+LONG = [
+    Program(8, 1, 64, 16, "uint16", columns=104),
+    Program(6, 2, 32, 128, "float32", columns=13, window=1100, **ALL),
+    Program(4, 4, 64, 64, "int8", columns=26, window=1025),
+    Program(4, 2, 32, 12, "float16", columns=139, window=1150),  # parts that end inside a page
+    Program(3, 1, 36, 16, "float8_e4m3fn", columns=104, **ALL),
+]
+ROOT = Path(__file__).parents[3]
+
+
+@st.composite
+def long_slots(draw: st.DrawFn, program: Program) -> Slots:
+    """Contexts that end beside a part's end, or that a window makes begin there."""
+    ends = [2 * PART, 3 * PART, PART + program.window if program.window else 2 * PART]
+    drawn = draw(slots(program))
+    lengths = [
+        near + offset
+        for near in (draw(st.sampled_from(ends[:2])), ends[2])
+        for offset in draw(st.permutations((-1, 0, 1)))
+    ]
+    return drawn._replace(lengths=lengths)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
@@ -44,6 +72,42 @@ def test_ragged_decode(program, data):
 @given(data=st.data())
 def test_ragged_prefill(program, data):
     check_prefill(program, data.draw(lanes(program)), backend="native")
+
+
+@pytest.mark.parametrize("program", LONG, ids=str)
+@examples(3)
+@given(data=st.data())
+def test_ragged_decode_of_long_contexts(program, data):
+    check_decode(program, data.draw(long_slots(program)), backend="native")
+
+
+def long_result(rows: int) -> np.ndarray:  # [6, H, D]
+    """Decode of a fixed problem of long contexts, only the first rows of which are live."""
+    program = LONG[1]
+    lengths = [1664, 1100, 1537, 1025, 1300, 1600]
+    case = program.case(Slots(lengths, {}, stale=True, seed=5), np.random.default_rng(5))
+    live = case.lengths.at[rows:].set(0)
+    options = program.options(5) | case.options
+    return np.asarray(decode(*case[:3], live, **options, backend="native"))
+
+
+def test_long_contexts_do_not_depend_on_the_rows_beside_them():
+    # one row is too little for whole parts: its heads are items of their own
+    np.testing.assert_array_equal(long_result(1)[0], long_result(6)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3, 16])
+def test_long_contexts_do_not_depend_on_the_number_of_threads(threads):
+    code = (
+        "import hashlib; from tests.pallas_kernels.paged_attention.test_native import long_result; "
+        "print(hashlib.sha256(long_result(6).tobytes()).hexdigest())"
+    )
+    environment = os.environ | {"NPROC": str(threads)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == hashlib.sha256(long_result(6).tobytes()).hexdigest(), done.stderr
 
 
 def test_idle_rows_give_zeros():
