@@ -97,7 +97,7 @@ class Check:
                 answer = self.ask_section(name, "run", wanted.limit_s, case=case)
             except WorkerError as error:
                 found.failures.append(f"{case or name}: {error}")
-                failed[group(case)] += 1
+                failed[group(case)] += error.lost
                 continue
             self.shared |= answer["shared"]
             found.join(Section(**answer["section"]))
@@ -198,7 +198,12 @@ def parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="run every section on the CPU with tiny shapes"
     )
     made.add_argument(
-        "--only", action="append", choices=names, default=[], help="run this section (repeatable)"
+        "--only",
+        action="append",
+        choices=names,
+        default=[],
+        metavar="SECTION",
+        help=f"run this section (repeatable): {'; '.join(names)}",
     )
     made.add_argument(
         "--part",

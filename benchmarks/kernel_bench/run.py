@@ -22,7 +22,7 @@ START_LIMIT_S = 120
 CASE_LIMIT_S = 90  # most take a few seconds; the first one also starts torch
 GRACE_S = 10  # of a case that was begun in time
 BUILD_LIMIT_S = 240
-MOST_FAILURES = 2  # of an operation in a row: then it is not the cases
+MOST_FAILURES = 2  # of an operation in a row that cost the process: then it is not the cases
 
 
 class Build:
@@ -124,7 +124,7 @@ def run_cases(
             failures[case.operation] = 0
         except WorkerError as error:
             rows.append(missing(case, OURS, f"FAILED: {error}"))
-            failures[case.operation] += 1
+            failures[case.operation] += error.lost
         if failures[case.operation] == MOST_FAILURES:
             kept = [other for other in waiting if other.operation != case.operation]
             count, why = len(waiting) - len(kept), f"{MOST_FAILURES} in a row failed"
