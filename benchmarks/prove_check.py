@@ -31,7 +31,7 @@ from benchmarks.kernel_bench.bench import JAX_SHARE, USABLE, Bench
 from benchmarks.kernel_bench.cases import all_cases
 from benchmarks.kernel_bench.rows import BF16, OURS
 from benchmarks.kernel_bench.tuning import CASES as TUNING_CASES
-from benchmarks.kernel_bench.tuning import build, choices_of, runs_of
+from benchmarks.kernel_bench.tuning import alike, build, choices_of, runs_of
 from benchmarks.kernel_bench.worker import entries_of
 from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import device_defaults
@@ -163,10 +163,11 @@ def tuning_items(kind: str) -> Iterator[Item]:
     """Every choice of tune_kernels on every case."""
     bench = absent_bench(kind)
     for operation, cases in TUNING_CASES.items():
-        choices = choices_of(bench, operation)["choices"]
+        offered = choices_of(bench, operation)
         for case in cases:
+            first = [group[0] for group in alike(offered["backend"], case, offered["choices"])]
 
-            def programs(case: Any = case, operation: Any = operation, choices: Any = choices):
+            def programs(case: Any = case, operation: Any = operation, choices: Any = first):
                 program, rotations, _, _ = build(bench, case)
                 runs = runs_of(bench, operation, program, choices)
                 return {str(choices[int(n)]): (run, rotations[0]) for n, run in runs.items()}
