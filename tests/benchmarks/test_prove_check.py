@@ -97,6 +97,14 @@ def test_a_refusal_and_a_peer_pass_but_a_spill_and_an_error_fail(monkeypatch, ca
     assert go(prove_check.Item("broken", lambda: 1 / 0)) == EXIT_FAILED
 
 
+def test_a_choice_that_jax_finds_too_large_is_refused_but_the_default_must_fit():
+    failed = proof("any", f"does not compile: {prove_check.TOO_LARGE}: 300000 > 232448")
+    choice = prove_check.Item("choice", lambda: failed, choice=True)
+    default = prove_check.Item("default", lambda: failed)
+    assert prove_check.verdict(choice, failed) == "refused"
+    assert prove_check.verdict(default, failed) == "FAILED"
+
+
 def test_a_machine_without_a_compiler_says_so(monkeypatch, capsys):
     def missing():
         raise CompilerMissingError("no ptxas")
