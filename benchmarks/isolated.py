@@ -30,7 +30,15 @@ def importing_from(folder: Path) -> dict[str, str]:
 
 
 class WorkerError(RuntimeError):
-    """The request was not answered; the message says why."""
+    """The request was not answered; the message says why.
+
+    Attributes:
+        lost: whether the process is gone as well, and another one must be started.
+    """
+
+    def __init__(self, reason: str, lost: bool = False):
+        super().__init__(reason)
+        self.lost = lost
 
 
 class Worker:
@@ -56,18 +64,18 @@ class Worker:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            raise WorkerError(self._ended("the process died")) from None
+            raise WorkerError(self._ended("the process died"), lost=True) from None
         line = self._line(process, time.monotonic() + limit_s)
         if line is None:
-            raise WorkerError(self._ended(f"no answer within {limit_s:.0f} s"))
+            raise WorkerError(self._ended(f"no answer within {limit_s:.0f} s"), lost=True)
         if not line:
-            raise WorkerError(self._ended("the process died"))
+            raise WorkerError(self._ended("the process died"), lost=True)
         answer = json.loads(line)
         if answer["failure"] is None:
             return answer["value"]
         if answer["poisoned"]:
             self.close()
-        raise WorkerError(answer["failure"])
+        raise WorkerError(answer["failure"], lost=answer["poisoned"])
 
     def close(self) -> None:
         """Ends the child; the next call starts another."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.cuda_toolkit import toolkit_environment
 from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
 from benchmarks.gpu.sections import SECTIONS, Several
 from benchmarks.gpu.setting import Section, bare_setting
@@ -96,7 +97,7 @@ class Check:
                 answer = self.ask_section(name, "run", wanted.limit_s, case=case)
             except WorkerError as error:
                 found.failures.append(f"{case or name}: {error}")
-                failed[group(case)] += 1
+                failed[group(case)] += error.lost
                 continue
             self.shared |= answer["shared"]
             found.join(Section(**answer["section"]))
@@ -197,7 +198,12 @@ def parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="run every section on the CPU with tiny shapes"
     )
     made.add_argument(
-        "--only", action="append", choices=names, default=[], help="run this section (repeatable)"
+        "--only",
+        action="append",
+        choices=names,
+        default=[],
+        metavar="SECTION",
+        help=f"run this section (repeatable): {'; '.join(names)}",
     )
     made.add_argument(
         "--part",
@@ -215,7 +221,8 @@ def device_process(dry_run: bool) -> Answering:
     """What answers for the device: a process of its own, in a dry run this one."""
     if dry_run:
         return Inline(answer)
-    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], importing_from(ROOT))
+    environment = importing_from(ROOT) | toolkit_environment()
+    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], environment)
 
 
 def results_folder(options: argparse.Namespace, kind: str) -> Path:

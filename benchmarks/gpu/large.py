@@ -80,7 +80,8 @@ def decode(setting: Setting, case: str, *, chosen: bool) -> Section:
     in_float32 = problem._replace(q=problem.q.astype(jnp.float32))
     want = np.asarray(jax.jit(functools.partial(attend, backend="reference"))(*in_float32))
     rng = np.random.default_rng(0)
-    sampled = [*range(min(shape.slots, 8)), *rng.integers(0, shape.slots, SAMPLED_ROWS)]
+    drawn = rng.integers(0, shape.slots, SAMPLED_ROWS).tolist()
+    sampled = sorted({*range(min(shape.slots, 8)), *drawn})
     exact = np.stack([float64_row(problem, row, **options) for row in sampled])
     programs = programs_of(setting, shape, problem, chosen)
     for backend, got in run_all(section, str(shape), programs):

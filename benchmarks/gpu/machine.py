@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ def machine(setting: Setting) -> Section:
         ("memory for a section, GiB", round(setting.memory / 2**30, 1)),
         ("python", platform.python_version()),
         ("jax, jaxlib", f"{jax.__version__}, {jaxlib.__version__}"),
+        ("CUDA toolkit", os.environ.get("CUDA_ROOT", "JAX's own choice")),
         ("decode", setting.backends.decode),
         ("prefill", setting.backends.prefill),
         ("write_kv", setting.backends.write_kv),

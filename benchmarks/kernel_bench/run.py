@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from benchmarks.cuda_toolkit import toolkit_environment
 from benchmarks.isolated import Worker, WorkerError, importing_from
 from benchmarks.kernel_bench.bench import JAX_ALONE, JAX_SHARE
 from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
@@ -21,7 +22,7 @@ START_LIMIT_S = 120
 CASE_LIMIT_S = 90  # most take a few seconds; the first one also starts torch
 GRACE_S = 10  # of a case that was begun in time
 BUILD_LIMIT_S = 240
-MOST_FAILURES = 2  # of an operation in a row: then it is not the cases
+MOST_FAILURES = 2  # of an operation in a row that cost the process: then it is not the cases
 
 
 class Build:
@@ -79,7 +80,8 @@ class Answering(Protocol):
 def device_worker(*, with_torch: bool) -> Worker:
     """The process that owns the device."""
     share = JAX_SHARE if with_torch else JAX_ALONE
-    environment = importing_from(ROOT) | {"XLA_CLIENT_MEM_FRACTION": str(share)}
+    environment = importing_from(ROOT) | toolkit_environment()
+    environment |= {"XLA_CLIENT_MEM_FRACTION": str(share)}
     return Worker([sys.executable, "-m", "benchmarks.kernel_bench.worker"], environment)
 
 
@@ -122,7 +124,7 @@ def run_cases(
             failures[case.operation] = 0
         except WorkerError as error:
             rows.append(missing(case, OURS, f"FAILED: {error}"))
-            failures[case.operation] += 1
+            failures[case.operation] += error.lost
         if failures[case.operation] == MOST_FAILURES:
             kept = [other for other in waiting if other.operation != case.operation]
             count, why = len(waiting) - len(kept), f"{MOST_FAILURES} in a row failed"

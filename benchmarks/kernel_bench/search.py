@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.cases import as_request
 from benchmarks.kernel_bench.run import START_LIMIT_S, Answering
-from benchmarks.kernel_bench.tuning import CASES, DRY_CASES, best_of
+from benchmarks.kernel_bench.tuning import CASES, DRY_CASES, alike, best_of
 
 BATCH = 8  # choices that are compiled at the same time and timed in turns
 BATCH_LIMIT_S = 90
@@ -109,8 +109,15 @@ def search(
             left -= 1
             if offered["choices"]:
                 request = {"do": "tune", "case": as_request(case), **options}
-                results = search_case(worker, request, offered["choices"], until, deadline)
-                entry["cases"][case.label] = results
+                groups = alike(offered["backend"], case, offered["choices"])
+                first = [group[0] for group in groups]
+                results = search_case(worker, request, first, until, deadline)
+                same = {key({"tuning": group[0]}): group for group in groups}
+                entry["cases"][case.label] = [
+                    result | {"tuning": choice}
+                    for result in results
+                    for choice in same[key(result)]
+                ]
                 entry["best"] = best_of(entry["cases"])
                 seconds = time.monotonic() - now
                 print(f"{operation} {case.label}: {seconds:.0f} s", file=sys.stderr, flush=True)

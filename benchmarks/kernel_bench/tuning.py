@@ -163,6 +163,20 @@ def choices_of(bench: Bench, operation: str) -> dict[str, Any]:
     return {"backend": backend, "choices": [{}, *choices] if choices else []}
 
 
+def alike(backend: str, case: Case, choices: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The choices in groups of which a kernel makes the same program: one of each is enough.
+
+    The tiles of Mosaic GPU's products have no more rows than there are.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for choice in choices:
+        made = choice
+        if backend == "mosaic_gpu" and isinstance(case, MatmulCase) and "tile_m" in choice:
+            made = choice | {"tile_m": min(choice["tile_m"], case.rows)}
+        groups.setdefault(json.dumps(made, sort_keys=True), []).append(choice)
+    return list(groups.values())
+
+
 class Tuner:
     """Measures the choices of a case; keeps the operands of the last one."""
 

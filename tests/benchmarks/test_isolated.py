@@ -45,11 +45,13 @@ def worker():
 
 def test_answers_come_from_one_process_until_it_fails(worker):
     assert worker.call({"a": [1, None]}, 20) == [{"a": [1, None]}, 1]
-    with pytest.raises(WorkerError, match=r"ValueError: a \| reason"):
+    with pytest.raises(WorkerError, match=r"ValueError: a \| reason") as raised:
         worker.call("raise", 20)
+    assert not raised.value.lost
     assert worker.call("x", 20) == ["x", 3]  # an exception in the work does not end the child
-    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+    with pytest.raises(WorkerError, match="ZeroDivisionError") as poisoned:
         worker.call("poison", 20)
+    assert poisoned.value.lost
     assert worker.call("x", 20) == ["x", 1]  # one after which nothing can be trusted does
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from benchmarks.kernel_bench import rows
 from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
 from benchmarks.kernel_bench.report import markdown, rows_from, write
 from benchmarks.kernel_bench.rows import (
@@ -92,3 +95,17 @@ def test_the_report_says_what_is_missing_and_json_gives_the_rows_back(tmp_path):
     assert rows_from(json.loads((tmp_path / "kernels.json").read_text())) == rows
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kernels.json", "kernels.md"]
     assert isinstance(rows[0], Row)
+
+
+def test_the_summary_names_each_target_and_who_misses_it_by_what():
+    case = DecodeCase(64, 4096, 32, 8)
+    told = rows.verdicts(case, mine=1.0, percent=80.0, others={JAX_OP: 2.0, FLASHINFER: 0.9})
+    good = rows.verdicts(case, mine=1.0, percent=90.0, others={JAX_OP: 1.2})
+    found = rows.verdicts_by_target(
+        [replace(missing(case, OURS, ""), verdicts=v) for v in (told, good)]
+    )
+    assert found == {
+        "decode >= 85 % of copy bandwidth": (1, [f"{case.label} (80 %)"]),
+        f"decode >= 1.5x {JAX_OP}": (1, [f"{case.label} (1.20x)"]),
+        f"decode within 5 % of {FLASHINFER}": (0, [f"{case.label} (0.90x)"]),
+    }

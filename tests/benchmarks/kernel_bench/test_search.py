@@ -7,6 +7,7 @@ import time
 
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench import search, tuning
+from benchmarks.kernel_bench.cases import MatmulCase
 from pallas_kernels import DecodeTuning
 
 
@@ -108,6 +109,42 @@ def test_the_best_choice_is_that_of_all_cases_together():
     }
     assert tuning.best_of(cases) == {"stages": 2}  # 3 is fastest in one, and does not run in both
     assert tuning.best_of({"a": [entry(1, None)]}) is None
+
+
+def test_tiles_of_more_rows_than_there_are_are_tried_once_and_all_have_the_result(monkeypatch):
+    choices = [{}, *({"tile_m": rows, "stages": 4} for rows in (16, 32, 64))]
+    cases = {"matmul": (MatmulCase("few", 16, 8, 8), MatmulCase("many", 64, 8, 8))}
+    monkeypatch.setattr(search, "CASES", cases)
+    asked = []
+
+    class Products(Device):
+        def call(self, request, limit_s):
+            if request["do"] == "choices":
+                return {"backend": "mosaic_gpu", "choices": choices}
+            if request["do"] == "device":
+                return super().call(request, limit_s)
+            asked.append(request["choices"])
+            rows = request["case"]["rows"]
+            return [
+                {"tuning": choice, "us": 1.0 + abs(choice.get("tile_m", 8) - rows), "reason": ""}
+                for choice in request["choices"]
+            ]
+
+    found = search.search(
+        Products(),
+        ["matmul"],
+        {"dry_run": False},
+        deadline=time.monotonic() + 60,
+        progress=lambda found: None,
+    )
+    entry = found["operations"]["matmul"]
+    assert asked[0] == choices[:2] and choices in asked
+    few, many = entry["cases"].values()
+    assert {tuple(e["tuning"].items()): e["us"] for e in few} == {
+        (): 9.0, **{tuple(choice.items()): 1.0 for choice in choices[1:]}
+    }  # fmt: skip
+    assert len(many) == 4
+    assert entry["best"] == choices[3]
 
 
 def test_the_line_for_the_table_names_what_is_not_the_default():

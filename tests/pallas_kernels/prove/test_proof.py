@@ -30,6 +30,14 @@ def test_a_spill_of_our_kernel_fails_and_one_of_xla_does_not() -> None:
     assert judge((KERNEL, theirs), MEMORY, WANTED) == ()
 
 
+def test_more_shared_memory_than_a_thread_block_may_have_fails() -> None:
+    wanted = replace(WANTED, shared=191488)
+    assert judge((KERNEL,), MEMORY, wanted) == (
+        "paged_decode asks for 191489 bytes of shared memory",
+    )
+    assert judge((KERNEL,), MEMORY, replace(WANTED, shared=191489)) == ()
+
+
 def test_a_lost_instruction_fails() -> None:
     for mix in ({}, {"mma": 3}, {"wgmma": 0}):
         (failure,) = judge((replace(KERNEL, instructions=mix),), MEMORY, WANTED)

@@ -1,0 +1,122 @@
+"""What would run on a GPU is listed from the benchmarks' own cases, compiled and judged."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from benchmarks import prove_check
+from benchmarks.gpu import decode_step
+from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
+from benchmarks.kernel_bench.tuning import choices_of
+from benchmarks.kernel_bench.worker import entries_of
+from jaxserve.execution.programs import wanted_shapes
+from jaxserve.sampling.variant import Variant
+from pallas_kernels import KernelError
+from pallas_kernels.gpu_targets import CompilerMissingError, require_compiler
+from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
+
+
+def compiler_missing() -> str:
+    try:
+        require_compiler()
+    except CompilerMissingError as error:
+        return str(error)
+    return "" if jax.__version_info__ >= (0, 11) else "jax 0.10 compiles other kernels"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        DecodeCase(64, 16384, 32, 8),
+        PrefillCase(4096, 65536, 32, 8),
+        MatmulCase("gate_up", 16, 4096, 28672),
+    ],
+    ids=lambda case: case.operation,
+)
+def test_operands_are_described_not_made(case):
+    bench = prove_check.absent_bench("h200")
+    found = prove_check.unbuilt(lambda: entries_of(bench, case).to_compile())
+    assert found
+    for _, operands in found.values():
+        leaves = jax.tree.leaves(operands)
+        assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert max(leaf.size * leaf.dtype.itemsize for leaf in leaves) > 2**20
+
+
+def test_every_choice_of_a_tuned_case_is_a_program(monkeypatch):
+    case = DecodeCase(1, 1024, 32, 8)
+    monkeypatch.setattr(prove_check, "TUNING_CASES", {"decode": (case,)})
+    choices = choices_of(prove_check.absent_bench("h200"), "decode")["choices"]
+    names = [item.name for item in prove_check.items("tuning", "h200", None)]
+    assert names == [f"tune decode {case.label}: {choice}" for choice in choices]
+    assert len(names) > 10
+
+
+def test_every_batch_of_the_engine_has_programs_for_prompts_and_for_decoding():
+    names = [item.name for item in prove_check.items("engine", "h200", None)]
+    for shape, batches in decode_step.CASES.items():
+        for batch in batches:
+            mine = [name for name in names if name.startswith(f"{shape} {batch}: ")]
+            assert any("mixed" in name for name in mine) and any("decode" in name for name in mine)
+            assert all("greedy" in name for name in mine)
+
+
+@pytest.mark.parametrize("batch, tokens, prefill", [(1, 128, 128), (64, 8192, 2048)])
+def test_the_programs_that_a_decode_step_is_timed_on_are_the_smallest(batch, tokens, prefill):
+    shapes = wanted_shapes(max(2, batch), 2048, 1, (Variant.FILTERED, Variant.GREEDY))
+    mixed, decode = decode_step.measured_shapes(shapes, batch, tokens)
+    assert (decode.num_decode, decode.num_prefill, decode.variant) == (batch, 0, Variant.GREEDY)
+    assert (mixed.num_prefill, mixed.variant) == (prefill, Variant.GREEDY)
+    assert mixed.num_decode >= batch
+
+
+def proof(name, *failures):
+    return Proof(name, "h200", 1.0, None, (), (), failures)
+
+
+def refused():
+    raise KernelError("stages", 9, "2 to 4")
+
+
+def test_a_refusal_and_a_peer_pass_but_a_spill_and_an_error_fail(monkeypatch, capsys):
+    def go(*items):
+        monkeypatch.setattr(prove_check, "items", lambda *arguments: iter(items))
+        return prove_check.main(["--only", "tuning"])
+
+    fine = prove_check.Item("fine", lambda: proof("fine"))
+    too_much = prove_check.Item("too much", refused)
+    peer = prove_check.Item("peer", lambda: 1 / 0, ours=False)
+    assert go(fine, too_much, peer) == 0
+    out = capsys.readouterr().out
+    assert "refused: too much" in out and "not ours: peer" in out
+    assert "{'passed': 1, 'refused': 1, 'not ours': 1}" in out
+    spills = prove_check.Item("spills", lambda: proof("spills", "k spills 8 bytes"))
+    assert go(fine, spills) == EXIT_FAILED
+    assert "FAILED: spills: k spills 8 bytes" in capsys.readouterr().out
+    assert go(prove_check.Item("broken", lambda: 1 / 0)) == EXIT_FAILED
+
+
+def test_a_choice_that_jax_finds_too_large_is_refused_but_the_default_must_fit():
+    failed = proof("any", f"does not compile: {prove_check.TOO_LARGE}: 300000 > 232448")
+    choice = prove_check.Item("choice", lambda: failed, choice=True)
+    default = prove_check.Item("default", lambda: failed)
+    assert prove_check.verdict(choice, failed) == "refused"
+    assert prove_check.verdict(default, failed) == "FAILED"
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch, capsys):
+    def missing():
+        raise CompilerMissingError("no ptxas")
+
+    item = prove_check.Item("any", missing)
+    monkeypatch.setattr(prove_check, "items", lambda *arguments: iter([item]))
+    assert prove_check.main(["--only", "tuning"]) == EXIT_UNAVAILABLE
+    assert "no ptxas" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing())
+def test_a_sample_compiles(capsys):
+    assert prove_check.main(["--only", "correctness", "tuning", "--every", "150"]) == 0
+    assert "FAILED" not in capsys.readouterr().out
