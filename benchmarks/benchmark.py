@@ -26,10 +26,14 @@ import jax
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM
-from jaxserve.bench.measure import environment, run_workload
+from jaxserve.bench.measure import describe, environment, run_workload
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import fixed
+from jaxserve.config import QUANTIZATIONS
+from jaxserve.errors import ValidationError
 
+LEAST = {"batch_size": 1, "warmup": 0, "iterations": 1, "input_len": 1, "output_len": 1}
 COLUMNS = (
     "batch size",
     "QPS",
@@ -102,19 +106,38 @@ def measure(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="model folder; the bundled model when left out")
-    parser.add_argument("--batch_size", "--batch-size", type=int, nargs="+", default=[16, 32])
+    parser.add_argument(
+        "--batch_size", "--batch-size", type=int, nargs="+", default=[16, 32, 64, 128]
+    )
     parser.add_argument("--warmup", type=int, default=10, help="batches not counted")
     parser.add_argument("--iterations", type=int, default=50, help="batches counted")
     parser.add_argument("--input_len", "--input-len", type=int, default=32)
     parser.add_argument("--output_len", "--output-len", type=int, default=32)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--load_format", "--load-format", default="auto")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS)
     parser.add_argument("--compile_ahead", "--compile-ahead", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_json", "--output-json", type=Path)
     options = parser.parse_args(arguments)
+    return in_a_line("benchmark.py", lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print the batch sizes.
+
+    Raises:
+        ValidationError: a number that is too small, or a model that cannot be served.
+    """
+    for name, least in LEAST.items():
+        values = getattr(options, name)
+        if any(value < least for value in (values if isinstance(values, list) else [values])):
+            raise ValidationError(name, values, f"{least} or more")
+    if options.output_json is not None:
+        options.output_json.open("a").close()
     length = options.input_len + options.output_len
     rows = []
+    print(f"{describe(environment())}\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     for batch in options.batch_size:
         llm = LLM(
@@ -122,6 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
             skip_tokenizer_init=True,
             dtype=options.dtype,
             load_format=options.load_format,
+            quantization=options.quantization,
             max_num_seqs=batch,
             max_model_len=length,
             compile_in_background=False,

@@ -110,7 +110,10 @@ def traced(run: Callable[[], Any]) -> DeviceTime:
         try:
             run()
         finally:
-            jax.profiler.stop_trace()
+            try:
+                jax.profiler.stop_trace()
+            except RuntimeError as error:
+                raise NoTraceError(f"the profiler did not stop: {error}") from error
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         if not files:
             raise NoTraceError("the profiler wrote no trace")

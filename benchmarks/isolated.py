@@ -6,6 +6,7 @@ child one JSON request at a time, waits for one JSON answer, and replaces the ch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+DEATH_LIMIT_S = 20  # after a child was killed
 TAIL = 1500  # characters of a dead child's last output that its failure quotes
 
 
@@ -71,7 +73,8 @@ class Worker:
         """Ends the child; the next call starts another."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a kernel without end holds it
+                self._process.wait(DEATH_LIMIT_S)
             for pipe in (self._process.stdin, self._process.stdout, self._log):
                 if pipe is not None:
                     try:

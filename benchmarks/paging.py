@@ -22,8 +22,10 @@ from typing import Any
 
 from jaxserve import LLM
 from jaxserve.bench.measure import environment
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.shapes import SHAPES, write_config
 from jaxserve.bench.workloads import WorkItem, random_tokens
+from jaxserve.errors import ValidationError
 
 
 def workload(options: argparse.Namespace, vocab: int) -> list[WorkItem]:
@@ -102,6 +104,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-json", type=Path)
     options = parser.parse_args(arguments)
+    return in_a_line("paging.py", lambda: compare(options))
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Serve the workload both ways, print and write what each needed.
+
+    Raises:
+        ValidationError: sizes that cannot be served.
+    """
+    for name in ("page_size", "max_model_len", "pool_tokens", "max_num_seqs", "num_prompts"):
+        if getattr(options, name) < 1:
+            raise ValidationError(name, getattr(options, name), "1 or more")
+    if options.pool_tokens < options.max_model_len:
+        # an area of the baseline holds the longest request
+        raise ValidationError("pool_tokens", options.pool_tokens, "--max-model-len or more")
     paged = run("paged", options.page_size, options)
     static = run("static", options.max_model_len, options)
     rows = [paged, static]

@@ -88,6 +88,8 @@ class Setting:
     layers: int | None
     num_pages: int | None
     page_size: int
+    slots: int = MAX_NUM_SEQS
+    max_model_len: int = MAX_MODEL_LEN
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
@@ -135,8 +137,8 @@ def abstract_state(setting: Setting, config: ModelConfig, mesh: Mesh) -> DeviceS
     pool += (config.num_kv_heads, setting.backends().stored_head_dim(config.head_dim))
     dtype = storage_dtype(jnp.dtype(DTYPE), platform_of(setting.kind))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    table = (MAX_NUM_SEQS + 1, -(-MAX_MODEL_LEN // setting.page_size))
-    history = (MAX_NUM_SEQS + 1, MAX_MODEL_LEN + 1)
+    table = (setting.slots + 1, -(-setting.max_model_len // setting.page_size))
+    history = (setting.slots + 1, setting.max_model_len + 1)
     return DeviceState(
         jax.ShapeDtypeStruct(pool, dtype, sharding=NamedSharding(mesh, kv_pages_spec())),
         jax.ShapeDtypeStruct(table, jnp.int32, sharding=everywhere),
@@ -162,8 +164,8 @@ def with_pages(setting: Setting, weights: int) -> Setting:
         bytes_per_page=page_bytes(
             config.num_layers, setting.page_size, heads, config.head_dim, itemsize
         ),
-        max_num_seqs=MAX_NUM_SEQS,
-        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=setting.slots,
+        max_model_len=setting.max_model_len,
         page_size=setting.page_size,
     )
     return replace(setting, num_pages=pages)
@@ -241,7 +243,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         layout=layout,
         result=ResultLayout(step, 20 if step.variant >= Variant.RICH else 0),
         num_pages=setting.num_pages,
-        max_num_seqs=MAX_NUM_SEQS,
+        max_num_seqs=setting.slots,
         backends=backends,
         mesh=mesh,
     )

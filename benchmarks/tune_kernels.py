@@ -21,13 +21,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.isolated import Inline
+from benchmarks.isolated import Inline, WorkerError
 from benchmarks.kernel_bench import search
 from benchmarks.kernel_bench.report import number, table
 from benchmarks.kernel_bench.run import device_worker
 from benchmarks.kernel_bench.tuning import KINDS, table_row
 
 KERNELS_OWN = "left to the kernel"
+EXIT_FAILED = 1
 SHOWN = 10  # entries of a case in the Markdown; the JSON has all of them
 
 
@@ -58,7 +59,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when the search ended."""
+    """0 when the search ended, 1 when the device could not be used."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,6 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
             deadline=deadline,
             progress=write,
         )
+    except WorkerError as error:
+        print(f"the search ended early: {error}; written to {folder}", file=sys.stderr)
+        return EXIT_FAILED
     finally:
         worker.close()
     print(markdown(found))

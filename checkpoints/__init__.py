@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkpoints.errors import CheckpointError, TensorMismatchError
-from checkpoints.safetensors_reader import SafetensorsReader, TensorInfo
+from checkpoints.safetensors_reader import SafetensorsReader, TensorInfo, aligned_empty
 
 __all__ = [
     "CheckpointError",
     "SafetensorsReader",
     "TensorInfo",
     "TensorMismatchError",
+    "aligned_empty",
     "bundled_model_path",
 ]
 

@@ -93,10 +93,14 @@ class EngineConfig:
         _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if self.block_size is not None and self.block_size & (self.block_size - 1):
             raise ValidationError("block_size", self.block_size, "a power of two")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ValidationError(
-                "gpu_memory_utilization", self.gpu_memory_utilization, "a number in (0, 1]"
-            )
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
+            raise ValidationError("gpu_memory_utilization", share, "a number in (0, 1]")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValidationError("seed", self.seed, "an integer")
+        for name in ("skip_tokenizer_init", "overlap", "compile_in_background"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValidationError(name, getattr(self, name), "true or false")
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:

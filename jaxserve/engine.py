@@ -17,7 +17,7 @@ import numpy as np
 from jaxserve.execution.packing import scores_prompt
 from jaxserve.execution.runner import Dispatched, Runner, StepResult
 from jaxserve.observability.step_times import StepTimes
-from jaxserve.request import Request
+from jaxserve.request import Request, RequestState
 from jaxserve.scheduling.plan import PrefillLane, SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 
@@ -185,7 +185,9 @@ class Engine:
     def _collect_prompt_logprobs(self, step: Dispatched, result: StepResult) -> None:
         begin = 0
         for lane in step.plan.lanes:
-            if scores_prompt(lane.request, lane.start):
+            # a request that was aborted while the step ran has nobody left to tell
+            is_live = lane.request.state is not RequestState.FINISHED
+            if is_live and scores_prompt(lane.request, lane.start):
                 self._collect_lane(lane, begin, result.values)
             begin += lane.length
 

@@ -19,7 +19,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-
+PROMPT_KEYS = ("prompt", "prompt_token_ids")  # of a prompt that is a mapping
 # Tokens whose check takes a fraction of a millisecond.
 QUICK_TOKENS = 1024
 
@@ -51,6 +51,9 @@ class InputProcessor:
         self._model = model
         self._tokenizer = tokenizer
         self._max_model_len = config.max_model_len
+        # a chat model made from a base model may say only in its tokenizer what ends a turn
+        own = None if tokenizer is None else tokenizer.eos_token_id
+        self._eos_token_ids = frozenset([*model.eos_token_ids, *([] if own is None else [own])])
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
 
     @staticmethod
@@ -59,7 +62,8 @@ class InputProcessor:
         tokens = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         if not isinstance(tokens, list) or params.bad_words:
             return False
-        return len(tokens) <= QUICK_TOKENS
+        named = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
+        return len(tokens) + sum(len(ids) for ids in named if ids) <= QUICK_TOKENS
 
     def prepare(
         self,
@@ -82,8 +86,7 @@ class InputProcessor:
         arrived = time.monotonic() if arrival_time is None else arrival_time
         text, tokens = self._tokenise(prompt)
         room = self._max_model_len - len(tokens)
-        if not tokens or text == "":
-            # a tokenizer may add a token of its own to an empty text: still nothing to continue
+        if not tokens:
             raise ValidationError("prompt", prompt, "a prompt that is not empty")
         if room < 1:
             raise ValidationError(
@@ -116,8 +119,9 @@ class InputProcessor:
         if params.bad_words:
             assert self._tokenizer is not None
             words = bad_word_sequences(self._tokenizer, params.bad_words)
+        self._check_allowed(params, words)
         rule = StopRule(
-            eos_token_ids=frozenset(() if params.ignore_eos else self._model.eos_token_ids),
+            eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             min_tokens=params.min_tokens,
             max_tokens=max_tokens,
@@ -137,6 +141,21 @@ class InputProcessor:
             for index in range(params.n)
         ]
 
+    def _check_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
+        """Refuses parameters that leave no token to sample."""
+        if params.allowed_token_ids is None:
+            return
+        left = set(params.allowed_token_ids).difference(w[0] for w in bad_words if len(w) == 1)
+        if params.min_tokens:
+            left.difference_update(params.stop_token_ids or ())
+            left.difference_update(() if params.ignore_eos else self._eos_token_ids)
+        if not left:
+            raise ValidationError(
+                "allowed_token_ids",
+                params.allowed_token_ids,
+                "at least one token that bad_words and min_tokens leave",
+            )
+
     def _seed(self, params: SamplingParams, number: int) -> int:
         """The request's own seed, or one that follows from the engine's and the arrival order."""
         if params.seed is not None:
@@ -146,19 +165,26 @@ class InputProcessor:
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                text = prompt.get("prompt")
-                return text, self._check_tokens(prompt["prompt_token_ids"])
-            if "prompt" in prompt:
-                return self._tokenise(prompt["prompt"])
-            raise ValidationError(
-                "prompt", dict(prompt), 'a mapping with "prompt" or "prompt_token_ids"'
-            )
+            return self._tokenise_mapping(prompt)
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValidationError("prompt", prompt, "token ids when skip_tokenizer_init is set")
-            return prompt, self._tokenizer.encode(prompt)
+            # a tokenizer may add a token of its own to an empty text: still nothing to continue
+            return prompt, self._tokenizer.encode(prompt) if prompt else []
         return None, self._check_tokens(prompt)
+
+    def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+        for name, value in prompt.items():
+            if name not in PROMPT_KEYS and value is not None:
+                raise ValidationError(f"prompt[{name!r}]", value, " and ".join(PROMPT_KEYS))
+        text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
+        if text is not None and not isinstance(text, str):
+            raise ValidationError("prompt", text, "text; token ids go to prompt_token_ids")
+        if tokens is not None:
+            return text, self._check_tokens(tokens)
+        if text is None:
+            raise ValidationError("prompt", dict(prompt), " or ".join(PROMPT_KEYS))
+        return self._tokenise(text)
 
     def _check_tokens(self, tokens: Any) -> list[int]:
         if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxserve.observability.metrics import Metrics
 from jaxserve.output_processor import OutputProcessor
 from jaxserve.outputs import RequestOutput
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.tokenization.tokenizer import Tokenizer
+from jaxserve.tokenization.tokenizer import Tokenizer, check_template_variables
 
 Message = Mapping[str, Any]
 
@@ -114,6 +114,8 @@ class LLM:
         single = isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         tokenizer = self.get_tokenizer()
+        variables = chat_template_kwargs or {}
+        check_template_variables(variables)
         prompts: list[Prompt] = []
         for conversation in conversations:
             text = tokenizer.apply_chat_template(
@@ -122,7 +124,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
             assert isinstance(text, str)
             # the template has placed the special tokens already
@@ -147,10 +149,13 @@ class LLM:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * len(prompts)
+        allowed = f"SamplingParams, or a list with one a prompt ({len(prompts)})"
+        if not isinstance(params, Sequence) or not all(
+            isinstance(one, SamplingParams) for one in params
+        ):
+            raise ValidationError("sampling_params", params, allowed)
         if len(params) != len(prompts):
-            raise ValidationError(
-                "sampling_params", f"{len(params)} items", f"one, or one a prompt ({len(prompts)})"
-            )
+            raise ValidationError("sampling_params", f"{len(params)} items", allowed)
         return list(params)
 
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
@@ -188,8 +193,8 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]  # one prompt as token ids
-    return list(prompts)  # type: ignore[arg-type]
+    items: list[Any] = list(prompts)
+    one_prompt = bool(items) and all(isinstance(item, int) for item in items)
+    return [items] if one_prompt else items

@@ -128,6 +128,8 @@ class _LiveRequest:
         self.prepared = prepared
         self.metrics = RequestMetrics(prepared.arrival_time)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        if prepared.params.prompt_logprobs is not None and len(prepared.prompt_token_ids) == 1:
+            self.prompt_logprobs = [None]  # nothing comes before the only token
         self.sequences: list[_Sequence] = []
         self.num_unfinished = len(prepared.sequences)
 
@@ -218,6 +220,9 @@ class OutputProcessor:
         now = self._clock()
         unfinished = [s for s in live.sequences if s.output.finish_reason is None]
         for sequence in unfinished:
+            if sequence.text is not None:
+                # text that might have become a stop string is text now
+                sequence.output.text += sequence.text.append(None, last=True, may_stop=True)[0]
             self._finish(live, sequence, "abort", None, now)
         if live.prepared.params.output_kind is RequestOutputKind.DELTA:
             completions = [s.take_delta() for s in unfinished]
@@ -291,13 +296,12 @@ class OutputProcessor:
         )
 
     def _logprobs(self, entry: TokenLogprobs, count: int | None) -> PositionLogprobs:
-        """The `count` most likely tokens (-1: all there are) and the token itself."""
+        """The token itself, then the `count` most likely ones (-1: all there are)."""
         assert count is not None
         top = len(entry.top_ids) if count == -1 else count
-        ranked = zip(entry.top_ids[:top], entry.top_logprobs[:top], range(1, top + 1))
-        position = {t: Logprob(value, rank, self._decode(t)) for t, value, rank in ranked}
-        if entry.token not in position:
-            position[entry.token] = Logprob(entry.logprob, entry.rank, self._decode(entry.token))
+        position = {entry.token: Logprob(entry.logprob, entry.rank, self._decode(entry.token))}
+        for rank, (token, value) in enumerate(zip(entry.top_ids[:top], entry.top_logprobs), 1):
+            position[token] = Logprob(value, rank, self._decode(token))
         return position
 
     def _decode(self, token: int) -> str | None:

@@ -78,7 +78,7 @@ class RequestOutput:
         outputs: the `n` completions, by index.
         finished: True when all completions have ended.
         metrics: times of the request.
-        num_cached_tokens: prompt tokens whose KV was found in the prefix cache.
+        num_cached_tokens: prompt tokens whose KV was found in a prefix cache: 0, there is none.
     """
 
     request_id: str

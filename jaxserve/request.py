@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -13,11 +13,10 @@ from jaxserve.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in the words of the OpenAI and vLLM APIs."""
+    """How a token may end a request, in the words of the OpenAI and vLLM APIs."""
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 class End(NamedTuple):
@@ -42,12 +41,17 @@ class StopRule:
         stop_token_ids: end it with the token id as `stop_reason`.
         min_tokens: no token ends it before that many tokens are generated.
         max_tokens: it ends with "length" at that many generated tokens.
+        end_token_ids: both kinds together; made here, so that most tokens need one look-up.
     """
 
     eos_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
     min_tokens: int
     max_tokens: int
+    end_token_ids: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "end_token_ids", self.eos_token_ids | self.stop_token_ids)
 
     def check(self, token: int, num_output: int) -> End | None:
         """Whether the request ends with `token` as its `num_output`-th generated token."""

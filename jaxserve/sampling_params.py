@@ -22,6 +22,8 @@ MAX_COMPLETIONS = 16384
 MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_TOKENS = 1024
 LOGIT_BIAS_LIMIT = 100.0
+# the device divides by a repetition penalty: as a float32 it must be neither 0 nor infinite
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -114,7 +116,9 @@ class SamplingParams:
         self.n = _integer("n", self.n, 1, MAX_COMPLETIONS)
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, above=0.0)
+        self.repetition_penalty = _number(
+            "repetition_penalty", self.repetition_penalty, SMALLEST_FLOAT32, LARGEST_FLOAT32
+        )
         self.temperature = _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
         self.top_p = _number("top_p", self.top_p, most=1.0, above=0.0)
         self.top_k = _integer("top_k", self.top_k, -1)
@@ -196,16 +200,6 @@ class SamplingParams:
         """Log-probabilities of generated tokens are returned."""
         return self.logprobs is not None
 
-    @property
-    def needs_bias(self) -> bool:
-        """Some token's logit is shifted or masked at some step."""
-        return bool(
-            self.logit_bias
-            or self.allowed_token_ids is not None
-            or self.bad_words
-            or self.min_tokens > 0
-        )
-
     def verify(self, vocab_size: int, max_model_len: int, max_logprobs: int) -> None:
         """Checks the limits that need the model.
 
@@ -250,8 +244,9 @@ class SamplingParams:
         """Parameters of completion `index` of `n`: n = 1 and a seed of its own.
 
         Seeds wrap around at the ends of int64, so that each child's differs from its siblings'.
+        Lists are shared: thousands of children with a list of the vocabulary each would not fit.
         """
-        child = self.clone()
+        child = copy.copy(self)
         child.n = 1
         if self.seed is not None:
             child.seed = (self.seed + index - INT64_MIN) % 2**64 + INT64_MIN
@@ -270,13 +265,14 @@ def _number(
     name: str,
     value: Any,
     least: float | None = None,
-    most: float | None = None,
+    most: float = math.inf,
     *,
     above: float | None = None,
 ) -> float:
-    low = f"[{least:g}" if least is not None else f"({above:g}"
-    high = f"{most:g}]" if most is not None else "infinity)"
-    allowed = f"a finite number in {low}, {high}"
+    allowed = "a finite number"
+    if least is not None or above is not None:
+        low = f"[{least:g}" if above is None else f"({above:g}"
+        allowed += f" in {low}, {most:g}]"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValidationError(name, value, allowed)
     try:
@@ -287,7 +283,7 @@ def _number(
         not math.isfinite(number)
         or (least is not None and number < least)
         or (above is not None and number <= above)
-        or (most is not None and number > most)
+        or number > most
     ):
         raise ValidationError(name, value, allowed)
     return number
@@ -333,6 +329,6 @@ def _logit_bias(value: Any) -> dict[int, float]:
             raise ValidationError("logit_bias", key, "keys that are token ids") from error
         if token < 0:
             raise ValidationError("logit_bias", key, "keys that are token ids, 0 or more")
-        number = _number("logit_bias", shift, -math.inf, math.inf)
+        number = _number("logit_bias", shift)
         bias[token] = min(max(number, -LOGIT_BIAS_LIMIT), LOGIT_BIAS_LIMIT)
     return bias

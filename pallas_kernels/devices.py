@@ -164,10 +164,8 @@ def choose_backends(
         KernelError: no implementation has been chosen for this platform or device.
     """
     family = device_family(device_kind, platform)
-    judged = shape or AttentionShape()
     multiple = FAMILIES[family].head_dim_multiple
-    if judged.head_dim is not None:
-        judged = replace(judged, head_dim=-(-judged.head_dim // multiple) * multiple)
+    judged = _as_stored(shape or AttentionShape(), multiple)
     notes: list[str] = []
 
     def first(operation: str) -> str:
@@ -235,7 +233,8 @@ def require_backend(
     allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PORTABLE])
     if backend not in allowed:
         raise KernelError(operation, repr(backend), f"on {family} one of {', '.join(allowed)}")
-    refusal = _refusal(operation, backend, shape)
+    stored = _as_stored(shape, FAMILIES[family].head_dim_multiple)
+    refusal = _refusal(operation, backend, stored)
     if refusal is not None:
         raise KernelError(
             operation,
@@ -243,6 +242,14 @@ def require_backend(
             f"a backend that covers {refusal.field}={refusal.value} "
             f"({backend} takes {refusal.allowed})",
         )
+
+
+def _as_stored(shape: AttentionShape, head_dim_multiple: int) -> AttentionShape:
+    """The shape of the pool for a model's: heads padded to a multiple of so many elements."""
+    if shape.head_dim is None:
+        return shape
+    stored = -(-shape.head_dim // head_dim_multiple) * head_dim_multiple
+    return replace(shape, head_dim=stored)
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:

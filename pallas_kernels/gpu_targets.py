@@ -29,7 +29,7 @@ class CompilerMissingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """The facts of a GPU that XLA asks for, from its maker's data sheet.
+    """The facts of a GPU, from its maker's data sheet: what XLA asks for, and matrix rates.
 
     Attributes:
         name: device_kind as the driver reports it.
@@ -42,6 +42,8 @@ class GpuTarget:
         l2_cache: bytes of second-level cache.
         clock: GHz.
         memory: bytes of device memory.
+        bf16_rate: dense bfloat16 operations a second of the tensor cores.
+        int8_rate: dense int8 operations a second; where there is float8, its rate too.
         threads: most threads a multiprocessor.
     """
 
@@ -55,6 +57,8 @@ class GpuTarget:
     l2_cache: int
     clock: float
     memory: int
+    bf16_rate: int
+    int8_rate: int
     threads: int = 2048
 
     @property
@@ -67,23 +71,23 @@ class GpuTarget:
 GPU_TARGETS = {
     "h200": GpuTarget(
         "NVIDIA H200", (9, 0), 132, 233472, 232448, 128, 4_800_000_000_000, 52428800, 1.98,
-        151_397_597_184,
+        151_397_597_184, 989_000_000_000_000, 1_979_000_000_000_000,
     ),
     "h100": GpuTarget(
         "NVIDIA H100 80GB HBM3", (9, 0), 132, 233472, 232448, 128, 3_350_000_000_000, 52428800,
-        1.98, 85_100_068_864,
+        1.98, 85_100_068_864, 989_000_000_000_000, 1_979_000_000_000_000,
     ),
     "a100": GpuTarget(
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 167936, 166912, 64, 2_039_040_000_000, 41943040,
-        1.41, 85_100_068_864,
+        1.41, 85_100_068_864, 312_000_000_000_000, 624_000_000_000_000,
     ),
     "l4": GpuTarget(
         "NVIDIA L4", (8, 9), 58, 102400, 101376, 128, 300_096_000_000, 50331648,
-        2.04, 23_603_970_048, 1536,
+        2.04, 23_603_970_048, 121_000_000_000_000, 242_000_000_000_000, 1536,
     ),
     "b200": GpuTarget(
         "NVIDIA B200", (10, 0), 148, 233472, 232448, 128, 7_672_320_000_000, 132644864,
-        1.965, 191_514_411_008,
+        1.965, 191_514_411_008, 2_250_000_000_000_000, 4_500_000_000_000_000,
     ),
 }  # fmt: skip
 

@@ -33,6 +33,7 @@ class TpuTarget:
         cores: TensorCores of a chip; two of them act as one device.
         bandwidth: memory bandwidth of a chip in bytes a second.
         bf16_rate: bfloat16 operations a chip does in a second.
+        int8_rate: int8 operations a chip does in a second.
         memory: bytes of memory of a chip.
     """
 
@@ -43,20 +44,24 @@ class TpuTarget:
     cores: int
     bandwidth: int
     bf16_rate: int
+    int8_rate: int
     memory: int
 
 
 TPU_TARGETS = {
     "v5e": TpuTarget(
-        "TPU v5 lite", "v5e:2x2", 4, "v5e:2x4", 1, 819_000_000_000, 197_000_000_000_000, 16 << 30
+        "TPU v5 lite", "v5e:2x2", 4, "v5e:2x4", 1, 819_000_000_000,
+        197_000_000_000_000, 394_000_000_000_000, 16 << 30,
     ),
     "v5p": TpuTarget(
-        "TPU v5", "v5p:2x2x1", 4, "v5p:2x2x2", 2, 2_765_000_000_000, 459_000_000_000_000, 95 << 30
+        "TPU v5", "v5p:2x2x1", 4, "v5p:2x2x2", 2, 2_765_000_000_000,
+        459_000_000_000_000, 918_000_000_000_000, 95 << 30,
     ),
     "v6e": TpuTarget(
-        "TPU v6 lite", "v6e:2x2", 4, "v6e:2x4", 1, 1_640_000_000_000, 918_000_000_000_000, 32 << 30
+        "TPU v6 lite", "v6e:2x2", 4, "v6e:2x4", 1, 1_640_000_000_000,
+        918_000_000_000_000, 1_836_000_000_000_000, 32 << 30,
     ),
-}
+}  # fmt: skip
 # libtpu asks a metadata server about the machine that it is on, unless it is told, and refuses to
 # be loaded by two processes at once, as if there were a TPU to share
 QUIET = {

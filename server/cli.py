@@ -10,12 +10,21 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import jaxserve
 from jaxserve.bench import tune
 from jaxserve.errors import ValidationError
 from server.commands import chat, generate, serve
 from server.commands.config_file import expand_config
+from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line: the usage of sixty flags would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -24,7 +33,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     Args:
         command: the one that will be run; the flags of `bench` are only loaded for `bench`.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxserve", description="A JAX/XLA inference engine for large language models."
     )
     parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
@@ -35,7 +44,8 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     bench = subparsers.add_parser("bench", help="measure throughput and latency")
     if command == "bench":
         commands = importlib.import_module("jaxserve.bench.commands")
-        commands.register(bench.add_subparsers(title="benchmarks", metavar="NAME", required=True))
+        names = bench.add_subparsers(title="benchmarks", metavar="NAME", required=True)
+        commands.register(names, _add_engine, engine_config)
     tune.register(subparsers)
     return parser
 
@@ -51,4 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxserve: {error}", file=sys.stderr)
         return 1
     args = parser.parse_args(words)
-    return int(args.func(args) or 0)
+    try:
+        return int(args.func(args) or 0)
+    except KeyboardInterrupt:
+        print("jaxserve: interrupted", file=sys.stderr)
+        return 130
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    add_engine_flags(parser)

@@ -161,6 +161,17 @@ class Service:
                 "n", request.choices_per_prompt, f"1 to {most} for {num_prompts} prompt(s)"
             )
 
+    def check_token_lists(self, request: GenerationRequest) -> None:
+        """Raises ValidationError for a parameter that names more tokens than the model has.
+
+        Before each of them is looked at: a body may hold millions.
+        """
+        vocab_size = self.engine.model_config.vocab_size
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            count = len(getattr(request, name) or ())
+            if count > vocab_size:
+                raise ValidationError(name, f"{count} tokens", f"at most {vocab_size} tokens")
+
     def check_logprobs(self, field: str, value: int | None) -> None:
         """Raises ValidationError when more logprobs are asked for than the engine gives."""
         most = self.engine.config.max_logprobs

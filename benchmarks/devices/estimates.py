@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase
 from pallas_kernels import PrefillLanes, paged_decode_attention, paged_prefill_attention
+from pallas_kernels.prove import Cost, bound
 from pallas_kernels.quantized_matmul import quantize_int8, quantized_matmul
-from pallas_kernels.tpu_targets import TPU_TARGETS, compile_for, tpu_mesh
+from pallas_kernels.tpu_targets import compile_for, tpu_mesh
 
 BACKEND = "mosaic_tpu"
 
@@ -47,7 +48,6 @@ def estimate(kind: str, case: Case) -> dict[str, Any]:
     Operations and bytes are the compiler's, and not less than the case needs: what it counts of a
     kernel is what the kernel declares.
     """
-    target = TPU_TARGETS[kind]
     entry: dict[str, Any] = {"label": case.label, "us": None, "reason": ""}
     try:
         program, operands = program_of(case)
@@ -60,8 +60,8 @@ def estimate(kind: str, case: Case) -> dict[str, Any]:
         moved = max(moved, case.read_bytes)
     else:
         flops = max(flops, case.flops)
-    by_bytes, by_flops = moved / target.bandwidth, flops / target.bf16_rate
-    entry["us"] = 1e6 * max(by_bytes, by_flops)
-    bound = "bytes" if by_bytes >= by_flops else "operations"
-    entry["reason"] = f"estimated from {moved / 1e6:.1f} MB and {flops / 1e9:.2f} GFLOP ({bound})"
+    least = bound(Cost(int(flops), int(moved), "XLA"), kind)
+    entry["us"] = 1e6 * least.seconds
+    work = f"{moved / 1e6:.1f} MB and {flops / 1e9:.2f} GFLOP"
+    entry["reason"] = f"estimated from {work} ({least.by})"
     return entry

@@ -1,26 +1,31 @@
-"""Section: how fast the device's memory is for plain XLA programs."""
+"""Section: what the device can do at most: its memory, and its matrix units."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.kernel_bench.bench import measure_ceilings, seconds_of_one
+
+CALLS = 5  # queued at once
 
 
 def bandwidth(setting: Setting) -> Section:
-    """Copy (read and write) and sum (read) of an array far larger than any cache."""
+    """Copy (read and write), sum (read) of an array far larger than any cache, bf16 product."""
+    ceilings = measure_ceilings(setting.memory, setting.dry_run)
+    setting.shared["copy_gb_s"] = ceilings.copy_gb_s
     size = setting.pick(min(4 * 2**30, setting.memory // 4), 2**20)
     source = jnp.ones((size // 4,), jnp.float32)
-    copy = jax.jit(lambda x: x + 1.0)
-    total = jax.jit(jnp.sum)
-    copied = 2 * size / setting.seconds(lambda: copy(source)) / 1e9
-    read = size / setting.seconds(lambda: total(source)) / 1e9
-    setting.shared["copy_gb_s"] = copied
+    total = functools.partial(jax.jit(jnp.sum), source)
+    read = size / seconds_of_one(total, CALLS) / 1e9
     return Section(
-        columns=("operation", "GiB", "GB/s"),
+        columns=("operation", "rate", "unit"),
         rows=[
-            ("copy, read + write", size / 2**30, round(copied, 1)),
-            ("sum, read", size / 2**30, round(read, 1)),
+            ("copy, read + write", round(ceilings.copy_gb_s, 1), "GB/s"),
+            ("sum, read", round(read, 1), "GB/s"),
+            ("dense bf16 product", round(ceilings.matmul_tflop_s, 1), "TFLOP/s"),
         ],
     )

@@ -8,6 +8,8 @@ import json
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +21,11 @@ from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
 from benchmarks.gpu.sections import SECTIONS, Several
 from benchmarks.gpu.setting import Section, bare_setting
 from benchmarks.gpu.worker import answer, answer_section
-from benchmarks.isolated import Inline, Worker, WorkerError, importing_from
+from benchmarks.isolated import Inline, Worker, WorkerError, describe, importing_from
 from benchmarks.kernel_bench import plots, report
 from benchmarks.kernel_bench.cases import all_cases, dry_cases
 from benchmarks.kernel_bench.report import table
-from benchmarks.kernel_bench.rows import Row, count_verdicts
+from benchmarks.kernel_bench.rows import Row, verdicts_by_target
 from benchmarks.kernel_bench.run import Answering, Build, device_worker, failures_of, run_cases
 from benchmarks.kernel_bench.worker import ROOT, Answers
 
@@ -34,7 +36,7 @@ KERNELS_PART = 2
 START_LIMIT_S = 120
 TOGETHER = 3  # parts
 END_S = 15  # left for plots and the last report
-HUNG_CASES = 4  # failures of one section after which its other cases are left out
+MOST_FAILURES = 2  # of cases of a group that hang or crash: then the others are left out
 
 Results = dict[str, dict[str, Any]]
 
@@ -75,24 +77,31 @@ class Check:
         """A whole section; a case that fails, crashes or hangs is a failure of the section."""
         found = Section()
         wanted = SECTIONS[name]
-        failed = 0
+        group: Callable[[Any], str] = wanted.group if isinstance(wanted, Several) else str
+        end_s = END_S + (wanted.keep_s if isinstance(wanted, Several) else 0)
+        failed: Counter[str] = Counter()
+        left_out: Counter[str] = Counter()
         try:
             cases = self.ask_section(name, "cases", START_LIMIT_S) or [None]
         except WorkerError as error:
             return Section(failures=[str(error)])
         for done, case in enumerate(cases):
-            if self.left < END_S or failed == HUNG_CASES:
-                why = "time is up" if failed < HUNG_CASES else "too many failed"
-                found.failures.append(f"{len(cases) - done} cases were not run: {why}")
+            if self.left < end_s:
+                found.failures.append(f"{len(cases) - done} cases were not run: time is up")
                 break
+            if failed[group(case)] == MOST_FAILURES:
+                left_out[group(case)] += 1
+                continue
             try:
                 answer = self.ask_section(name, "run", wanted.limit_s, case=case)
             except WorkerError as error:
                 found.failures.append(f"{case or name}: {error}")
-                failed += 1
+                failed[group(case)] += 1
                 continue
             self.shared |= answer["shared"]
             found.join(Section(**answer["section"]))
+        for name, count in left_out.items():
+            found.failures.append(f"{count} cases were not run: too many {name} failed")
         return found
 
 
@@ -104,9 +113,12 @@ def kernels(
 
     def written(rows: list[Row], device: dict[str, Any], notes: list[str]) -> None:
         report.write(folder, KERNELS, rows, device, notes)
-        met, total = count_verdicts(rows)
-        section.columns = ("cases", "targets met", "targets")
-        section.rows = [(len({row.label for row in rows}), met, total)]
+        section.columns = ("target", "met", "of", "missed by")
+        section.rows = [
+            (target, met, met + len(missed), "; ".join(missed))
+            for target, (met, missed) in verdicts_by_target(rows).items()
+        ]
+        section.failures = failures_of(rows)
         progress(section)
 
     answers = Answers() if dry_run else None
@@ -129,10 +141,27 @@ def kernels(
         worker.close()
         if build is not None:
             build.close()
-    plots.kernels(rows, device, folder)
-    section.failures = failures_of(rows)
-    section.notes += notes
+    section.notes += [*notes, *drawn(plots.kernels, rows, device, folder)]
     return section
+
+
+def drawn(plot: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Draws; a picture that fails is a note, since the numbers are there."""
+    try:
+        plot(*arguments)
+    except Exception as error:
+        traceback.print_exc()
+        return [f"No plot: {describe(error)}"]
+    return []
+
+
+def guarded(run: Callable[[], Section]) -> Section:
+    """A section; whatever goes wrong in this process too is its failure, not the run's end."""
+    try:
+        return run()
+    except Exception as error:
+        traceback.print_exc()
+        return Section(failures=[describe(error)])
 
 
 def markdown(kind: str, dry_run: bool, results: Results) -> str:
@@ -182,6 +211,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def device_process(dry_run: bool) -> Answering:
+    """What answers for the device: a process of its own, in a dry run this one."""
+    if dry_run:
+        return Inline(answer)
+    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], importing_from(ROOT))
+
+
 def results_folder(options: argparse.Namespace, kind: str) -> Path:
     """Where the results go: as told, a temporary folder, or one by the device's name."""
     if options.output is not None:
@@ -197,10 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.budget_seconds
     if options.dry_run:
         jax.config.update("jax_platforms", "cpu")
-        worker: Answering = Inline(answer)
-    else:
-        command = [sys.executable, "-m", "benchmarks.gpu.worker"]
-        worker = Worker(command, importing_from(ROOT))
+    worker = device_process(options.dry_run)
     check = Check(worker, options.dry_run, deadline)
     try:
         kind = check.ask("device", START_LIMIT_S)
@@ -217,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     stem = f"gpu_check-part{part}" if part else "gpu_check"
     results: Results = {}
 
-    def keep(name: str, section: Section, begin: float) -> None:
+    def keep(name: str, begin: float, section: Section) -> None:
         results[name] = {**asdict(section), "seconds": round(time.monotonic() - begin, 1)}
         (folder / f"{stem}.json").write_text(json.dumps(results, indent=1))
         (folder / f"{stem}.md").write_text(markdown(kind, options.dry_run, results))
@@ -230,14 +263,13 @@ def main(arguments: list[str] | None = None) -> int:
         elif name == KERNELS:
             worker.close()  # it would hold the device's memory
             budget = check.left - END_S
-            section = kernels(
-                options.dry_run, budget, folder, lambda found, b=begin: keep(KERNELS, found, b)
-            )
+            progress = functools.partial(keep, KERNELS, begin)
+            section = guarded(functools.partial(kernels, options.dry_run, budget, folder, progress))
         else:
-            section = check.section(name)
-        keep(name, section, begin)
+            section = guarded(functools.partial(check.section, name))
         if name == STEP:
-            plots.steps(section.rows, (LEAST, BUSY, STEP), folder)
+            section.notes += drawn(plots.steps, section.rows, (LEAST, BUSY, STEP), folder)
+        keep(name, begin, section)
         for failure in section.failures:
             print(f"  FAILED: {failure}", flush=True)
     worker.close()

@@ -18,7 +18,13 @@ import numpy as np
 
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
-from pallas_kernels import AttentionShape, paged_decode_attention, paged_prefill_attention
+from pallas_kernels import (
+    AttentionShape,
+    PrefillLanes,
+    paged_decode_attention,
+    paged_prefill_attention,
+)
+from pallas_kernels.devices import PORTABLE
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import packed_lanes, paged_case
 
@@ -100,9 +106,19 @@ def call_options(small: Small, heads: int, rng: np.random.Generator) -> dict[str
     return found | {"scale": small.head_dim**-0.5}
 
 
-def decode(setting: Setting, case: str) -> Section:
-    """One problem of decode attention by every backend that covers it."""
-    small = as_small(case)
+Programs = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]  # by backend, with operands
+
+
+class Posed(NamedTuple):
+    """A problem with its programs; nothing is compiled yet."""
+
+    problem: Any
+    options: dict[str, Any]
+    programs: Programs
+
+
+def decode_problem(setting: Setting, small: Small, chosen: bool) -> Posed:
+    """Decode attention by the backend that is chosen for the problem, or by the others."""
     rng = np.random.default_rng(0)
     page = small.page_size
     lengths = [3 * page - 1, 3 * page, 0, 1, page - 1, page, page + 1, 5 * page]
@@ -110,23 +126,30 @@ def decode(setting: Setting, case: str) -> Section:
         lengths += [int(length) for length in rng.integers(1, 1500, 5)]
     problem = _paged(rng, small, lengths)
     options = call_options(small, problem.q.shape[1], rng)
+    operands = (problem.q, problem.kv_pages, problem.page_table, problem.lengths)
+    programs: Programs = {}
+    for backend, interpret in setting.covering("decode", small.shape, chosen):
+        run = functools.partial(
+            paged_decode_attention,
+            backend=backend,
+            interpret=interpret,
+            splits=None if backend in PORTABLE else small.splits,
+            **_on_device(options),
+            **problem.options,
+        )
+        programs[backend] = run, operands
+    return Posed(problem, options, programs)
+
+
+def decode(setting: Setting, case: str, *, chosen: bool) -> Section:
+    """One problem of decode attention by the backend that is chosen for it, or by the others."""
+    small = as_small(case)
+    problem, options, programs = decode_problem(setting, small, chosen)
     want = oracle.decode(
         problem.q, problem.kv_pages, problem.page_table, problem.lengths,
         **options, **problem.options,
     )  # fmt: skip
     section = Section(columns=("backend", "problem", "error", "tolerance"))
-    operands = (problem.q, problem.kv_pages, problem.page_table, problem.lengths)
-    programs = {}
-    for backend, interpret in setting.covering("decode", small.shape):
-        run = functools.partial(
-            paged_decode_attention,
-            backend=backend,
-            interpret=interpret,
-            splits=None if backend == "xla" else small.splits,
-            **_on_device(options),
-            **problem.options,
-        )
-        programs[backend] = run, operands
     for backend, got in run_all(section, small.label, programs):
         _judge(section, backend, small, got, want)
         if got[2].any():
@@ -134,9 +157,7 @@ def decode(setting: Setting, case: str) -> Section:
     return section
 
 
-def run_all(
-    section: Section, label: str, programs: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
-) -> Iterator[tuple[str, np.ndarray]]:
+def run_all(section: Section, label: str, programs: Programs) -> Iterator[tuple[str, np.ndarray]]:
     """Compiles the backends at the same time; each one's result, or its failure in the section."""
     executables, refused = compiled(programs)
     section.failures += [f"{backend} {label}: {reason}" for backend, reason in refused.items()]
@@ -146,25 +167,17 @@ def run_all(
         yield backend, np.asarray(executable(*programs[backend][1]).astype(jnp.float32))
 
 
-def prefill(setting: Setting, case: str) -> Section:
-    """One problem of prefill attention by every backend that covers it."""
-    small = as_small(case)
+def prefill_problem(setting: Setting, small: Small, chosen: bool) -> tuple[Posed, PrefillLanes]:
+    """Prefill attention by the backend that is chosen, or by the others; and its lanes."""
     rng = np.random.default_rng(1)
     chunks, contexts = setting.pick((CHUNKS, CONTEXTS), ((20, 0, 1, 9), (0, 5, 40, 17)))
     lanes, region = packed_lanes(rng, list(chunks), list(contexts), gaps=True)
     lengths = [chunk + context if chunk else 0 for chunk, context in zip(chunks, contexts)]
     problem = _paged(rng, small, lengths, rows=region)
     options = call_options(small, problem.q.shape[1], rng)
-    want = oracle.prefill(
-        problem.q, problem.kv_pages, problem.page_table, lanes, **options, **problem.options
-    )
-    section = Section(columns=("backend", "problem", "error", "tolerance"))
-    owned = np.zeros(region, bool)
-    for start, length in zip(np.asarray(lanes.start), np.asarray(lanes.length)):
-        owned[start : start + length] = True
     operands = (problem.q, problem.kv_pages, problem.page_table, lanes)
-    programs = {}
-    for backend, interpret in setting.covering("prefill", small.shape):
+    programs: Programs = {}
+    for backend, interpret in setting.covering("prefill", small.shape, chosen):
         run = functools.partial(
             paged_prefill_attention,
             backend=backend,
@@ -173,6 +186,20 @@ def prefill(setting: Setting, case: str) -> Section:
             **problem.options,
         )
         programs[backend] = run, operands
+    return Posed(problem, options, programs), lanes
+
+
+def prefill(setting: Setting, case: str, *, chosen: bool) -> Section:
+    """One problem of prefill attention by the backend that is chosen, or by the others."""
+    small = as_small(case)
+    (problem, options, programs), lanes = prefill_problem(setting, small, chosen)
+    want = oracle.prefill(
+        problem.q, problem.kv_pages, problem.page_table, lanes, **options, **problem.options
+    )
+    section = Section(columns=("backend", "problem", "error", "tolerance"))
+    owned = np.zeros(problem.q.shape[0], bool)
+    for start, length in zip(np.asarray(lanes.start), np.asarray(lanes.length)):
+        owned[start : start + length] = True
     for backend, found in run_all(section, small.label, programs):
         _judge(section, backend, small, found, want)
         if found[~owned].any():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.correctness import run_all
+from benchmarks.gpu.correctness import Programs, run_all
 from benchmarks.gpu.problems import Problem, Shape, ragged
 from benchmarks.gpu.setting import Section, Setting
 from pallas_kernels import AttentionShape, paged_decode_attention
@@ -58,8 +58,20 @@ def cases(setting: Setting) -> list[str]:
     return [json.dumps(shape) for shape in setting.pick(shapes, tiny)]
 
 
-def decode(setting: Setting, case: str) -> Section:
-    """One shape by every backend that covers it, with NaN wherever nobody may look."""
+def programs_of(setting: Setting, shape: Shape, problem: Problem, chosen: bool) -> Programs:
+    """The backend that is chosen for a shape, or the others."""
+    attend = functools.partial(
+        paged_decode_attention, scale=shape.head_dim**-0.5, window=shape.window
+    )
+    facts = AttentionShape.of(problem.q, problem.kv_pages)
+    return {
+        backend: (functools.partial(attend, backend=backend, interpret=interpret), problem)
+        for backend, interpret in setting.covering("decode", facts, chosen)
+    }
+
+
+def decode(setting: Setting, case: str, *, chosen: bool) -> Section:
+    """One shape by the backend that is chosen, or by the others, with NaN where nobody may look."""
     shape = Shape(*json.loads(case))
     section = Section(columns=("backend", "shape", "rows float32", "rows float64", "tolerance"))
     problem = ragged(shape, seed=0)
@@ -70,11 +82,7 @@ def decode(setting: Setting, case: str) -> Section:
     rng = np.random.default_rng(0)
     sampled = [*range(min(shape.slots, 8)), *rng.integers(0, shape.slots, SAMPLED_ROWS)]
     exact = np.stack([float64_row(problem, row, **options) for row in sampled])
-    facts = AttentionShape.of(problem.q, problem.kv_pages)
-    programs = {
-        backend: (functools.partial(attend, backend=backend, interpret=interpret), problem)
-        for backend, interpret in setting.covering("decode", facts)
-    }
+    programs = programs_of(setting, shape, problem, chosen)
     for backend, got in run_all(section, str(shape), programs):
         errors = relative_error(got, want), relative_error(got[sampled], exact)
         limit = TOLERANCE[shape.dtype]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from benchmarks.gpu.decode_step import rate_key
+from benchmarks.gpu.decode_step import DRY_SHAPE, rate_key
 from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.worker import torch_worker
 from jaxserve.bench.shapes import SHAPES
 
-MODELS = ("llama-3-8b", "llama-2-7b")
 BATCHES = (16, 64, 1, 256)
 LENGTH = 128
 TARGET, TARGET_BATCH = 4.3, 16  # times transformers' tok/s
 
 
-def cases(setting: Setting) -> list[str]:
-    """Shapes of models."""
-    return list(setting.pick(MODELS, ("llama-125m",)))
+def cases(setting: Setting, shape: str) -> list[str]:
+    """The shape of a model."""
+    return [setting.pick(shape, DRY_SHAPE)]
 
 
 def generate(setting: Setting, case: str) -> Section:

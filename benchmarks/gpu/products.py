@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.correctness import Programs
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
 from benchmarks.kernel_bench.matmul import backends_of
@@ -40,9 +41,16 @@ TOLERANCE = 1e-2  # bfloat16 operands, float32 sums, a bfloat16 result
 
 
 def cases(setting: Setting) -> list[str]:
-    """Format and shape as JSON; each is run for every number of rows."""
-    pairs = [(name, SHAPE) for name in FORMATS]
-    return [json.dumps(pair) for pair in setting.pick(pairs, [("int4 g128", (64, 256))])]
+    """Backend, format and shape as JSON; each is run for every number of rows."""
+    if setting.dry_run:
+        return [json.dumps(("xla", "int4 g128", (64, 256)))]
+    backends = backends_of(setting.device_kind, "gpu")
+    return [json.dumps((*pair, SHAPE)) for pair in itertools.product(backends, FORMATS)]
+
+
+def backend_of(case: str) -> str:
+    """The backend of a case: when it crashes, the others go on."""
+    return json.loads(case)[0]
 
 
 def wanted(x: jax.Array, weight: Any, activations: str) -> np.ndarray:
@@ -56,19 +64,25 @@ def wanted(x: jax.Array, weight: Any, activations: str) -> np.ndarray:
     return np.asarray(x.astype(jnp.float32), np.float64) @ full.T
 
 
-def products(setting: Setting, case: str) -> Section:
-    """One format and shape by every backend of the device; a refusal is a row."""
-    name, (outputs, inputs) = json.loads(case)
+def programs_of(setting: Setting, case: str) -> Programs:
+    """One format and shape by one backend, for every number of rows."""
+    backend, name, (outputs, inputs) = json.loads(case)
     quantize, activations = FORMATS[name]
-    section = Section(columns=("backend, format, rows x inputs x outputs", "error"))
     w = jax.random.normal(jax.random.key(0), (outputs, inputs), jnp.float32) * inputs**-0.5
     weight = jax.jit(quantize)(w)
-    backends = ["xla"] if setting.dry_run else backends_of(setting.device_kind, "gpu")
-    programs: dict[str, Any] = {}
-    for rows, backend in itertools.product(setting.pick(ROWS, (2,)), backends):
+    programs: Programs = {}
+    for rows in setting.pick(ROWS, (2,)):
         x = jax.random.normal(jax.random.key(rows), (rows, inputs), jnp.bfloat16)
         multiply = functools.partial(quantized_matmul, activations=activations, backend=backend)
         programs[f"{backend} {name} {rows} x {inputs} x {outputs}"] = multiply, (x, weight)
+    return programs
+
+
+def products(setting: Setting, case: str) -> Section:
+    """One format and shape by one backend; a refusal is a row."""
+    section = Section(columns=("backend, format, rows x inputs x outputs", "error"))
+    programs = programs_of(setting, case)
+    activations = FORMATS[json.loads(case)[1]][1]
     executables, refused = compiled(programs)
     # a backend may refuse a format; one that serves none at all shows in the table
     section.rows += [(what, f"refused: {reason}") for what, reason in refused.items()]

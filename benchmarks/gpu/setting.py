@@ -55,15 +55,22 @@ class Setting:
             samples.append(time.perf_counter() - begin)
         return statistics.median(samples)
 
-    def covering(self, operation: str, shape: AttentionShape) -> list[tuple[str, Any]]:
-        """The backends of "decode" or "prefill" that cover a shape, with their interpreters."""
+    def covering(
+        self, operation: str, shape: AttentionShape, chosen: bool
+    ) -> list[tuple[str, Any]]:
+        """The first backend of "decode" or "prefill" that covers a shape, or all the others.
+
+        With their interpreters. The first is what the engine runs; the others must not cost its
+        result when one of them crashes, nor it theirs.
+        """
         table = coverage.DECODE if operation == "decode" else coverage.PREFILL
         offered = self.decode if operation == "decode" else self.prefill
-        return [
+        found = [
             (name, interpret)
             for name, interpret in offered
             if name not in table or table[name](shape) is None
         ]
+        return found[:1] if chosen else found[1:]
 
 
 @dataclass(slots=True)
@@ -115,8 +122,8 @@ def dry_setting(shared: dict[str, float], seconds_left: float) -> Setting:
     return Setting(
         device_kind="dry run",
         backends=choose_backends("cpu", "cpu"),
-        decode=[*kernel, ("xla", None)],
-        prefill=[("xla", None)],
+        decode=[*kernel, ("xla", None), ("reference", None)],
+        prefill=[("xla", None), ("reference", None)],
         memory=2**30,
         seconds_left=seconds_left,
         dry_run=True,
@@ -128,7 +135,7 @@ def bare_setting(dry_run: bool, shared: dict[str, float], seconds_left: float) -
     """For a section that leaves the device to another process: nothing here touches it."""
     return Setting(
         device_kind="left to another process",
-        backends=choose_backends("cpu", "cpu"),
+        backends=Backends("xla", "xla", "xla", "left to another process"),
         decode=(),
         prefill=(),
         memory=0,

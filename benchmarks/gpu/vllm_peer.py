@@ -22,6 +22,7 @@ MODELS = ("llama-3-8b",)
 BATCHES = (16, 64, MIXED, 1, 256)
 MEMORY_SHARE = 0.85  # of the device, where nothing else runs meanwhile
 NAMED = {"model_type": "llama"}  # by which vLLM's configs go
+TARGET = 1.0  # times vLLM's tok/s
 ROUNDS = 2  # the first one warms up
 END_S = 5  # left of a case's time for the engine's end
 
@@ -73,7 +74,9 @@ def generate(setting: Setting, case: str) -> Section:
                 rate = cell.output_tokens / answers[-1]["seconds"]
                 ours = setting.shared.get(rate_key(case, batch))
                 ratio = "" if ours is None else f"{ours / rate:.2f}x"
-                section.rows.append((case, batch, round(rate, 1), ratio, ""))
+                met = "" if ours is None else "met" if ours / rate >= TARGET else "missed"
+                told = f">= {TARGET}x: {met}" if met else ""
+                section.rows.append((case, batch, round(rate, 1), ratio, told))
         except WorkerError as error:
             section.failures.append(f"vLLM, {case}: {error}")
         finally:

@@ -10,6 +10,7 @@ import jax
 from benchmarks.gpu.sections import SECTIONS, Several
 from benchmarks.gpu.setting import Setting, dry_setting, gpu_setting
 from benchmarks.isolated import serve
+from jaxserve.execution import compilation_cache
 
 
 class NoGpuError(RuntimeError):
@@ -50,4 +51,5 @@ def answer_section(setting: Setting, request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
+    compilation_cache.use("auto")  # a process that follows a crash, or another run, begins warm
     serve(answer, poisonous=(jax.errors.JaxRuntimeError,))

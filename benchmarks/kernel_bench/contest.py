@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.isolated import WorkerError, describe
@@ -27,36 +28,44 @@ Rotations = list[tuple[Any, ...]]  # operands that name different data each
 Program = tuple[Callable[..., Any], Rotations, str]  # with a remark
 
 
-def contest(
-    bench: Bench,
-    case: Case,
-    programs: dict[str, Program],
-    operations: int,
-    *,
-    bits: dict[str, float] | None = None,
-    tolerances: dict[str, float] | None = None,
-) -> list[Row]:
-    """The rows of a case; a candidate that fails is a row with its reason.
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What is compared in one case; nothing is compiled yet.
 
-    Args:
-        bench: the device.
-        case: the case.
+    Attributes:
         programs: the first one is what the others' results are compared with. "name, setting" are
             settings of one candidate: the fastest of them is kept.
         operations: operations in one call of a program.
+        missing: rows of what could not be built.
         bits: of a weight's element, by candidate, where the case is a matrix product.
         tolerances: by candidate, where its result is not to be as near as AGREEMENT.
     """
-    executables, refused = compiled({n: (p[0], p[1][0]) for n, p in programs.items()})
+
+    programs: dict[str, Program] = field(default_factory=dict)
+    operations: int = 1
+    missing: list[Row] = field(default_factory=list)
+    bits: dict[str, float] = field(default_factory=dict)
+    tolerances: dict[str, float] = field(default_factory=dict)
+
+    def to_compile(self) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """Function and operands of each program."""
+        return {name: (program, turns[0]) for name, (program, turns, _) in self.programs.items()}
+
+
+def contest(bench: Bench, case: Case, entries: Entries) -> list[Row]:
+    """The rows of a case; a candidate that fails is a row with its reason."""
+    if not entries.programs:
+        return entries.missing
+    executables, refused = compiled(entries.to_compile())
     candidates: list[Candidate] = []
     differences: dict[str, float] = {}
     notes: dict[str, str] = {}
     wanted = None
     for name, executable in executables.items():
-        _, rotations, note = programs[name]
+        _, rotations, note = entries.programs[name]
         try:
             candidate = jax_candidate(
-                name, executable, rotations, operations, short_series=bench.dry_run
+                name, executable, rotations, entries.operations, short_series=bench.dry_run
             )
             assert candidate.result is not None
             found = candidate.result()
@@ -67,7 +76,7 @@ def contest(
             continue
         wanted = found if wanted is None else wanted
         differences[name] = relative_difference(found, wanted)
-        limit = (tolerances or {}).get(name, AGREEMENT)
+        limit = entries.tolerances.get(name, AGREEMENT)
         wrong = "" if differences[name] <= limit else "ITS RESULT DIFFERS"
         notes[name] = "; ".join(filter(None, [wrong, note]))
         candidates.append(candidate)
@@ -83,11 +92,12 @@ def contest(
         case,
         {plain: seconds[name] for plain, name in chosen.items()},
         bench.measured_ceilings(),
-        bits=bits,
+        bits=entries.bits,
         differences={p: differences[n] for p, n in chosen.items() if n in differences},
         notes={plain: notes.get(name, "") for plain, name in chosen.items()},
     )
-    return rows + [missing(case, name, reason) for name, reason in refused.items()]
+    rows += [missing(case, name, reason) for name, reason in refused.items()]
+    return rows + entries.missing
 
 
 def fastest_of_each(seconds: dict[str, float]) -> dict[str, str]:

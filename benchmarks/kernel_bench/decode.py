@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import DecodeCase
-from benchmarks.kernel_bench.contest import Program, Rotations, contest
+from benchmarks.kernel_bench.contest import Entries, Program, Rotations
 from benchmarks.kernel_bench.operands import INT8_SCALE, Pool, make_pool, queries
 from benchmarks.kernel_bench.rows import JAX_OP, OURS, Row, missing
 from pallas_kernels import paged_decode_attention
@@ -167,12 +167,12 @@ def peers(
     return found | {CUDNN: functools.partial(cudnn, case, pool, q)}
 
 
-def measure(bench: Bench, case: DecodeCase) -> list[Row]:
-    """The rows of one case; a candidate that fails is a row with its reason."""
+def entries(bench: Bench, case: DecodeCase) -> Entries:
+    """Ours and what is compared with it, on the same pages."""
     try:
         pool = make_pool(case, bench.memory, bench.cold_bytes)
     except MemoryError as error:
-        return [missing(case, OURS, str(error))]
+        return Entries(missing=[missing(case, OURS, str(error))])
     q = queries(case.slots, case)
     rows: list[Row] = []
     program, rotations = ours(case, pool, q)
@@ -187,4 +187,4 @@ def measure(bench: Bench, case: DecodeCase) -> list[Row]:
             programs[name] = build()
         except Exception as error:  # not there, or it refuses the shape: a row
             rows.append(missing(case, name, describe(error)))
-    return contest(bench, case, programs, pool.layers) + rows
+    return Entries(programs, pool.layers, rows)

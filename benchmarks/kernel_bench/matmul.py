@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import MatmulCase
-from benchmarks.kernel_bench.contest import Program, contest
-from benchmarks.kernel_bench.rows import BF16, INT4, Row, missing
+from benchmarks.kernel_bench.contest import Entries, Program
+from benchmarks.kernel_bench.rows import BF16, INT4, missing
 from pallas_kernels.devices import FAMILIES, device_family
 from pallas_kernels.quantized_matmul import (
     quantize_fp8,
@@ -71,11 +71,12 @@ def layer_count(bench: Bench, case: MatmulCase) -> int:
     return max(2, min(MOST_LAYERS, math.ceil(cold / case.weight_bytes(4)), int(room)))
 
 
-def measure(bench: Bench, case: MatmulCase) -> list[Row]:
-    """The rows of one case; a candidate that fails is a row with its reason."""
+def entries(bench: Bench, case: MatmulCase) -> Entries:
+    """Every format by every backend of the device, beside the product in bf16."""
     full = case.weight_bytes(16)
     if 2 * full > bench.memory:
-        return [missing(case, INT4, f"two weights of {full / 2**30:.1f} GiB do not fit")]
+        reason = f"two weights of {full / 2**30:.1f} GiB do not fit"
+        return Entries(missing=[missing(case, INT4, reason)])
     keys = jax.random.split(jax.random.key(0), MOST_LAYERS + 1)
     shape = (case.outputs, case.inputs)
     weight = jax.random.normal(keys[0], shape, jnp.bfloat16) * case.inputs**-0.5
@@ -95,4 +96,4 @@ def measure(bench: Bench, case: MatmulCase) -> list[Row]:
             setting = f"{name}, {backend}"
             programs[setting] = program_of(multiply, layers), [(*rows, *stored)], backend
             tolerances[setting] = tolerance
-    return contest(bench, case, programs, layers, bits=bits, tolerances=tolerances)
+    return Entries(programs, layers, [], bits, tolerances)

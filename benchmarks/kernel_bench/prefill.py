@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import PrefillCase
-from benchmarks.kernel_bench.contest import Program, Rotations, contest
+from benchmarks.kernel_bench.contest import Entries, Program, Rotations
 from benchmarks.kernel_bench.operands import Pool, make_pool, queries
 from benchmarks.kernel_bench.rows import OURS, Row, missing
 from pallas_kernels import PrefillLanes, paged_prefill_attention
@@ -69,12 +69,12 @@ def cudnn(case: PrefillCase, pool: Pool, q: jax.Array, implementation: str, laye
     return program, [(q, *arrays)], "keys and values contiguous, no pages"
 
 
-def measure(bench: Bench, case: PrefillCase) -> list[Row]:
-    """The rows of one case; a candidate that fails is a row with its reason."""
+def entries(bench: Bench, case: PrefillCase) -> Entries:
+    """Ours and what is compared with it, on the same pages."""
     try:
         pool = make_pool(case.as_decode, bench.memory, min(bench.cold_bytes, 2**28))
     except MemoryError as error:
-        return [missing(case, OURS, str(error))]
+        return Entries(missing=[missing(case, OURS, str(error))])
     layers = min(LAYERS, pool.layers)
     q = queries(case.lanes * case.chunk, case.as_decode)
     program, rotations = ours(case, pool, q, layers)
@@ -87,4 +87,4 @@ def measure(bench: Bench, case: PrefillCase) -> list[Row]:
     elif bench.platform == "gpu" or bench.dry_run:
         implementation = "xla" if bench.dry_run else "cudnn"
         programs[CUDNN] = cudnn(case, pool, q, implementation, layers)
-    return contest(bench, case, programs, layers) + rows
+    return Entries(programs, layers, rows)

@@ -150,6 +150,22 @@ def measured_rows(
     return rows
 
 
+def verdicts_by_target(rows: Sequence[Row]) -> dict[str, tuple[int, list[str]]]:
+    """How many cases met each target, and the labels of those that missed it with the figure."""
+    found: dict[str, tuple[int, list[str]]] = {}
+    for row in rows:
+        for verdict in row.verdicts:
+            target, _, figure = verdict.partition(" (")
+            name = f"{row.case['operation']} {target}"
+            met, missed = found.get(name, (0, []))
+            if verdict.endswith(": met"):
+                met += 1
+            else:
+                missed = [*missed, f"{row.label} ({figure.partition(')')[0]})"]
+            found[name] = met, missed
+    return found
+
+
 def count_verdicts(rows: Sequence[Row]) -> tuple[int, int]:
     """How many targets were met, and how many there were."""
     told = [verdict for row in rows for verdict in row.verdicts]

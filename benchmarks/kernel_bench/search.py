@@ -14,26 +14,38 @@ from benchmarks.kernel_bench.run import START_LIMIT_S, Answering
 from benchmarks.kernel_bench.tuning import CASES, DRY_CASES, best_of
 
 BATCH = 8  # choices that are compiled at the same time and timed in turns
-BATCH_LIMIT_S = 180
-ONE_LIMIT_S = 60
+BATCH_LIMIT_S = 90
+ONE_LIMIT_S = 30
+GRACE_S = 15  # of a batch that was begun in time
 FINALISTS = 6  # choices of a case that are timed in turns once more
 
 Found = dict[str, Any]
 
 
 def entries_of(
-    worker: Answering, request: dict[str, Any], choices: list[dict[str, Any]]
+    worker: Answering, request: dict[str, Any], choices: list[dict[str, Any]], end: float
 ) -> list[Found]:
-    """One entry a choice; when a batch fails as a whole, its choices are tried one by one."""
+    """One entry a choice; when a batch fails as a whole, its choices are tried one by one.
+
+    Nothing outlasts `end`, a time.monotonic(), by more than GRACE_S.
+    """
+
+    def limit(most: float) -> float:
+        return min(most, max(0.0, end - time.monotonic()) + GRACE_S)
+
     try:
-        return worker.call(request | {"choices": choices}, BATCH_LIMIT_S)
+        return worker.call(request | {"choices": choices}, limit(BATCH_LIMIT_S))
     except WorkerError as error:
+        failure = str(error)
         if len(choices) == 1:
-            return [{"tuning": choices[0], "us": None, "reason": f"FAILED: {error}"}]
+            return [{"tuning": choices[0], "us": None, "reason": f"FAILED: {failure}"}]
     found: list[Found] = []
     for choice in choices:
+        if time.monotonic() > end:
+            found.append({"tuning": choice, "us": None, "reason": f"FAILED: {failure}"})
+            continue
         try:
-            found += worker.call(request | {"choices": [choice]}, ONE_LIMIT_S)
+            found += worker.call(request | {"choices": [choice]}, limit(ONE_LIMIT_S))
         except WorkerError as error:
             found.append({"tuning": choice, "us": None, "reason": f"FAILED: {error}"})
     return found
@@ -44,18 +56,22 @@ def search_case(
     request: dict[str, Any],
     choices: list[dict[str, Any]],
     deadline: float,
+    end: float,
 ) -> list[Found]:
-    """The entries of one case, fastest first; what was not reached is not among them."""
+    """The entries of one case, fastest first; what was not reached is not among them.
+
+    Begins no choice after `deadline`, the case's own; `end` is that of the whole search.
+    """
     found: list[Found] = []
     for first in range(0, len(choices), BATCH):
         if time.monotonic() > deadline:
             break
-        found += entries_of(worker, request, choices[first : first + BATCH])
+        found += entries_of(worker, request, choices[first : first + BATCH], end)
     timed = sorted((e for e in found if e["us"] is not None), key=lambda e: e["us"])
     again = [entry["tuning"] for entry in timed[:FINALISTS]]
     if len(again) > 1:
         # batches ran at different times: the best of each meet in one
-        final = {key(e): e for e in entries_of(worker, request, again) if e["us"] is not None}
+        final = {key(e): e for e in entries_of(worker, request, again, end) if e["us"] is not None}
         found = [final.get(key(entry), entry) for entry in found]
     return sorted(found, key=lambda e: (e["us"] is None, e["us"] or 0.0))
 
@@ -93,7 +109,7 @@ def search(
             left -= 1
             if offered["choices"]:
                 request = {"do": "tune", "case": as_request(case), **options}
-                results = search_case(worker, request, offered["choices"], until)
+                results = search_case(worker, request, offered["choices"], until, deadline)
                 entry["cases"][case.label] = results
                 entry["best"] = best_of(entry["cases"])
                 seconds = time.monotonic() - now

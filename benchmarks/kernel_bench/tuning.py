@@ -153,22 +153,23 @@ def build(bench: Bench, case: Case) -> tuple[Callable[..., Any], Rotations, int,
     return *decode_program(case, pool, queries(case.slots, pages)), pool.layers, AGREEMENT
 
 
+def choices_of(bench: Bench, operation: str) -> dict[str, Any]:
+    """The backend and every choice that is worth trying, as JSON.
+
+    The first one, empty, leaves the choice to the kernel.
+    """
+    backend, found = candidates_of(bench, operation)
+    choices = [dataclasses.asdict(choice) for choice in found]
+    return {"backend": backend, "choices": [{}, *choices] if choices else []}
+
+
 class Tuner:
-    """Answers the requests of one operation's search; keeps the operands of the last case."""
+    """Measures the choices of a case; keeps the operands of the last one."""
 
     def __init__(self) -> None:
         self._case: Case | None = None
         self._built: tuple[Callable[..., Any], Rotations, int, float] | None = None
         self._wanted: Any = None
-
-    def choices(self, bench: Bench, operation: str) -> dict[str, Any]:
-        """The backend and every choice that is worth trying, as JSON.
-
-        The first one, empty, leaves the choice to the kernel.
-        """
-        backend, found = candidates_of(bench, operation)
-        choices = [dataclasses.asdict(choice) for choice in found]
-        return {"backend": backend, "choices": [{}, *choices] if choices else []}
 
     def measure(
         self, bench: Bench, case: Case, choices: list[dict[str, Any]]
@@ -184,16 +185,8 @@ class Tuner:
             self._case = case
         assert self._built is not None
         program, rotations, operations, limit = self._built
-        kind = KINDS[case.operation]
-        kernel: dict[str, Any] = {"backend": candidates_of(bench, case.operation)[0]}
-        if bench.backends.interpret is not None:
-            kernel["interpret"] = bench.backends.interpret
-        programs = {}
-        for index, choice in enumerate(choices):
-            tuning = kind(**choice) if choice else None
-            run = functools.partial(program, tuning=tuning, **kernel)
-            programs[str(index)] = run, rotations[0]
-        executables, refused = compiled(programs)
+        runs = runs_of(bench, case.operation, program, choices)
+        executables, refused = compiled({name: (run, rotations[0]) for name, run in runs.items()})
         right = []
         for name, executable in executables.items():
             try:
@@ -220,6 +213,20 @@ class Tuner:
             reason = refused.get(str(index), "" if micro else "too noisy to measure")
             entries.append({"tuning": choice, "us": micro, "reason": reason})
         return entries
+
+
+def runs_of(
+    bench: Bench, operation: str, program: Callable[..., Any], choices: list[dict[str, Any]]
+) -> dict[str, Callable[..., Any]]:
+    """The program with each of the choices, by the choice's place."""
+    kernel: dict[str, Any] = {"backend": candidates_of(bench, operation)[0]}
+    if bench.backends.interpret is not None:
+        kernel["interpret"] = bench.backends.interpret
+    tunings = [KINDS[operation](**choice) if choice else None for choice in choices]
+    return {
+        str(place): functools.partial(program, tuning=tuning, **kernel)
+        for place, tuning in enumerate(tunings)
+    }
 
 
 def plain_result(built: tuple[Callable[..., Any], Rotations, int, float]) -> np.ndarray:

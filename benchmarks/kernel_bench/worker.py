@@ -15,8 +15,10 @@ from benchmarks.isolated import Worker, importing_from, serve
 from benchmarks.kernel_bench import decode, matmul, prefill
 from benchmarks.kernel_bench.bench import Bench, make_bench
 from benchmarks.kernel_bench.cases import Case, DecodeCase, PrefillCase, from_request
+from benchmarks.kernel_bench.contest import Entries, contest
 from benchmarks.kernel_bench.rows import Ceilings, Row
-from benchmarks.kernel_bench.tuning import Tuner
+from benchmarks.kernel_bench.tuning import Tuner, choices_of
+from jaxserve.execution import compilation_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,13 +29,18 @@ def torch_worker() -> Worker:
     return Worker(command, importing_from(ROOT))
 
 
+def entries_of(bench: Bench, case: Case) -> Entries:
+    """What is compared in any case."""
+    if isinstance(case, DecodeCase):
+        return decode.entries(bench, case)
+    if isinstance(case, PrefillCase):
+        return prefill.entries(bench, case)
+    return matmul.entries(bench, case)
+
+
 def measure(bench: Bench, case: Case) -> list[Row]:
     """The rows of any case."""
-    if isinstance(case, DecodeCase):
-        return decode.measure(bench, case)
-    if isinstance(case, PrefillCase):
-        return prefill.measure(bench, case)
-    return matmul.measure(bench, case)
+    return contest(bench, case, entries_of(bench, case))
 
 
 class Answers:
@@ -75,10 +82,10 @@ class Answers:
 
     def tune(self, bench: Bench, request: dict[str, Any]) -> Any:
         """The requests of tune_kernels."""
+        if request["do"] == "choices":
+            return choices_of(bench, request["operation"])
         if self.tuner is None:
             self.tuner = Tuner()
-        if request["do"] == "choices":
-            return self.tuner.choices(bench, request["operation"])
         return self.tuner.measure(bench, from_request(request["case"]), request["choices"])
 
     def close(self) -> None:
@@ -88,4 +95,5 @@ class Answers:
 
 
 if __name__ == "__main__":
+    compilation_cache.use("auto")  # a process that follows a crash, or another run, begins warm
     serve(Answers(), poisonous=(jax.errors.JaxRuntimeError,))

@@ -193,6 +193,12 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     if not options.batch_sizes and not options.mixed:
         parser.error("nothing to run: --batch-sizes is empty and --mixed is 0")
+    if not (options.model / "config.json").is_file():
+        parser.error(f"--model {options.model} is no folder with a config.json")
+    if min(options.batch_sizes, default=1) < 1 or options.repeats < 1:
+        parser.error("--batch-sizes and --repeats are numbers above 0")
+    if options.output_json:
+        options.output_json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         report = run(options, Path(scratch))
     text = markdown(report)

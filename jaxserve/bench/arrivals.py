@@ -38,10 +38,10 @@ def arrival_times(
     Raises:
         ValidationError: a rate or the burstiness is not positive, or the ramp is unknown.
     """
-    if burstiness <= 0:
+    if not 0 < burstiness < math.inf:
         raise ValidationError("burstiness", burstiness, "above 0")
     if ramp_up is None:
-        if request_rate <= 0:
+        if not request_rate > 0:
             raise ValidationError("request_rate", request_rate, "above 0, or inf")
         if math.isinf(request_rate):
             return [0.0] * count
@@ -60,7 +60,7 @@ def _ramp(count: int, ramp_up: str, start_rate: float, end_rate: float) -> list[
     if ramp_up not in RAMPS:
         raise ValidationError("ramp_up_strategy", ramp_up, f"one of {', '.join(RAMPS)}")
     for name, rate in (("ramp_up_start_rps", start_rate), ("ramp_up_end_rps", end_rate)):
-        if rate <= 0:
+        if not 0 < rate < math.inf:
             raise ValidationError(name, rate, "above 0")
     progress = [index / max(1, count - 1) for index in range(count)]
     if ramp_up == "linear":

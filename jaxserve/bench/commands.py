@@ -7,25 +7,46 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench import serve, startup, sweep
-from jaxserve.errors import JaxServeError
+from jaxserve.bench import serve_options, startup
+from jaxserve.bench.mistakes import in_a_line
+from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
 
-PERCENTILES = (10, 25, 50, 75, 90, 99)
+# what is measured is an engine that compiles nothing any more
+ALL_COMPILED = {"compile_ahead": 1000, "compile_in_background": False}
 
 
-def register(subparsers: Any) -> None:
-    """Add the benchmarks to the sub-commands of `jaxserve bench`."""
+def register(
+    subparsers: Any,
+    add_engine_flags: Callable[[argparse.ArgumentParser], None],
+    engine_config: Callable[[argparse.Namespace], EngineConfig],
+) -> None:
+    """Add the benchmarks to the sub-commands of `jaxserve bench`.
+
+    Args:
+        subparsers: of `jaxserve bench`.
+        add_engine_flags: gives a parser MODEL and the engine's flags.
+        engine_config: the configuration that these flags describe.
+    """
+
+    def add_engine_options(parser: argparse.ArgumentParser) -> None:
+        add_engine_flags(parser)
+        parser.add_argument("--output-json", type=Path, help="also write the results to this file")
+        parser.set_defaults(engine_config=engine_config, **ALL_COMPILED)
+
     latency = subparsers.add_parser(
         "latency", help="seconds to complete one batch of equal requests"
     )
-    _add_engine_options(latency)
+    add_engine_options(latency)
     latency.add_argument("--input-len", type=int, default=32, help="prompt tokens")
     latency.add_argument("--output-len", type=int, default=128, help="generated tokens")
     latency.add_argument("--batch-size", type=int, default=8, help="requests in the batch")
+    latency.add_argument("--n", type=int, default=1, help="sequences sampled for each request")
     latency.add_argument("--num-iters-warmup", type=int, default=3, help="runs not counted")
     latency.add_argument("--num-iters", type=int, default=10, help="runs counted")
     latency.set_defaults(func=partial(_run, run_latency))
@@ -33,7 +54,7 @@ def register(subparsers: Any) -> None:
     throughput = subparsers.add_parser(
         "throughput", help="tokens per second over many requests queued at once"
     )
-    _add_engine_options(throughput)
+    add_engine_options(throughput)
     throughput.add_argument("--num-prompts", type=int, default=64, help="requests")
     throughput.add_argument("--input-len", type=int, help="prompt tokens; random when left out")
     throughput.add_argument("--output-len", type=int, help="output tokens; random when left out")
@@ -42,12 +63,12 @@ def register(subparsers: Any) -> None:
     throughput.set_defaults(func=partial(_run, run_throughput))
 
     load = subparsers.add_parser("serve", help="load on a running server")
-    serve.add_options(load)
-    load.set_defaults(func=partial(_run, serve.run_serve))
+    serve_options.add_options(load)
+    load.set_defaults(func=partial(_run, run_serve))
 
     many = subparsers.add_parser("sweep", help="a load test for each of several loads")
-    sweep.add_options(many)
-    many.set_defaults(func=partial(_run, sweep.run_sweep))
+    serve_options.add_sweep_options(many)
+    many.set_defaults(func=partial(_run, run_sweep))
 
     start = subparsers.add_parser("startup", help="seconds from process start to a ready server")
     startup.add_options(start)
@@ -56,26 +77,30 @@ def register(subparsers: Any) -> None:
 
 def run_latency(options: argparse.Namespace) -> int:
     """Time `--num-iters` batches and print percentiles, tok/s and GB/s."""
-    from jaxserve.bench.measure import environment, run_workload
-    from jaxserve.bench.percentiles import percentile
+    _at_least(options, "batch_size", "input_len", "output_len", "num_iters", "n")
+    _at_least(options, "num_iters_warmup", least=0)
+    from jaxserve.bench.measure import describe, environment, run_workload
+    from jaxserve.bench.percentiles import PERCENTILES, percentile
     from jaxserve.bench.workloads import fixed
 
     llm = _make_llm(options)
     vocab = llm.model_config.vocab_size
     items = fixed(options.batch_size, options.input_len, options.output_len, vocab, options.seed)
     for _ in range(options.num_iters_warmup):
-        run_workload(llm, items)
-    runs = [run_workload(llm, items) for _ in range(options.num_iters)]
+        run_workload(llm, items, n=options.n)
+    runs = [run_workload(llm, items, n=options.n) for _ in range(options.num_iters)]
     times = [run.elapsed_time for run in runs]
     middle = sorted(runs, key=lambda run: run.elapsed_time)[len(runs) // 2]
-    report = {
+    report: dict[str, Any] = {
         "avg_latency": statistics.fmean(times),
+        "std_latency": statistics.pstdev(times),
         "latencies": times,
         "percentiles": {str(p): percentile(times, p) for p in PERCENTILES},
         "median_run": middle.as_json(),
         "environment": environment(),
     }
     print(
+        f"{describe(report['environment'])}\n"
         f"batch {options.batch_size}, {options.input_len} -> {options.output_len} tokens: "
         f"{middle.elapsed_time:.3f} s (median of {len(times)}), "
         f"{middle.output_tokens_per_second:.1f} tok/s, {middle.gigabytes_per_second:.2f} GB/s\n"
@@ -86,21 +111,29 @@ def run_latency(options: argparse.Namespace) -> int:
 
 def run_throughput(options: argparse.Namespace) -> int:
     """Queue `--num-prompts` requests at once and print tok/s and GB/s."""
-    from jaxserve.bench.measure import environment, run_workload
+    _at_least(options, "num_prompts", "input_len", "output_len", "min_len", "max_len")
+    if (options.input_len is None) is not (options.output_len is None):
+        raise ValidationError(
+            "input_len, output_len",
+            (options.input_len, options.output_len),
+            "both, or neither for random lengths",
+        )
+    from jaxserve.bench.measure import describe, environment, run_workload
     from jaxserve.bench.workloads import fixed, uniform
 
     llm = _make_llm(options)
     vocab = llm.model_config.vocab_size
-    if options.input_len and options.output_len:
+    if options.input_len is not None:
         items = fixed(
             options.num_prompts, options.input_len, options.output_len, vocab, options.seed
         )
     else:
         items = uniform(options.num_prompts, options.min_len, options.max_len, vocab, options.seed)
     run_workload(llm, fixed(2, 8, 8, vocab, options.seed + 1))
-    run = run_workload(llm, items, use_tqdm=True)
+    run = run_workload(llm, items, use_tqdm=sys.stderr.isatty())
     report = run.as_json() | {"environment": environment()}
     print(
+        f"{describe(report['environment'])}\n"
         f"{run.num_requests} requests, {run.num_prompt_tokens} prompt and "
         f"{run.num_output_tokens} output tokens in {run.elapsed_time:.2f} s, "
         f"{run.num_steps} steps: "
@@ -112,52 +145,51 @@ def run_throughput(options: argparse.Namespace) -> int:
     return _finish(llm, report, options.output_json)
 
 
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="model folder; the bundled model when left out")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
-    parser.add_argument("--load-format", default="auto", help="auto, safetensors or dummy")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="devices")
-    parser.add_argument("--max-num-seqs", type=int, help="slots")
-    parser.add_argument("--max-model-len", type=int, help="longest prompt plus output")
-    parser.add_argument("--max-num-batched-tokens", type=int, help="tokens a step")
-    parser.add_argument("--block-size", type=int, help="tokens a KV page")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the workload")
-    parser.add_argument("--output-json", type=Path, help="also write the results to this file")
+def run_serve(options: argparse.Namespace) -> int:
+    """A load test of a server."""
+    serve_options.require("httpx", "a load test")
+    from jaxserve.bench import serve
+
+    return serve.run_serve(options)
+
+
+def run_sweep(options: argparse.Namespace) -> int:
+    """A load test of a server for each of several loads."""
+    serve_options.require("httpx", "a load test")
+    from jaxserve.bench import sweep
+
+    return sweep.run_sweep(options)
 
 
 def _make_llm(options: argparse.Namespace) -> Any:
-    from checkpoints import bundled_model_path
+    config = options.engine_config(options)
+    _check_output(options.output_json)
     from jaxserve.llm import LLM
 
-    return LLM(
-        model=options.model or str(bundled_model_path()),
-        skip_tokenizer_init=True,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        tensor_parallel_size=options.tensor_parallel_size,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=options.max_model_len,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        block_size=options.block_size,
-        compile_in_background=False,
-        compile_ahead=1000,
-    )
+    return LLM(**asdict(config) | {"skip_tokenizer_init": True})
+
+
+def _at_least(options: argparse.Namespace, *names: str, least: int = 1) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValidationError(name, value, f"{least} or more")
+
+
+def _check_output(path: Path | None) -> None:
+    """A file that cannot be written is better known before the measurement than after it."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
 
 
 def _finish(llm: Any, report: dict[str, Any], path: Path | None) -> int:
     llm.close()
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 
 def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Exit code of a benchmark; expected errors are one line."""
-    from checkpoints import CheckpointError
-
-    try:
-        return benchmark(options)
-    except (JaxServeError, CheckpointError, OSError) as error:
-        print(f"jaxserve bench: {error}", file=sys.stderr)
-        return 1
+    return in_a_line("jaxserve bench", lambda: benchmark(options))

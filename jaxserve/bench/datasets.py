@@ -88,7 +88,7 @@ def custom_file(path: Path, count: int, output_len: int) -> list[BenchPrompt]:
         ValidationError: a line that is not such an object.
     """
     prompts = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_read(path).split("\n"), start=1):
         if not line.strip():
             continue
         prompts.append(_custom_line(line, f"{path}:{number}", output_len))
@@ -104,8 +104,12 @@ def _custom_line(line: str, where: str, output_len: int) -> BenchPrompt:
     prompt = item.get("prompt") if isinstance(item, dict) else None
     if not isinstance(prompt, (str, list)) or not prompt:
         raise ValidationError(where, line[:80], allowed)
-    length = len(prompt) if isinstance(prompt, list) else None
-    return BenchPrompt(prompt, length, int(item.get("output_tokens", output_len)))
+    tokens = item.get("output_tokens", output_len)
+    if type(tokens) is not int or tokens < 1:
+        raise ValidationError(f"{where} output_tokens", tokens, "a whole number above 0")
+    if isinstance(prompt, list) and any(type(token) is not int for token in prompt):
+        raise ValidationError(where, line[:80], "a prompt of text or of token ids")
+    return BenchPrompt(prompt, len(prompt) if isinstance(prompt, list) else None, tokens)
 
 
 def sharegpt_file(
@@ -126,11 +130,13 @@ def sharegpt_file(
     try:
         conversations = [
             [turn["value"] for turn in item["conversations"][:2]]
-            for item in json.loads(path.read_text())
+            for item in json.loads(_read(path))
         ]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValidationError("dataset_path", str(path), "a ShareGPT JSON file") from error
-    conversations = [turns for turns in conversations if len(turns) == 2]
+    conversations = [
+        turns for turns in conversations if [type(turn) for turn in turns] == [str, str]
+    ]
     random.Random(seed).shuffle(conversations)
     prompts = []
     for question, answer in conversations:
@@ -150,6 +156,15 @@ def as_text(prompts: list[BenchPrompt], decode: Callable[[list[int]], str]) -> l
         else BenchPrompt(decode(p.prompt), p.prompt_len, p.output_len)
         for p in prompts
     ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(
+            "dataset_path", str(path), f"a readable text file ({error})"
+        ) from error
 
 
 def _take(prompts: list[BenchPrompt], count: int, path: Path) -> list[BenchPrompt]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,16 @@ class Measured:
         return f"us a step: {parts}; device busy at least {self.device_busy:.1%}"
 
 
-def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> Measured:
+def run_workload(
+    llm: LLM, items: list[WorkItem], *, n: int = 1, use_tqdm: bool = False
+) -> Measured:
     """Queue all items at once and wait for the last.
+
+    Args:
+        llm: the engine.
+        items: the requests.
+        n: sequences of each request; more than one are sampled.
+        use_tqdm: show a progress bar.
 
     Raises:
         RuntimeError: a request ended early, so the figure would not mean what it says.
@@ -82,24 +91,25 @@ def run_workload(llm: LLM, items: list[WorkItem], *, use_tqdm: bool = False) -> 
     start = time.perf_counter()
     outputs = llm.generate(
         [{"prompt_token_ids": item.prompt_token_ids} for item in items],
-        [item.params() for item in items],
+        [item.params(n=n) for item in items],
         use_tqdm=use_tqdm,
     )
     elapsed = time.perf_counter() - start
     for item, output in zip(items, outputs):
-        if len(output.outputs[0].token_ids) != item.output_len:
-            raise RuntimeError(
-                f"a request gave {len(output.outputs[0].token_ids)} of {item.output_len} tokens"
-            )
+        for sequence in output.outputs:
+            if len(sequence.token_ids) != item.output_len:
+                raise RuntimeError(
+                    f"a request gave {len(sequence.token_ids)} of {item.output_len} tokens"
+                )
     after = llm.stats()
     steps = after.num_steps - before.num_steps
     return Measured(
         elapsed_time=elapsed,
         num_requests=len(items),
         num_prompt_tokens=sum(len(item.prompt_token_ids) for item in items),
-        num_output_tokens=sum(item.output_len for item in items),
+        num_output_tokens=n * sum(item.output_len for item in items),
         num_steps=steps,
-        bytes_read=bytes_moved(items, steps, llm.footprint),
+        bytes_read=bytes_moved(items * n, steps, llm.footprint),
         phase_seconds=after.times.since(before.times).as_dict(),
     )
 
@@ -116,6 +126,14 @@ def environment() -> dict[str, str]:
         "cpu": _cpu_name(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def describe(facts: Mapping[str, str]) -> str:
+    """An `environment` as a line for people."""
+    return (
+        f"jaxserve {facts['jaxserve']} (commit {facts['commit']}), jax {facts['jax']}, Python "
+        f"{facts['python']}, {facts['device']}, {facts['cpu']}, {facts['date']}"
+    )
 
 
 def _commit() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+PERCENTILES = (10, 25, 50, 75, 90, 99)  # of latencies and start-up times, as vLLM reports them
+
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear interpolation between the closest ranks; 0 without values."""

@@ -5,33 +5,38 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
+import resource
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from jaxserve.bench import datasets
-from jaxserve.bench.arrivals import RAMPS, arrival_times
-from jaxserve.bench.client import (
-    ENDPOINTS,
-    RequestTimes,
-    Target,
-    first_model,
-    open_client,
-    send,
-    wait_until_ready,
-)
+from jaxserve.bench.arrivals import arrival_times
+from jaxserve.bench.client import RequestTimes, Target, open_client, send, wait_until_ready
 from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.serve_options import (
+    check,
+    pairs,
+    parse_metrics,
+    parse_percentiles,
+    request_fields,
+    settings,
+)
 from jaxserve.bench.server_metrics import (
-    Histogram,
+    Reading,
     queue_markdown,
     queue_report,
-    read_histograms,
+    read_metrics,
+    step_markdown,
+    step_report,
 )
 from jaxserve.bench.serving_report import (
-    METRICS,
+    describe,
     details,
     markdown,
     parse_goodput,
@@ -40,53 +45,9 @@ from jaxserve.bench.serving_report import (
 )
 from jaxserve.errors import ValidationError
 
-DATASETS = ("random", "prefix_repetition", "custom", "sharegpt")
 DEFAULT_VOCABULARY = 1000  # token ids that any tokenizer has
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `vllm bench serve` that apply to a text model."""
-    add = parser.add_argument
-    add("--backend", choices=sorted(ENDPOINTS), default="openai", help="kind of API")
-    add("--base-url", help="such as http://127.0.0.1:8000; takes the place of --host and --port")
-    add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000)
-    add("--endpoint", help="path, when it is not the API's usual one")
-    add("--model", help="name that the server knows (default: the first that it lists)")
-    add("--tokenizer", help="folder; turns random token ids into text, counts a file's tokens")
-    add("--api-key", help="bearer token")
-    add("--dataset-name", choices=DATASETS, default="random")
-    add("--dataset-path", type=Path, help="file of the custom and sharegpt datasets")
-    add("--num-prompts", type=int, default=1000)
-    add("--random-input-len", type=int, default=1024)
-    add("--random-output-len", type=int, default=128)
-    add("--random-range-ratio", type=float, default=0.0)
-    add("--random-prefix-len", type=int, default=0)
-    add("--prefix-repetition-prefix-len", type=int, default=256)
-    add("--prefix-repetition-suffix-len", type=int, default=256)
-    add("--prefix-repetition-num-prefixes", type=int, default=10)
-    add("--prefix-repetition-output-len", type=int, default=128)
-    add("--custom-output-len", type=int, default=256, help="where a line does not say")
-    add("--sharegpt-output-len", type=int, help="in place of the answers' lengths")
-    add("--request-rate", type=float, default=math.inf, help="requests a second (default: inf)")
-    add("--burstiness", type=float, default=1.0, help="1 is a Poisson process, less is burstier")
-    add("--ramp-up-strategy", choices=RAMPS)
-    add("--ramp-up-start-rps", type=float, default=1.0)
-    add("--ramp-up-end-rps", type=float, default=10.0)
-    add("--max-concurrency", type=int, help="requests under way at once")
-    add("--num-warmups", type=int, default=0, help="requests sent first and not counted")
-    add("--ready-check-timeout-sec", type=float, default=60.0)
-    add("--ignore-eos", action="store_true", help="generate the whole length")
-    add("--temperature", type=float, help="(default: the server's)")
-    add("--extra-body", type=json.loads, default={}, help="JSON object added to each request")
-    add("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to report")
-    add("--metric-percentiles", default="99", help="such as 50,90,99")
-    add("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="ttft:500 tpot:100")
-    add("--seed", type=int, default=0)
-    add("--save-result", action="store_true", help="write JSON, Markdown and a plot")
-    add("--save-detailed", action="store_true", help="the JSON holds every request too")
-    add("--result-dir", type=Path, default=Path("."))
-    add("--result-filename", help="name of the JSON file")
+OTHER_FILES = 200  # of this process, besides its connections
+SHOWN_ERRORS = 5
 
 
 def run_serve(options: argparse.Namespace) -> int:
@@ -94,28 +55,43 @@ def run_serve(options: argparse.Namespace) -> int:
     percentiles = parse_percentiles(options.metric_percentiles)
     goodput = parse_goodput(options.goodput)
     metrics = parse_metrics(options.percentile_metrics)
-    times, duration, before, after = asyncio.run(measure(options))
+    test = asyncio.run(measure(options))
     report = serving_report(
-        times, duration, percentiles=percentiles, metrics=metrics, goodput=goodput
+        test.times, test.duration, percentiles=percentiles, metrics=metrics, goodput=goodput
     )
     shown = sorted({50.0, *percentiles})
-    report |= queue_report(before, after, shown)
-    text = f"{markdown(report, percentiles)}\n\n{queue_markdown(report, shown)}"
+    report |= queue_report(test.before.histograms, test.after.histograms, shown)
+    steps = step_report(test.before, test.after)
+    report |= steps
+    written = head(options, test) | report
+    text = "\n\n".join(
+        [
+            describe(written),
+            markdown(report, percentiles),
+            *remarks(test),
+            queue_markdown(report, shown),
+            *([step_markdown(steps)] if steps else []),
+        ]
+    )
     print(text)
-    for error in sorted({t.error for t in times if t.error})[:5]:
-        print(f"failed: {error}", file=sys.stderr)
-    if options.save_result:
-        _save(options, times, report, text)
+    show_errors(test.times)
+    if options.save_result or options.save_detailed:
+        _save(options, test.times, written, text)
     return 1 if report["failed"] else 0
 
 
 class LoadTest(NamedTuple):
-    """All requests, the duration in seconds, and the server's own histograms around it."""
+    """All requests, the duration in seconds, and the server's own metrics around it.
 
+    `model` is what the requests asked for, `prompts` what they sent.
+    """
+
+    model: str
+    prompts: list[BenchPrompt]
     times: list[RequestTimes]
     duration: float
-    before: dict[str, Histogram]
-    after: dict[str, Histogram]
+    before: Reading
+    after: Reading
 
 
 async def measure(options: argparse.Namespace) -> LoadTest:
@@ -123,20 +99,21 @@ async def measure(options: argparse.Namespace) -> LoadTest:
 
     Raises:
         ValidationError: options that contradict each other.
-        TimeoutError: the server does not answer.
+        JaxServeError: the server does not answer.
     """
-    base_url = options.base_url or f"http://{options.host}:{options.port}"
+    check(options)
     target = Target(
-        base_url=base_url,
+        base_url=options.base_url or f"http://{options.host}:{options.port}",
         backend=options.backend,
         model=options.model or "",
         endpoint=options.endpoint,
-        body=_body(options),
+        body=request_fields(options),
         api_key=options.api_key,
+        headers=pairs("header", options.header),
+        verify=not options.insecure,
     )
-    prompts = make_prompts(options)
     moments = arrival_times(
-        len(prompts),
+        options.num_prompts,
         options.request_rate,
         burstiness=options.burstiness,
         ramp_up=options.ramp_up_strategy,
@@ -144,37 +121,44 @@ async def measure(options: argparse.Namespace) -> LoadTest:
         end_rate=options.ramp_up_end_rps,
         seed=options.seed,
     )
+    tokenizer = _tokenizer(options.tokenizer)
+    prompts = make_prompts(options, tokenizer)
+    _allow_connections(min(len(prompts), options.max_concurrency or len(prompts)))
     async with open_client(target) as client:
-        await wait_until_ready(client, options.ready_check_timeout_sec)
-        if not target.model:
-            target = replace(target, model=await first_model(client))
+        model = await wait_until_ready(client, options.ready_check_timeout_sec, target.model)
+        target = replace(target, model=model)
         for index in range(options.num_warmups):
             await send(client, target, prompts[index % len(prompts)])
-        before = await read_histograms(client)
+        before = await read_metrics(client)
         gate = asyncio.Semaphore(options.max_concurrency or len(prompts))
-        start = time.perf_counter()
+        # a bar for people: none where standard error is a file
+        quiet = True if options.disable_tqdm else None
+        with tqdm(total=len(prompts), desc="requests", disable=quiet, leave=False) as bar:
+            start = time.perf_counter()
 
-        async def one(prompt: BenchPrompt, moment: float) -> RequestTimes:
-            await asyncio.sleep(max(0.0, start + moment - time.perf_counter()))
-            async with gate:
-                return await send(client, target, prompt)
+            async def one(prompt: BenchPrompt, moment: float) -> RequestTimes:
+                await asyncio.sleep(max(0.0, start + moment - time.perf_counter()))
+                async with gate:
+                    times = await send(client, target, prompt)
+                bar.update()
+                return times
 
-        times = await asyncio.gather(*(one(p, moment) for p, moment in zip(prompts, moments)))
-        duration = time.perf_counter() - start
-        return LoadTest(times, duration, before, await read_histograms(client))
+            times = await asyncio.gather(*(one(p, moment) for p, moment in zip(prompts, moments)))
+            duration = time.perf_counter() - start
+        after = await read_metrics(client)
+    if tokenizer is not None:
+        _count_tokens(prompts, times, tokenizer)
+    return LoadTest(model, prompts, times, duration, before, after)
 
 
-def make_prompts(options: argparse.Namespace) -> list[BenchPrompt]:
+def make_prompts(options: argparse.Namespace, tokenizer: Any) -> list[BenchPrompt]:
     """The requests that the options describe.
 
     Raises:
         ValidationError: a dataset without its file, or one that needs a tokenizer without one.
     """
-    tokenizer = _tokenizer(options.tokenizer)
     vocabulary = len(tokenizer) if tokenizer is not None else DEFAULT_VOCABULARY
     name, path = options.dataset_name, options.dataset_path
-    if name in ("custom", "sharegpt") and path is None:
-        raise ValidationError("dataset_path", None, f"the file of the {name} dataset")
     if name == "random":
         prompts = datasets.random_prompts(
             options.num_prompts,
@@ -210,74 +194,86 @@ def make_prompts(options: argparse.Namespace) -> list[BenchPrompt]:
     return prompts
 
 
-def parse_percentiles(text: str) -> list[float]:
-    """`50,90,99` as numbers.
+def remarks(test: LoadTest) -> list[str]:
+    """What a reader of the figures should know: short outputs, tokens that nobody counted."""
+    done = [(p, t) for p, t in zip(test.prompts, test.times) if not t.error]
+    found = []
+    if not all(t.counted for _, t in done):
+        found.append(
+            "The server does not say how many tokens there were: each piece of a stream counts as "
+            "one. With --tokenizer they are counted."
+        )
+    else:
+        asked = sum(p.output_len for p, _ in done)
+        given = sum(t.output_tokens for _, t in done)
+        if given < asked:
+            found.append(
+                f"The outputs have {given} of the {asked} tokens that were asked for; "
+                "--ignore-eos generates all where the server knows it."
+            )
+    return found
 
-    Raises:
-        ValidationError: one of them is no number in [0, 100].
-    """
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValidationError("metric_percentiles", text, "numbers such as 50,90,99") from error
-    if not all(0 <= value <= 100 for value in values):
-        raise ValidationError("metric_percentiles", text, "numbers from 0 to 100")
-    return values
+
+def show_errors(times: list[RequestTimes]) -> None:
+    """The most frequent reasons of failures, a line each."""
+    for error, count in Counter(t.error for t in times if t.error).most_common(SHOWN_ERRORS):
+        print(f"failed: {count} x {error}", file=sys.stderr)
 
 
-def parse_metrics(text: str) -> list[str]:
-    """`ttft,itl` as names of METRICS.
-
-    Raises:
-        ValidationError: an unknown name.
-    """
-    names = text.split(",")
-    if not set(names) <= set(METRICS):
-        raise ValidationError("percentile_metrics", text, f"of {', '.join(METRICS)}")
-    return names
+def _count_tokens(prompts: list[BenchPrompt], times: list[RequestTimes], tokenizer: Any) -> None:
+    for prompt, t in zip(prompts, times):
+        if t.counted or t.error:
+            continue
+        t.output_tokens = len(tokenizer.encode(t.text, add_special_tokens=False))
+        t.prompt_tokens = t.prompt_tokens or len(tokenizer.encode(prompt.prompt))
+        t.counted = True
 
 
 def _tokenizer(folder: str | None) -> Any:
     if folder is None:
         return None
+    if not Path(folder).is_dir():
+        raise ValidationError("tokenizer", folder, "a folder with a tokenizer")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValidationError(
+            "tokenizer", folder, f"a folder with a tokenizer ({reason})"
+        ) from error
 
 
-def _body(options: argparse.Namespace) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    if options.ignore_eos:
-        body["ignore_eos"] = True
-    if options.temperature is not None:
-        body["temperature"] = options.temperature
-    return body | options.extra_body
+def _allow_connections(count: int) -> None:
+    """Each request under way is an open file; the usual limit of 1024 is less than the default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def head(options: argparse.Namespace, test: LoadTest) -> dict[str, Any]:
+    """What was measured, under vLLM's names, and every option."""
+    return {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": options.backend,
+        "model_id": test.model,
+        "tokenizer_id": options.tokenizer,
+        **settings(options),
+        **pairs("metadata", options.metadata),
+    }
 
 
 def _save(
-    options: argparse.Namespace,
-    times: list[RequestTimes],
-    report: dict[str, Any],
-    text: str,
+    options: argparse.Namespace, times: list[RequestTimes], written: dict[str, Any], text: str
 ) -> None:
-    options.result_dir.mkdir(parents=True, exist_ok=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = options.result_filename or f"serve-{options.dataset_name}-{stamp}.json"
+    name = options.result_filename or f"serve-{options.dataset_name}-{written['date']}.json"
     path = options.result_dir / name
-    written = {"date": stamp, **_settings(options), **report}
     if options.save_detailed:
-        written |= details(times)
+        written = written | details(times)
     path.write_text(json.dumps(written, indent=2) + "\n")
     path.with_suffix(".md").write_text(text + "\n")
     plot(times, path.with_suffix(".png"))
-    print(f"written: {path}, {path.with_suffix('.md').name}, {path.with_suffix('.png').name}")
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for, without what must not be written down."""
-    hidden = ("api_key", "func", "goodput", "extra_body")
-    return {
-        name: value if isinstance(value, (int, str, type(None))) else str(value)
-        for name, value in vars(options).items()
-        if name not in hidden
-    }
+    print(f"\nwritten: {path}, {path.with_suffix('.md').name}, {path.with_suffix('.png').name}")

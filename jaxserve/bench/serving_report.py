@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxserve.bench.client import RequestTimes
 from jaxserve.bench.percentiles import percentile
 from jaxserve.errors import ValidationError
+
+if TYPE_CHECKING:
+    from jaxserve.bench.client import RequestTimes
 
 METRICS = {
     "ttft": "time to first token",
@@ -40,9 +43,13 @@ def parse_goodput(limits: Sequence[str]) -> dict[str, float]:
     parsed = {}
     for text in limits:
         name, _, value = text.partition(":")
-        if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdigit():
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if name not in ("ttft", "tpot", "e2el") or not 0 < limit < math.inf:
             raise ValidationError("goodput", text, "ttft:MS, tpot:MS or e2el:MS")
-        parsed[name] = float(value)
+        parsed[name] = limit
     return parsed
 
 
@@ -73,6 +80,7 @@ def serving_report(
         "total_input_tokens": prompt_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": len(done) / duration,
+        "request_goodput": None,
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (prompt_tokens + output_tokens) / duration,
         "max_concurrent_requests": _most_at_once(done),
@@ -97,10 +105,30 @@ def details(times: Sequence[RequestTimes]) -> dict[str, Any]:
         "output_lens": [t.output_tokens for t in times],
         "ttfts": [t.ttft if t.chunks else None for t in times],
         "itls": [t.itl for t in times],
+        "latencies": [t.e2el if t.chunks else None for t in times],
         "start_times": [t.sent for t in times],
         "generated_texts": [t.text for t in times],
         "errors": [t.error for t in times],
     }
+
+
+def describe(written: Mapping[str, Any]) -> str:
+    """A heading and a line that say what was measured; `written` is the JSON of the results."""
+    where = written["base_url"] or f"http://{written['host']}:{written['port']}"
+    ramp = written["ramp_up_strategy"]
+    load = f"{written['request_rate']} requests/s"
+    if written["request_rate"] == "inf":
+        load = "all at once"
+    if ramp:
+        load = f"{written['ramp_up_start_rps']:g} to {written['ramp_up_end_rps']:g} requests/s"
+        load += f" ({ramp})"
+    if written["max_concurrency"]:
+        load += f", at most {written['max_concurrency']} at once"
+    return (
+        f"# {written['model_id']} on {where}\n\n"
+        f"{written['num_prompts']} prompts of the {written['dataset_name']} dataset, {load}, "
+        f"{written['date']}"
+    )
 
 
 def markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
@@ -114,7 +142,7 @@ def markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
         f"at most {report['max_concurrent_requests']} at once"
         + (
             f", goodput {report['request_goodput']:.2f} requests/s"
-            if "request_goodput" in report
+            if report["request_goodput"] is not None
             else ""
         ),
         "",

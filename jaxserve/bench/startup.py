@@ -15,8 +15,10 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-from jaxserve.errors import JaxServeError
+from jaxserve.bench.percentiles import PERCENTILES, percentile
+from jaxserve.errors import JaxServeError, ValidationError
 
 POLL_SECONDS = 0.02
 GIVE_UP_SECONDS = 900.0
@@ -25,6 +27,9 @@ GIVE_UP_SECONDS = 900.0
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="model folder; the bundled model when left out")
     parser.add_argument("--num-iters-cold", type=int, default=1, help="starts with an empty cache")
+    parser.add_argument(
+        "--num-iters-warmup", type=int, default=0, help="starts that fill the cache"
+    )
     parser.add_argument("--num-iters-warm", type=int, default=3, help="starts with a filled cache")
     parser.add_argument("--output-json", type=Path, help="also write the results to this file")
     parser.add_argument(
@@ -33,21 +38,45 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_startup(options: argparse.Namespace) -> int:
-    """Start servers one after the other; prints seconds to the first healthy answer."""
-    cold, warm = [], []
+    """Start servers one after the other; prints seconds to the first healthy answer.
+
+    Raises:
+        ValidationError: no start at all, or warm ones with a cache that nothing has filled.
+        JaxServeError: a server did not start.
+    """
+    for name in ("num_iters_cold", "num_iters_warmup", "num_iters_warm"):
+        if getattr(options, name) < 0:
+            raise ValidationError(name, getattr(options, name), "0 or more")
+    if options.num_iters_warm and not options.num_iters_cold + options.num_iters_warmup:
+        raise ValidationError(
+            "num_iters_warm", options.num_iters_warm, "after a start that is cold"
+        )
+    if not options.num_iters_warm + options.num_iters_cold:
+        raise ValidationError("num_iters_cold", 0, "1 or more without --num-iters-warm")
+    if options.output_json is not None:
+        options.output_json.parent.mkdir(parents=True, exist_ok=True)
     words = [*([options.model] if options.model else []), *options.serve_args]
+    phases = ["cold"] * options.num_iters_cold
+    phases += ["warmup"] * options.num_iters_warmup + ["warm"] * options.num_iters_warm
+    times: dict[str, list[float]] = {"cold": [], "warm": [], "warmup": []}
     with tempfile.TemporaryDirectory() as name:
         cache = Path(name)
-        for _ in range(options.num_iters_cold):
-            shutil.rmtree(cache / "jaxserve", ignore_errors=True)
-            cold.append(seconds_to_healthy(words, cache))
-            print(f"cold start: {cold[-1]:.2f} s", flush=True)
-        for _ in range(options.num_iters_warm):
-            warm.append(seconds_to_healthy(words, cache))
-            print(f"warm start: {warm[-1]:.2f} s", flush=True)
-    report = {"cold_startup_seconds": cold, "warm_startup_seconds": warm}
-    medians = {name: statistics.median(values) for name, values in report.items() if values}
-    print(", ".join(f"median {name.replace('_', ' ')} {m:.2f}" for name, m in medians.items()))
+        for phase in phases:
+            if phase == "cold":
+                shutil.rmtree(cache / "jaxserve", ignore_errors=True)
+            times[phase].append(seconds_to_healthy(words, cache))
+            print(f"{phase} start: {times[phase][-1]:.2f} s", flush=True)
+    report: dict[str, Any] = {}
+    for phase in ("cold", "warm"):
+        if values := times[phase]:
+            report |= {
+                f"avg_{phase}_startup_time": statistics.fmean(values),
+                f"{phase}_startup_times": values,
+                f"{phase}_startup_percentiles": {
+                    str(p): percentile(values, p) for p in PERCENTILES
+                },
+            }
+            print(f"{phase}: median {percentile(values, 50):.2f} s of {len(values)}")
     if options.output_json is not None:
         options.output_json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
@@ -61,7 +90,7 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
         cache: the user's cache folder of that process.
 
     Raises:
-        JaxServeError: the server ended or was not healthy in time; holds the end of its output.
+        JaxServeError: the server ended or was not healthy in time; holds its last line.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -77,9 +106,13 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
         )
         try:
             while not _healthy(port):
-                if process.poll() is not None or time.perf_counter() - begin > GIVE_UP_SECONDS:
+                ended = process.poll() is not None
+                if ended or time.perf_counter() - begin > GIVE_UP_SECONDS:
                     log.seek(0)
-                    raise JaxServeError(f"{' '.join(command)} failed:\n{log.read()[-2000:]}")
+                    lines = log.read().split("\n")
+                    reason = next((line for line in reversed(lines) if line.strip()), "no output")
+                    state = "ended" if ended else f"was not healthy within {GIVE_UP_SECONDS:.0f} s"
+                    raise JaxServeError(f"{' '.join(command)} {state}: {reason}")
                 time.sleep(POLL_SECONDS)
             return time.perf_counter() - begin
         finally:

@@ -10,30 +10,17 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench import serve
-from jaxserve.bench.serving_report import parse_goodput, serving_report
+from jaxserve.bench import serve, serve_options
+from jaxserve.bench.serve_options import parse_metrics, parse_percentiles
+from jaxserve.bench.serving_report import details, parse_goodput, serving_report
 from jaxserve.errors import ValidationError
 
 SHOWN = (
     "request_throughput",
     "output_throughput",
     "mean_ttft_ms",
-    "p99_ttft_ms",
     "mean_tpot_ms",
-    "p99_itl_ms",
-    "failed",
 )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench serve`, with lists for the loads."""
-    serve.add_options(parser)
-    parser.add_argument(
-        "--request-rates", type=float, nargs="+", default=[], help="a run for each rate"
-    )
-    parser.add_argument(
-        "--concurrencies", type=int, nargs="+", default=[], help="a run for each --max-concurrency"
-    )
 
 
 def run_sweep(options: argparse.Namespace) -> int:
@@ -47,27 +34,45 @@ def run_sweep(options: argparse.Namespace) -> int:
             "request_rates", options.request_rates, "loads as --request-rates or --concurrencies"
         )
     name = "request_rate" if options.request_rates else "max_concurrency"
-    goodput = parse_goodput(options.goodput)
-    rows: list[dict[str, Any]] = []
-    print(f"| {name} | {' | '.join(SHOWN)} |\n|{'---|' * (len(SHOWN) + 1)}")
-    for load in options.request_rates or options.concurrencies:
-        run = copy(options)
+    runs = [copy(options) for _ in options.request_rates or options.concurrencies]
+    for run, load in zip(runs, options.request_rates or options.concurrencies):
         setattr(run, name, load)
+        serve_options.check(run)
+    # the frontier shows the 99th of all metrics
+    percentiles = sorted({99.0, *parse_percentiles(options.metric_percentiles)})
+    metrics = parse_metrics(options.percentile_metrics)
+    goodput = parse_goodput(options.goodput)
+    shown = [*SHOWN, *(f"p{p:g}_{metric}_ms" for metric in metrics for p in percentiles)]
+    shown += ["request_goodput"] if goodput else []
+    shown = list(dict.fromkeys([*shown, "failed"]))
+    rows: list[dict[str, Any]] = []
+    lines = [f"| {name} | {' | '.join(shown)} |", f"|{'---|' * (len(shown) + 1)}"]
+    print("\n".join(lines))
+    for run in runs:
         test = asyncio.run(serve.measure(run))
-        report = serving_report(test.times, test.duration, goodput=goodput)
-        rows.append({name: load, **report})
-        print(f"| {load} | {' | '.join(f'{report[key]:.2f}' for key in SHOWN)} |", flush=True)
-    if options.save_result:
-        _save(options, name, rows)
+        report = serving_report(test.times, test.duration, percentiles=percentiles, goodput=goodput)
+        row = serve.head(run, test) | report
+        if options.save_detailed:
+            row |= details(test.times)
+        rows.append(row)
+        cells = [f"{report[key]:g}" if key == "failed" else f"{report[key]:.2f}" for key in shown]
+        lines.append(f"| {getattr(run, name):g} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+        serve.show_errors(test.times)
+    if options.save_result or options.save_detailed:
+        heading = f"# {rows[0]['model_id']}: {name} against latency, {rows[0]['date']}\n\n"
+        _save(options, name, rows, heading + "\n".join(lines))
     return 1 if any(row["failed"] for row in rows) else 0
 
 
-def _save(options: argparse.Namespace, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    options.result_dir.mkdir(parents=True, exist_ok=True)
+def _save(
+    options: argparse.Namespace, name: str, rows: Sequence[dict[str, Any]], text: str
+) -> None:
     path = options.result_dir / (options.result_filename or "sweep.json")
     path.write_text(json.dumps(list(rows), indent=2) + "\n")
+    path.with_suffix(".md").write_text(text + "\n")
     frontier(name, rows, path.with_suffix(".png"))
-    print(f"written: {path}, {path.with_suffix('.png').name}")
+    print(f"\nwritten: {path}, {path.with_suffix('.md').name}, {path.with_suffix('.png').name}")
 
 
 def frontier(name: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -83,7 +88,7 @@ def frontier(name: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
         for head in ("median", "p99"):
             axis.plot(throughput, [row[f"{head}_{metric}_ms"] for row in rows], "o-", label=head)
         for row, x in zip(rows, throughput):
-            axis.annotate(f"{row[name]:g}", (x, row[f"p99_{metric}_ms"]))
+            axis.annotate(str(row[name]), (x, row[f"p99_{metric}_ms"]))
         axis.set(xlabel="output tok/s", ylabel=f"{metric}, ms", ylim=(0, None))
         axis.set_title(f"{metric} against throughput, by {name}")
         axis.grid(alpha=0.3)

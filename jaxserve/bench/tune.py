@@ -10,8 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
-from jaxserve.errors import JaxServeError
+from jaxserve.bench.serve_options import require
+from jaxserve.config import QUANTIZATIONS
+from jaxserve.errors import ValidationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,12 @@ class Sizes:
     max_num_batched_tokens: int
     prefill_chunk: int | None = None
     block_size: int | None = None
+
+    def text(self) -> str:
+        """The sizes that are not left to the default, in words."""
+        names = ("slots", "tokens a step", "prompt tokens a step", "tokens a page")
+        values = asdict(self).values()
+        return ", ".join(f"{value} {name}" for name, value in zip(names, values) if value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ def register(subparsers: Any) -> None:
     add("model_path", nargs="?", metavar="MODEL", help="model folder (default: the bundled model)")
     add("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
     add("--load-format", default="auto", help="auto, safetensors or dummy")
+    add("--quantization", choices=QUANTIZATIONS, help="of the linear layers' weights")
     add("--max-model-len", type=int, help="longest prompt plus output")
     add("--ttft-ms", type=float, default=1000.0, help="limit of the p99 time to the first token")
     add("--itl-ms", type=float, default=100.0, help="limit of the p99 time between tokens")
@@ -69,20 +79,48 @@ def register(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Search, print a line a candidate, write the best; 1 when none is within the limits."""
-    try:
-        trials = search(options)
-    except JaxServeError as error:
-        print(f"jaxserve tune: {error}", file=sys.stderr)
-        return 1
+
+    def work() -> int:
+        _check(options)
+        return _finish(search(options), options)
+
+    return in_a_line("jaxserve tune", work)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What would only be noticed after the search."""
+    require("matplotlib", "the plot of the frontier")
+    if options.output.suffix in (".png", ".json"):
+        raise ValidationError("output", str(options.output), "a name that ends in .yaml")
+    for name in ("ttft_ms", "itl_ms"):
+        if not getattr(options, name) > 0:
+            raise ValidationError(name, getattr(options, name), "above 0")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunks", "block_sizes"):
+        if any(value < 1 for value in getattr(options, name)):
+            raise ValidationError(name, getattr(options, name), "numbers above 0")
+    if options.num_prompts < 1:
+        raise ValidationError("num_prompts", options.num_prompts, "1 or more")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.open("a").close()
+
+
+def _finish(trials: Sequence[Trial], options: argparse.Namespace) -> int:
     _plot(trials, options, options.output.with_suffix(".png"))
     rows = [asdict(trial) for trial in trials]
     options.output.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n")
     best = best_of(trials)
     if best is None:
-        print("no candidate is within the limits: raise --ttft-ms or --itl-ms", file=sys.stderr)
+        print(
+            f"no candidate is within the limits: raise --ttft-ms ({options.ttft_ms:g}) or "
+            f"--itl-ms ({options.itl_ms:g})",
+            file=sys.stderr,
+        )
         return 1
     options.output.write_text(config_text(best, options))
-    print(f"best: {best.tokens_per_second:.1f} tok/s with {best.sizes}; written: {options.output}")
+    print(f"best: {best.tokens_per_second:.1f} tok/s with {best.sizes.text()}")
+    names = (options.output.with_suffix(suffix).name for suffix in (".png", ".json"))
+    print(f"written: {options.output}, {', '.join(names)}")
+    print(f"jaxserve serve --config {options.output}")
     return 0
 
 
@@ -101,7 +139,7 @@ def search(options: argparse.Namespace) -> list[Trial]:
             trial = measure(sizes, options)
             trials.append(trial)
             print(
-                f"| {sizes} | {trial.tokens_per_second:.1f} | {trial.p99_ttft_ms:.1f} "
+                f"| {sizes.text()} | {trial.tokens_per_second:.1f} | {trial.p99_ttft_ms:.1f} "
                 f"| {trial.p99_itl_ms:.1f} | {'yes' if trial.allowed else 'no'} |",
                 flush=True,
             )
@@ -144,6 +182,7 @@ def measure(sizes: Sizes, options: argparse.Namespace) -> Trial:
         skip_tokenizer_init=True,
         dtype=options.dtype,
         load_format=options.load_format,
+        quantization=options.quantization,
         max_model_len=options.max_model_len,
         compile_in_background=False,
         compile_ahead=1000,
@@ -189,6 +228,8 @@ def config_text(best: Trial, options: argparse.Namespace) -> str:
     ]
     if options.model_path is not None:
         lines.append(f"model: {json.dumps(options.model_path)}")
+    if options.quantization is not None:
+        lines.append(f"quantization: {options.quantization}")
     for name, value in asdict(best.sizes).items():
         if value is not None:
             lines.append(f"{name.replace('_', '-')}: {value}")

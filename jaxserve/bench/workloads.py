@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jaxserve.errors import ValidationError
-from jaxserve.loading import Footprint
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from jaxserve.loading import Footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +20,12 @@ class WorkItem:
     prompt_token_ids: list[int]
     output_len: int
 
-    def params(self, *, temperature: float = 0.0, seed: int | None = None) -> SamplingParams:
+    def params(
+        self, *, temperature: float = 0.0, seed: int | None = None, n: int = 1
+    ) -> SamplingParams:
         return SamplingParams(
-            temperature=temperature,
+            n=n,
+            temperature=temperature if n == 1 else 1.0,  # greedy ones would be equal
             seed=seed,
             max_tokens=self.output_len,
             ignore_eos=True,

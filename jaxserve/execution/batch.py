@@ -1,7 +1,7 @@
 """One step's input as a flat int32 blob: one layout table, written by NumPy, read inside the step.
 
-A step takes everything that changes from the host in ONE array, because every further argument of a
-compiled call costs tens of microseconds. Floats travel as their bits.
+A step takes everything that changes from the host in ONE array, because every further array from
+the host costs a compiled call tens of microseconds. Floats travel as their bits.
 """
 
 from __future__ import annotations

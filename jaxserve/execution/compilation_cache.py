@@ -7,10 +7,12 @@ the folder's name holds what the code depends on beside what JAX's own key cover
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
 import jaxlib
@@ -18,6 +20,8 @@ import jaxlib
 from jaxserve.errors import ValidationError
 
 logger = logging.getLogger(__name__)
+
+WHOLE = "whole.json"  # which entries were found whole: their sizes and times, by name
 
 
 def default_folder() -> Path:
@@ -66,10 +70,74 @@ def use(setting: str) -> Path | None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # JAX opens the cache once: a folder that is named later needs it opened again
         compilation_cache.reset_cache()
+    remove_torn(folder)
     # every program is worth keeping: tracing is all that a warm start should cost
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     return folder
+
+
+def remove_torn(folder: Path) -> list[str]:
+    """Remove entries that a process left half written when it was ended, or the disk was full.
+
+    JAX would warn of them at every start and never write them anew. An entry is read once: what was
+    found whole and has not changed since is not read again.
+
+    Returns:
+        The names that were removed, which is logged.
+    """
+    known = _known_whole(folder)
+    whole: dict[str, list[int]] = {}
+    torn = []
+    for path in folder.glob("*-cache"):
+        try:
+            facts = path.stat()
+            stamp = [facts.st_size, facts.st_mtime_ns]
+            if known.get(path.name) == stamp or _is_whole(path):
+                whole[path.name] = stamp
+            else:
+                path.unlink()
+                torn.append(path.name)
+        except OSError:
+            continue  # removed by another process, or not ours to read
+    if torn:
+        logger.warning(
+            "removed %d unreadable entries of the compilation cache %s: they are compiled anew",
+            len(torn),
+            folder,
+        )
+    if whole != known:
+        _write_whole(folder, whole)
+    return torn
+
+
+def _is_whole(path: Path) -> bool:
+    from jax._src.compilation_cache import decompress_executable
+
+    data = path.read_bytes()
+    try:
+        decompress_executable(data)
+    except Exception:  # zlib's, zstandard's or Python 3.14's error, by what JAX compresses with
+        return False
+    return True
+
+
+def _known_whole(folder: Path) -> dict[str, Any]:
+    try:
+        known = json.loads((folder / WHOLE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write_whole(folder: Path, whole: dict[str, list[int]]) -> None:
+    written = folder / f"{WHOLE}.{os.getpid()}"
+    try:
+        written.write_text(json.dumps(whole))
+        written.replace(folder / WHOLE)
+    except OSError as error:
+        written.unlink(missing_ok=True)
+        logger.warning("the compilation cache %s cannot be written: %s", folder, error)
 
 
 def _machine_key() -> str:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.sampling.variant import Variant
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ DEFAULTS = {
     "gpu": DeviceDefaults(256, 2048, 16, 1, 16, ACCELERATOR_VARIANTS),
     "tpu": DeviceDefaults(128, 1024, 128, 1, 16, ACCELERATOR_VARIANTS),
 }
-DTYPE_NAMES = {"float": "float32", "half": "float16"}
-
 
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
 # the tokens of everybody who decodes, and so does each row more; both raise the throughput.
@@ -81,11 +79,10 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Eng
         seqs = seqs if budget is None else min(seqs, budget)
     if budget is None:
         budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
-    dtype = model.dtype if config.dtype == "auto" else config.dtype
     return replace(
         config,
         tokenizer=config.tokenizer or config.model,
-        dtype=DTYPE_NAMES.get(dtype, dtype),
+        dtype=resolve_dtype(config.dtype, model),
         max_model_len=config.max_model_len or model_limit,
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,

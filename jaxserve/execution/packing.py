@@ -136,9 +136,8 @@ class RowPacker:
             if mask is not None:
                 bias[index] = mask
             if _must_go_on(request):
-                rule = request.stop_rule
-                ends = [*rule.eos_token_ids, *rule.stop_token_ids]
-                bias[index, [t for t in ends if t < self._vocab_size]] = NEVER
+                ends = [t for t in request.stop_rule.end_token_ids if t < self._vocab_size]
+                bias[index, ends] = NEVER
             for word in request.bad_words:
                 if len(word) > 1 and request.output_token_ids[1 - len(word) :] == word[:-1]:
                     bias[index, word[-1]] = NEVER
@@ -167,14 +166,20 @@ class RowPacker:
         floats[columns.PRESENCE] = params.presence_penalty
         floats[columns.FREQUENCY] = params.frequency_penalty
         floats[columns.REPETITION] = params.repetition_penalty
-        ints[columns.TOP_K] = params.top_k
+        # more than the vocabulary keeps all of it, and may be more than an int32 holds
+        ints[columns.TOP_K] = min(params.top_k, self._vocab_size)
         words = np.array(seed_words(seed), np.uint32)
         ints[columns.SEED_HIGH : columns.SEED_LOW + 1] = words.view(np.int32)
 
 
 def scores_prompt(request: Request, start: int) -> bool:
-    """Whether a chunk that begins at `start` yields prompt logprobs that are still wanted."""
-    return request.params.prompt_logprobs is not None and start < request.num_prompt - 1
+    """Whether a chunk that begins at `start` yields prompt logprobs that are still wanted.
+
+    They are reported with the first token, so a request that recomputes more than its prompt after
+    a preemption wants none.
+    """
+    wanted = request.params.prompt_logprobs is not None and not request.output_token_ids
+    return wanted and start < request.num_prompt - 1
 
 
 def _must_go_on(request: Request) -> bool:

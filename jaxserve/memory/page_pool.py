@@ -1,4 +1,4 @@
-"""The free list of KV pages, with reference counts."""
+"""The free list of KV pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PagePool:
             raise ValueError(f"num_pages={num_pages}: a pool needs the trash page and one more")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
-        self._ref_counts = [0] * num_pages
+        self._is_used = [False] * num_pages
 
     @property
     def num_free(self) -> int:
@@ -30,7 +30,7 @@ class PagePool:
         return self.num_pages - 1 - len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, each with one reference.
+        """Take `count` pages.
 
         Raises:
             MemoryError: fewer than `count` pages are free; nothing is taken then.
@@ -42,32 +42,26 @@ class PagePool:
         pages = self._free[-count:][::-1]
         del self._free[-count:]
         for page in pages:
-            self._ref_counts[page] = 1
+            self._is_used[page] = True
         return pages
 
-    def share(self, page: int) -> None:
-        """Add a reference to a page in use."""
-        if self._ref_counts[page] == 0:
-            raise ValueError(f"page {page} is free and cannot be shared")
-        self._ref_counts[page] += 1
-
     def release(self, pages: list[int]) -> None:
-        """Drop one reference of each page; a page without references is free again."""
+        """Give pages back.
+
+        Raises:
+            ValueError: a page that is free already.
+        """
         for page in pages:
-            count = self._ref_counts[page]
-            if count == 0:
+            if not self._is_used[page]:
                 raise ValueError(f"page {page} is released but was free")
-            self._ref_counts[page] = count - 1
-            if count == 1:
-                self._free.append(page)
+            self._is_used[page] = False
+            self._free.append(page)
 
     def check_integrity(self, holders: list[list[int]]) -> None:
-        """Assert that `holders` (every live page list) account for exactly the pages in use."""
-        counts = [0] * self.num_pages
-        for pages in holders:
-            for page in pages:
-                counts[page] += 1
-        if counts != self._ref_counts:
-            raise AssertionError("reference counts differ from the live page lists")
-        if sorted(self._free) != [p for p in range(1, self.num_pages) if counts[p] == 0]:
-            raise AssertionError("the free list differs from the pages without references")
+        """Assert that `holders` (every live page list) own exactly the pages in use, once each."""
+        held = sorted(page for pages in holders for page in pages)
+        if held != [page for page, is_used in enumerate(self._is_used) if is_used]:
+            raise AssertionError("pages leaked or are owned twice")
+        unused = [page for page, is_used in enumerate(self._is_used) if not is_used]
+        if [TRASH_PAGE, *sorted(self._free)] != unused:
+            raise AssertionError("the free list differs from the pages that nobody owns")

@@ -72,15 +72,6 @@ class ModelConfig:
             return int(self.rope.original_length * self.rope.factor)
         return self.max_position_embeddings
 
-    @property
-    def rope_depends_on_prompt(self) -> bool:
-        """Whether a key depends on its prompt's length as well as on its own position.
-
-        Then `Llama.__call__` needs `rope_lengths`, and cached keys of prompts longer than
-        `max_position_embeddings` may be shared between prompts of equal length only.
-        """
-        return self.rope.rope_type == "dynamic"
-
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of a layer in tokens: key j is visible to query i if i - j < window."""
         return self.windows[layer]

@@ -1,7 +1,7 @@
 """Fills a model: from a safetensors checkpoint, or with random weights made on the device.
 
-Every parameter goes straight to device arrays with their sharding, one at a time, and each device
-is given only the slice that it holds.
+Every parameter goes straight to device arrays with their sharding, a few at a time, and each device
+is given only the slice that it holds. A CPU device keeps the memory that the slice was read into.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from checkpoints import SafetensorsReader, TensorMismatchError
+from checkpoints import SafetensorsReader, TensorMismatchError, aligned_empty
+from jaxserve.config import LOAD_FORMATS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.models.layers import PLAIN, LinearForm
@@ -28,8 +30,8 @@ from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
 from pallas_kernels import quantize_int8
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DUMMY_STD = 0.02
+MOST_LOADING_THREADS = 2
 
 # Buffers that old checkpoints stored although they follow from the config.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -178,28 +180,30 @@ def _build(
 ) -> Llama:
     model = nnx.eval_shape(lambda: Llama(config, dtype, form))
     graph, state = nnx.split(model)
-    previous: jax.Array | None = None
     parameters = list(nnx.to_flat_state(state))
     shardings = {
         place: rules.sharding(mesh, variable.get_metadata("logical_axes"))
         for place, variable in parameters
     }
-    arrays: dict[tuple[Any, ...], jax.Array] = {}
-    for place, variable in parameters:
-        if place[-1] == "scale":
-            continue  # made together with its weight
+
+    def fill(place: tuple[Any, ...], variable: Any) -> dict[tuple[Any, ...], jax.Array]:
+        """The parameter, and the scale that is made together with it."""
         tied = place[0] == "lm_head" and config.tie_word_embeddings
         array = make(("embedding",) if tied else place, variable.shape, shardings[place])
+        made = {place: array}
         if variable.dtype == jnp.int8:
             scale_place = (*place[:-1], "scale")
             out_shardings: Any = (shardings[place], shardings[scale_place])
             quantize = jax.jit(_quantized, out_shardings=out_shardings)
-            array, arrays[scale_place] = quantize(array)
-        arrays[place] = array
-        # Two parameters are under way at most, so that host memory stays bounded.
-        if previous is not None:
-            previous.block_until_ready()
-        previous = array
+            made[place], made[scale_place] = quantize(array)
+        return jax.block_until_ready(made)
+
+    arrays: dict[tuple[Any, ...], jax.Array] = {}
+    # as many parameters are under way as there are threads, so that host memory stays bounded
+    with ThreadPoolExecutor(MOST_LOADING_THREADS) as pool:
+        wanted = [item for item in parameters if item[0][-1] != "scale"]
+        for made in pool.map(lambda item: fill(*item), wanted):
+            arrays |= made
     filled = [(place, variable.replace(arrays[place])) for place, variable in parameters]
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
@@ -225,15 +229,13 @@ def _read_array(
         index = index or (slice(None),) * len(shape)
         start, stop, _ = index[0].indices(shape[0])
         columns = index[-1:] if two_axes else ()
-        if len(source.names) == 1:
-            return reader.read(source.names[0], (index[0], *columns)).astype(dtype, copy=False)
         tail = [len(range(*columns[0].indices(shape[-1])))] if two_axes else []
         first, last = start // source.indices, stop // source.indices
-        out = np.empty((last - first, sum(source.rows), *tail), dtype)
+        out = aligned_empty((last - first, sum(source.rows), *tail), dtype)
         done = 0
         for name, rows in zip(source.names, source.rows, strict=True):
-            part = reader.read(name, (slice(first * rows, last * rows), *columns))
-            out[:, done : done + rows] = part.reshape(last - first, rows, *tail)
+            part = (slice(first * rows, last * rows), *columns)
+            reader.read_into(name, part, out[:, done : done + rows])
             done += rows
         inner = shape[1:-1] if two_axes else shape[1:]
         return out.reshape(stop - start, *inner, *tail)

@@ -116,12 +116,28 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, tokens: list[int]) -> SeenTokens:
         """Take in the tokens that a dispatched plan sampled, in the plan's row order."""
+        rows = [*enumerate(plan.decode.requests)]
+        rows += [
+            (row, lane.request)
+            for row, lane in enumerate(plan.lanes, start=len(plan.decode))
+            if lane.samples
+        ]
         seen = SeenTokens()
-        for row, request in enumerate(plan.decode.requests):
-            self._see_token(request, row, tokens[row], seen)
-        for row, lane in enumerate(plan.lanes, start=len(plan.decode)):
-            if lane.samples:
-                self._see_token(lane.request, row, tokens[row], seen)
+        finished = RequestState.FINISHED
+        for row, request in rows:
+            request.pending -= 1
+            if request.state is finished:
+                continue
+            token, output, rule = tokens[row], request.output_token_ids, request.stop_rule
+            output.append(token)
+            if token in rule.end_token_ids or len(output) >= rule.max_tokens:
+                end = rule.check(token, len(output))
+                if end is not None:
+                    self._finish(request)
+                    seen.ends[len(seen.requests)] = end
+            seen.requests.append(request)
+            seen.tokens.append(token)
+            seen.rows.append(row)
         return seen
 
     def _plan_decodes(self, plan: StepPlan) -> list[Request]:
@@ -195,19 +211,6 @@ class Scheduler:
             request.start_prefill()
             insort(self.running, request, key=lambda r: r.order)
             budget -= self._plan_chunk(plan, request, budget)
-
-    def _see_token(self, request: Request, row: int, token: int, seen: SeenTokens) -> None:
-        request.pending -= 1
-        if request.state is RequestState.FINISHED:
-            return
-        request.output_token_ids.append(token)
-        end = request.stop_rule.check(token, len(request.output_token_ids))
-        if end is not None:
-            self._finish(request)
-            seen.ends[len(seen.requests)] = end
-        seen.requests.append(request)
-        seen.tokens.append(token)
-        seen.rows.append(row)
 
     def _preempt(self, request: Request) -> None:
         """Take slot and pages away; the request recomputes its tokens when its turn comes again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopChecker:
@@ -63,7 +64,8 @@ class StopChecker:
         return found
 
 
-def _borders(text: str) -> list[int]:
+@lru_cache(maxsize=1024)
+def _borders(text: str) -> tuple[int, ...]:
     """For each prefix of text: length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(text)
     length = 0
@@ -73,4 +75,4 @@ def _borders(text: str) -> list[int]:
         if text[index] == text[length]:
             length += 1
         borders[index] = length
-    return borders
+    return tuple(borders)

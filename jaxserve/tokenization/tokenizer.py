@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ValidationError
+from jaxserve.tokenization.messages import content_text
 from jaxserve.tokenization.token_bytes import TokenBytes
 
-# Arguments of transformers' `apply_chat_template` that decide what comes back, not what is said.
+# Arguments of `apply_chat_template`, ours and transformers': a caller's variables of the template
+# must not set them behind their back (CVE-2025-62426).
 RESERVED_TEMPLATE_NAMES = frozenset(
     {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
         "conversation",
         "max_length",
         "messages",
@@ -22,6 +28,7 @@ RESERVED_TEMPLATE_NAMES = frozenset(
         "sanitize_control_tokens",
         "tokenize",
         "tokenizer_kwargs",
+        "tools",
         "truncation",
     }
 )
@@ -55,6 +62,8 @@ class Tokenizer:
             raise ValidationError("tokenizer", self.path, "a folder that holds tokenizer.json")
         # AutoTokenizer would import every model's code and torch; this class reads tokenizer.json
         # as it stands and never runs code from the folder.
+        # While it is imported it would tell everybody that PyTorch is missing, which nobody needs.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import PreTrainedTokenizerFast
 
         try:
@@ -123,7 +132,8 @@ class Tokenizer:
         """Renders a conversation in transformers' sandboxed Jinja environment.
 
         Args:
-            messages: the conversation, at least one message.
+            messages: the conversation, at least one message; content that is a list of text parts
+                is joined by lines.
             add_generation_prompt: end with the start of an assistant message.
             continue_final_message: leave the last message open instead.
             chat_template: a template, or the name of one of the folder's; the folder's default
@@ -141,9 +151,10 @@ class Tokenizer:
             raise ValidationError(
                 "chat_template", None, "a template, because the tokenizer brings none"
             )
+        conversation = [_with_text(message, index) for index, message in enumerate(messages)]
         try:
             text = self._renderer.apply_chat_template(
-                list(messages),
+                conversation,
                 tools=list(tools) if tools else None,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -176,5 +187,21 @@ class Tokenizer:
             raise ValidationError(
                 "continue_final_message", True, "false while add_generation_prompt is true"
             )
-        for name in sorted(RESERVED_TEMPLATE_NAMES & kwargs.keys()):
-            raise ValidationError("chat_template_kwargs", name, "names that the template defines")
+        check_template_variables(kwargs)
+
+
+def check_template_variables(variables: Mapping[str, Any]) -> None:
+    """Refuses variables of a chat template that are arguments of `apply_chat_template`.
+
+    Raises:
+        ValidationError: names the first one.
+    """
+    for name in sorted(RESERVED_TEMPLATE_NAMES & variables.keys()):
+        raise ValidationError("chat_template_kwargs", name, "a variable of the template")
+
+
+def _with_text(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """A message whose content is no list of parts: a template would print the list itself."""
+    if not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": content_text(message["content"], f"messages[{index}].content")}

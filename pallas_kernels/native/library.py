@@ -39,7 +39,13 @@ def availability() -> Availability:
     if sys.byteorder != "little":
         return Availability(False, "the CPU is big-endian")
     try:
-        load(build.build())
+        path = build.build()
+        try:
+            load(path)
+        except OSError:
+            # a file that a crash of the machine left torn would be in the way for ever
+            path.unlink(missing_ok=True)
+            load(build.build())
     except build.BuildError as error:
         return Availability(False, str(error))
     except (OSError, AttributeError) as error:

@@ -152,16 +152,9 @@ def decode(
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
     splits: int | None,
-    first_page: jax.Array,  # int32[]
     tuning: DecodeTuning | None,
-    interpret: Any,
+    **options: Any,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot on a TPU.
 
@@ -172,30 +165,16 @@ def decode(
         splits: None or 1: the DMAs of the next slots hide the ends of a slot, and a TPU has one or
             two cores, which divide the slots.
         tuning: `multiprocessors` is the number of TensorCores, which share the slots.
-        interpret: True or `pltpu.InterpretParams` for JAX's TPU interpreters; None compiles.
+        options: those of `_attend`. `interpret` is True or `pltpu.InterpretParams` for JAX's TPU
+            interpreters; None compiles.
 
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
-    out, _ = _attend(
-        q,
-        kv_pages,
-        page_table,
-        kv_lens,
-        None,
-        sinks,
-        k_scale,
-        v_scale,
-        first_page,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
-        tuning=_checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu, tuning),
-        interpret=interpret,
-    )
-    return out
+    tuning = _checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu, tuning)
+    return _attend(q, kv_pages, page_table, kv_lens, None, tuning=tuning, **options)[0]
 
 
 def decode_and_write(
@@ -205,15 +184,8 @@ def decode_and_write(
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
     tuning: DecodeTuning | None,
-    interpret: Any,
+    **options: Any,
 ) -> tuple[jax.Array, jax.Array]:  # [B, H, D], [NP, page_size, 2, KVH, D]
     """As `decode`, where token kv_lens - 1 of each slot is `new` and not in the pages yet.
 
@@ -223,22 +195,8 @@ def decode_and_write(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    out, pool = _attend(
-        q,
-        kv_pages,
-        page_table,
-        kv_lens,
-        new,
-        sinks,
-        k_scale,
-        v_scale,
-        first_page,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
-        tuning=_checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu_write, tuning),
-        interpret=interpret,
-    )
+    tuning = _checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu_write, tuning)
+    out, pool = _attend(q, kv_pages, page_table, kv_lens, new, tuning=tuning, **options)
     assert pool is not None
     return out, pool
 
@@ -267,11 +225,11 @@ def _attend(
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     new: jax.Array | None,  # [B, 2, KVH, D]
+    *,
     sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,
+    k_scale: jax.Array | None,  # float32[], or float32[NP, KVH] where `new` is None
     v_scale: jax.Array | None,
     first_page: jax.Array,  # int32[]
-    *,
     scale: float,
     soft_cap: float | None,
     window: int | None,

@@ -11,6 +11,7 @@ from pallas_kernels.prove.compilation import attempt, prove
 from pallas_kernels.prove.problems import prove_case
 from pallas_kernels.prove.proof import Cost, KernelUse, Memory, Proof, Requirements
 from pallas_kernels.prove.report import LEGEND, markdown, versions, write_json
+from pallas_kernels.prove.roofline import Bound, bound, roofline_table
 from pallas_kernels.prove.targets import (
     KINDS,
     absent_mesh,
@@ -30,6 +31,7 @@ __all__ = [
     "LEGEND",
     "MATRIX_INSTRUCTION",
     "Attention",
+    "Bound",
     "Case",
     "Cost",
     "KernelUse",
@@ -38,6 +40,7 @@ __all__ = [
     "Requirements",
     "absent_mesh",
     "attempt",
+    "bound",
     "cases_for",
     "device_memory",
     "device_name",
@@ -45,6 +48,7 @@ __all__ = [
     "platform_of",
     "prove",
     "prove_case",
+    "roofline_table",
     "versions",
     "write_json",
 ]

@@ -20,6 +20,7 @@ from pallas_kernels.prove import (
     cases_for,
     markdown,
     prove_case,
+    roofline_table,
     versions,
     write_json,
 )
@@ -35,6 +36,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--device", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of devices"
     )
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="print the least time of some work on each device by its data sheet; compile nothing",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer cases, those of CI")
     parser.add_argument("--backend", help="only the kernels of this backend")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
@@ -45,6 +51,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the proofs; 0 when all pass, 1 when one fails, 3 when this machine cannot compile."""
     options = parse(arguments)
+    if options.roofline:
+        print(roofline_table(), end="")
+        return 0
     # compilation is on the host; without this JAX would look for a driver
     jax.config.update("jax_platforms", "cpu")
     proofs: list[Proof] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -47,6 +48,7 @@ def prove(
     costs = [cost] if cost else []
     if kind in GPU_TARGETS:
         architecture = GPU_TARGETS[kind].architecture
+        wanted = replace(wanted, shared=GPU_TARGETS[kind].block_shared_memory)
         compiled, kernels = compile_on_gpu(mesh, architecture, function, *operands, **jit_options)
     else:
         compiled, kernels = compile_on_tpu(mesh, function, *operands, **jit_options)

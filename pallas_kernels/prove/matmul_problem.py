@@ -45,4 +45,5 @@ def matmul_cost(problem: Matmul) -> Cost:
         leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weight(problem))
     )
     rows = problem.rows * (problem.inputs + problem.outputs) * jnp.dtype(problem.dtype).itemsize
-    return Cost(2 * problem.rows * problem.inputs * problem.outputs, stored + rows, "shapes")
+    flops = 2 * problem.rows * problem.inputs * problem.outputs
+    return Cost(flops, stored + rows, "shapes", eight_bit=problem.activations != "float")

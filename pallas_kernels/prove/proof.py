@@ -45,11 +45,13 @@ class Cost:
         bytes: that must move between device memory and the chip.
         source: "shapes" (computed from the problem) or "XLA" (its cost analysis, which takes
             every operand of a kernel as read whole).
+        eight_bit: whether 8-bit numbers are multiplied, which devices do at a rate of their own.
     """
 
     flops: int
     bytes: int
     source: str
+    eight_bit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Requirements:
         max_temporaries: bytes of device memory; None for no limit.
         capacity: bytes of memory of a device; None is not judged.
         recomputed: instructions that the compiler may repeat to save memory; None for no limit.
+        shared: bytes of shared memory that a thread block may have; None is not judged.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +96,7 @@ class Requirements:
     max_temporaries: int | None = None
     capacity: int | None = None
     recomputed: int | None = None
+    shared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,9 @@ def judge(
     """
     own = [kernel for kernel in kernels if kernel.source in OWN]
     failures = [f"{kernel.name} spills {kernel.spilled} bytes" for kernel in own if kernel.spilled]
+    for kernel in own:
+        if wanted.shared is not None and (kernel.shared or 0) > wanted.shared:
+            failures.append(f"{kernel.name} asks for {kernel.shared} bytes of shared memory")
     if wanted.own_kernel and not own:
         failures.append("no kernel of pallas_kernels is in the executable")
     for part, instruction in wanted.instructions.items():

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pallas_kernels.prove.proof import Cost, Proof
+from pallas_kernels.prove.roofline import Bound, bound
 
 COMPILERS = ("jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cuda-nvcc", "libtpu")
 COLUMNS = (
@@ -23,6 +24,7 @@ COLUMNS = (
     "temporaries B",
     "GFLOP",
     "MB moved",
+    "estimate: us at least",
     "XLA: GFLOP",
     "XLA: MB",
     "verdict",
@@ -31,9 +33,10 @@ LEGEND = """\
 Compiled, not run. `kernels` counts the device functions, those that XLA wrote for a GPU included;
 registers, spills and shared memory (VMEM on TPU) are the largest, and instructions the sum, of the
 kernels of `pallas_kernels` alone. Of a TPU kernel only the presence of an instruction is known.
-GFLOP and MB are computed from the shapes, with every request at its longest context; XLA's are its
-own cost analysis, which there is for TPU only and which counts each operand of a kernel as read
-whole. A dash: not known.
+GFLOP and MB are computed from the shapes, with every request at its longest context, and from them
+the least time at the rates of the data sheet, an estimate and no measurement. XLA's are its own
+cost analysis, which there is for TPU only and which counts each operand of a kernel as read whole.
+A dash: not known.
 """
 
 
@@ -54,6 +57,13 @@ def _cost(cost: Cost | None) -> tuple[str | None, str | None]:
     return f"{cost.flops / 1e9:.1f}", f"{cost.bytes / 1e6:.1f}"
 
 
+def _least(proof: Proof) -> Bound | None:
+    """By the work that the shapes need, where it is known."""
+    return next(
+        (bound(cost, proof.device) for cost in proof.costs if cost.source == "shapes"), None
+    )
+
+
 def markdown(proofs: Sequence[Proof]) -> str:
     """A table of one line a compiled function and device."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
@@ -61,6 +71,7 @@ def markdown(proofs: Sequence[Proof]) -> str:
         mix = ", ".join(f"{name} {count}" for name, count in proof.instructions().items())
         close = proof.most("shared")
         costs = {cost.source: cost for cost in proof.costs}
+        least = _least(proof)
         cells = [
             proof.name,
             proof.device,
@@ -72,6 +83,7 @@ def markdown(proofs: Sequence[Proof]) -> str:
             mix or None,
             proof.memory.temporaries if proof.memory else None,
             *_cost(costs.get("shapes")),
+            f"{1e6 * least.seconds:.1f} ({least.by})" if least else None,
             *_cost(costs.get("XLA")),
             "; ".join(proof.failures).replace("|", "/") or "ok",
         ]
@@ -81,5 +93,9 @@ def markdown(proofs: Sequence[Proof]) -> str:
 
 def write_json(path: Path, proofs: Sequence[Proof]) -> None:
     """Everything that is known of the proofs, with the versions of what made them."""
-    content = {"versions": versions(), "proofs": [asdict(proof) for proof in proofs]}
+    rows = []
+    for proof in proofs:
+        least = _least(proof)
+        rows.append(asdict(proof) | {"estimated_least": asdict(least) if least else None})
+    content = {"versions": versions(), "proofs": rows}
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from jax.sharding import Mesh
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.gpu_targets import GPU_TARGETS, gpu_mesh
-from pallas_kernels.tpu_targets import TPU_TARGETS, tpu_mesh
+from pallas_kernels.gpu_targets import GPU_TARGETS, GpuTarget, gpu_mesh
+from pallas_kernels.tpu_targets import TPU_TARGETS, TpuTarget, tpu_mesh
 
-KINDS = (*GPU_TARGETS, *TPU_TARGETS)
+TARGETS: dict[str, GpuTarget | TpuTarget] = {**GPU_TARGETS, **TPU_TARGETS}
+KINDS = tuple(TARGETS)
 
 
 def absent_mesh(kind: str, devices: int = 1) -> Mesh:
@@ -32,9 +33,9 @@ def platform_of(kind: str) -> str:
 
 def device_name(kind: str) -> str:
     """`device_kind` as the device itself reports it."""
-    return (GPU_TARGETS[kind] if kind in GPU_TARGETS else TPU_TARGETS[kind]).name
+    return TARGETS[kind].name
 
 
 def device_memory(kind: str) -> int:
     """Bytes of memory of one device."""
-    return (GPU_TARGETS[kind] if kind in GPU_TARGETS else TPU_TARGETS[kind]).memory
+    return TARGETS[kind].memory

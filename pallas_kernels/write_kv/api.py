@@ -97,7 +97,7 @@ def write_kv_scaled(
         v: values, of the type of `k`.
         page_ids: as for `write_kv`.
         offsets: as for `write_kv`.
-        backend: "xla", "xla_pages" or "reference".
+        backend: as for `write_kv`.
 
     Raises:
         KernelError: a shape, dtype or the backend is not supported; names it.

@@ -32,7 +32,8 @@ def expand_config(words: Sequence[str]) -> list[str]:
     back: list[str] = []
     for flag, values in _flags(Path(path)):
         if len(values) < 2:
-            front += [flag, *values]
+            # joined by = a value cannot be taken for a flag, nor the flag take a MODEL behind it
+            front.append("=".join([flag, *values]))
         elif flag not in rest:
             # several values in front would swallow a MODEL that stands behind them
             back += [flag, *values]
@@ -45,22 +46,23 @@ def _flags(path: Path) -> list[tuple[str, list[str]]]:
 
     try:
         settings = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValidationError(FLAG, str(path), f"a readable YAML file ({error})") from error
     if not isinstance(settings, dict):
         raise ValidationError(FLAG, str(path), "a YAML mapping of flags to values")
     return [
-        _flag(str(name).replace("_", "-"), value, path)
+        _flag("--" + str(name).replace("_", "-"), value, path)
         for name, value in settings.items()
         if value is not None
     ]
 
 
-def _flag(name: str, value: Any, path: Path) -> tuple[str, list[str]]:
+def _flag(flag: str, value: Any, path: Path) -> tuple[str, list[str]]:
     if isinstance(value, bool):
-        return (f"--{name}" if value else f"--no-{name}"), []
+        return (flag if value else f"--no-{flag[2:]}"), []
     if isinstance(value, list):
-        return f"--{name}", [str(item) for item in value]
+        return flag, [str(item) for item in value]
     if isinstance(value, (str, int, float)):
-        return f"--{name}", [str(value)]
-    raise ValidationError(name, value, f"a number, text, true, false or a list in {path}")
+        # a MODEL that is typed wins over the file's like any flag
+        return ("--default-model" if flag == "--model" else flag), [str(value)]
+    raise ValidationError(flag[2:], value, f"a number, text, true, false or a list in {path}")

@@ -44,6 +44,8 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         "small model that comes with jaxserve)",
     )
     parser.add_argument("--model", metavar="MODEL", help="the same as a flag")
+    # that of a --config file
+    parser.add_argument("--default-model", metavar="MODEL", help=argparse.SUPPRESS)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +144,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     given: dict[str, Any] = {k: v for k, v in vars(args).items() if k in names}
     given["model"] = path
     served = tuple(given.get("served_model_name") or ())
-    if not served and args.model_path is None and args.model is None:
+    if not served and not any((args.model_path, args.model, args.default_model)):
         # The bundled model is known by its name, not by where it was installed.
         served = (Path(path).name,)
     given["served_model_name"] = served
@@ -158,11 +160,12 @@ def model_path(args: argparse.Namespace) -> str:
     chosen = {path for path in (args.model_path, args.model) if path is not None}
     if len(chosen) > 1:
         raise ValidationError("--model", args.model, f"not together with MODEL={args.model_path}")
+    chosen = chosen or {args.default_model} - {None}
     if not chosen:
         from checkpoints import bundled_model_path
 
         return str(bundled_model_path())
-    path = chosen.pop()
+    path = str(chosen.pop())
     if not (Path(path) / "config.json").is_file():
         raise ValidationError("model", path, "a folder that holds a Hugging Face config.json")
     return path

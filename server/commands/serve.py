@@ -54,7 +54,8 @@ def register(subparsers: Any) -> None:
     )
     add(
         "--disable-uvicorn-access-log",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=False,
         help="no line a request",
     )
     add_engine_flags(parser)

@@ -7,14 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
-from jaxserve.tokenization.tokenizer import RESERVED_TEMPLATE_NAMES
+from jaxserve.tokenization.messages import content_text
+from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
-
-# Variables of the template that have a field of their own; a request must not set them behind that
-# field's back (CVE-2025-62426).
-_RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "tools"}
-)
 
 
 class Message(StrictModel):
@@ -48,9 +43,10 @@ class TemplateFields(StrictModel):
             raise ValidationError(
                 "continue_final_message", True, "only with add_generation_prompt=false"
             )
-        for name in self.chat_template_kwargs or {}:
-            if name in _RESERVED_TEMPLATE_KWARGS or name in RESERVED_TEMPLATE_NAMES:
-                raise ValidationError("chat_template_kwargs", name, "a variable of the template")
+        variables = self.chat_template_kwargs or {}
+        check_template_variables(variables)
+        if "documents" in variables:  # a field of its own, which is refused
+            raise ValidationError("chat_template_kwargs", "documents", "a variable of the template")
 
     def render_messages(self) -> list[dict[str, Any]]:
         """The messages as the template reads them: role and text.
@@ -106,31 +102,7 @@ def _render(message: Message, index: int) -> dict[str, Any]:
             raise ValidationError(f"{where}.{name}", "...", "no tools and no audio")
     if message.role in ("tool", "function"):
         raise ValidationError(f"{where}.role", message.role, "no tools")
-    rendered = {"role": message.role, "content": _text(message.content, where)}
+    rendered = {"role": message.role, "content": content_text(message.content, f"{where}.content")}
     if message.name is not None:
         rendered["name"] = message.name
     return rendered
-
-
-def _text(content: Any, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValidationError(
-            f"{where}.content", type(content).__name__, "a string or a list of text parts"
-        )
-    return "\n".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise ValidationError(where, type(part).__name__, "a text part")
-    if part.get("type") != "text":
-        raise ValidationError(f"{where}.type", part.get("type"), "'text'")
-    if not isinstance(part.get("text"), str):
-        raise ValidationError(f"{where}.text", type(part.get("text")).__name__, "a string")
-    return str(part["text"])

@@ -23,7 +23,7 @@ def completion_logprobs(
 
     Args:
         positions: the tokens in the order of the text.
-        top: alternatives a position; the token itself is listed in any case.
+        top: alternatives a position, -1 for all; the token itself is listed in any case.
         first_offset: characters of the choice's text before the first position.
         show: text of a token.
     """
@@ -61,7 +61,7 @@ def chat_logprobs(
     show: TokenText,
     token_bytes: Callable[[int], bytes],
 ) -> dict[str, Any]:
-    """The `logprobs` object of a chat choice: exactly `top` alternatives a position.
+    """The `logprobs` object of a chat choice: exactly `top` alternatives a position, all for -1.
 
     Args:
         token_bytes: what a token adds to the text, which need not be UTF-8 by itself.
@@ -101,9 +101,9 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[s
 
 
 def _best(alternatives: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:
-    if top <= 0:
-        return []
-    return sorted(alternatives.items(), key=lambda item: item[1].rank)[:top]
+    """The `top` most likely alternatives (-1: all there are), most likely first."""
+    ranked = sorted(alternatives.items(), key=lambda item: item[1].rank)
+    return ranked if top == -1 else ranked[:top]
 
 
 def _finite(logprob: float) -> float:

@@ -15,6 +15,7 @@ from server.protocol.unsupported import check_unsupported
 logger = logging.getLogger("jaxserve.server")
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 1024  # of each; every sequence follows its stop strings in the event loop
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _INT64 = 2**63
 
@@ -136,8 +137,16 @@ class GenerationRequest(ModelRequest):
             raise ValidationError(
                 "stream_options", self.stream_options.model_dump(), "only with stream=true"
             )
-        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stop) > MAX_STOP_STRINGS:
             raise ValidationError("stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
+        longest = max(map(len, stop), default=0)
+        if longest > MAX_STOP_CHARACTERS:
+            raise ValidationError(
+                "stop",
+                f"a string of {longest} characters",
+                f"at most {MAX_STOP_CHARACTERS} characters",
+            )
         if self.prompt_logprobs is not None and self.streams:
             raise ValidationError("prompt_logprobs", self.prompt_logprobs, "only without stream")
         if self.request_id is not None and not is_request_id(self.request_id):

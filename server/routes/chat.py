@@ -59,6 +59,7 @@ async def _prepare(
     service: Service, body: ChatCompletionRequest, answer_id: str, arrival_time: float
 ) -> Job:
     service.check_choices(body, 1)
+    service.check_token_lists(body)
     service.check_logprobs("top_logprobs", body.top_logprobs)
     service.check_logprobs("prompt_logprobs", body.prompt_logprobs)
     # Chat templates write the special tokens themselves, so none are added by default.

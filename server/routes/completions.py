@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ async def _prepare(
     """The prompts' texts (for echo, otherwise empty) and the engine's jobs."""
     prompts = body.prompts()
     service.check_choices(body, len(prompts))
+    service.check_token_lists(body)
     service.check_logprobs("logprobs", body.logprobs)
     service.check_logprobs("prompt_logprobs", body.prompt_logprobs)
     requested = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -78,12 +80,18 @@ async def _prepare(
                 else await service.decode(token_ids, skip_special_tokens=False)
             )
         texts.append(text)
-        params = body.sampling_params(
-            # With echo and max_tokens=0 one token is generated and dropped: the prompt is scored.
-            max_tokens=max(limit, 1),
-            logprobs=body.logprobs,
-            prompt_logprobs=_wanted_prompt_logprobs(body),
-        )
+        # With echo and max_tokens=0 one token is generated and dropped: the prompt is scored.
+        limit = max(limit, 1)
+        if jobs:
+            # the others differ in their room only: validated once, lists shared
+            params = copy.copy(jobs[0].params)
+            params.max_tokens = limit
+        else:
+            params = body.sampling_params(
+                max_tokens=limit,
+                logprobs=body.logprobs,
+                prompt_logprobs=_wanted_prompt_logprobs(body),
+            )
         one_id = engine_id(answer_id, index)
         jobs.append(Job(token_ids, params, one_id, body.priority or 0, arrival_time))
     return texts, jobs

@@ -23,4 +23,19 @@ def test_a_row_a_batch_size(tmp_path, capsys):
         assert 0 < row["P50 latency, ms"] <= row["P99 latency, ms"]
         assert row["peak memory, MiB"] > 50
         assert 0 < row["CPU, %"] <= 110
-    assert capsys.readouterr().out.count("\n") == 4
+    out = capsys.readouterr().out
+    assert out.startswith("jaxserve ") and out.count("\n") == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--iterations", "0"], "iterations=0"),
+        (["--batch_size", "2", "0"], "batch_size=[2, 0]"),
+        (["--batch_size", "2", "--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(words, named, capsys):
+    assert benchmark.main(words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("benchmark.py: ") and named in error and error.count("\n") == 1

@@ -31,3 +31,17 @@ def test_paging_wastes_less_in_the_same_bytes(tmp_path, capsys):
     assert paged["requests_at_once"] > 4
     assert 0 < paged["kv_waste"] < static["kv_waste"] < 1
     assert "less memory a request" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--num-prompts", "0"], "num_prompts=0"),
+        (["--pool-tokens", "512"], "pool_tokens=512"),
+        (["--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(words, named, capsys):
+    assert paging.main(words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("paging.py: ") and named in error and error.count("\n") == 1

@@ -117,7 +117,7 @@ def test_logprobs_equal_transformers(llm, reference) -> None:
         counts = [2] * (len(output.prompt_token_ids) - 1) + [3] * len(done.token_ids)
         for row, (position, count) in enumerate(zip(positions, counts)):
             token = tokens[row + 1]
-            assert token in position
+            assert next(iter(position)) == token, "the token itself comes first, as in vLLM"
             assert len(position) in (count, count + 1)
             assert set(expected[row].topk(count).indices.tolist()) <= set(position)
             for candidate, entry in position.items():
@@ -126,6 +126,24 @@ def test_logprobs_equal_transformers(llm, reference) -> None:
                 assert entry.rank == int((expected[row] > value).sum()) + 1
         total = sum(p[t].logprob for p, t in zip(done.logprobs, done.token_ids))
         assert done.cumulative_logprob == pytest.approx(total)
+
+
+def test_prompt_logprobs_of_a_single_token(llm) -> None:
+    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
+    assert llm.generate([[5]], params, use_tqdm=False)[0].prompt_logprobs == [None]
+
+
+def test_an_abort_during_the_prefill_leaves_no_prompt_logprobs_behind(llm) -> None:
+    engine = llm._engine
+    for steps in (1, 2):
+        prepared = llm._prepare([7] * 90, SamplingParams(max_tokens=2, prompt_logprobs=1))
+        engine.add(prepared.sequences[0])
+        for _ in range(steps):
+            engine.step()
+        engine.abort(prepared.sequences[0].request_id)
+        while engine.has_work:
+            engine.step()
+        assert not engine._prompt_logprobs
 
 
 def test_penalties_equal_their_definition(llm, reference) -> None:
@@ -222,6 +240,12 @@ def test_bad_requests_name_their_field_and_leave_nothing_behind(llm, prompt, opt
         llm.generate([[1, 2], prompt], SamplingParams(**options), use_tqdm=False)
     assert caught.value.field == named
     assert llm.stats().num_waiting == 0
+
+
+def test_what_is_no_sampling_params_is_refused(llm) -> None:
+    for params in ({"temperature": 0.0}, [None], "greedy", [SamplingParams()] * 2):
+        with pytest.raises(ValidationError, match="sampling_params"):
+            llm.generate([[1, 2]], params, use_tqdm=False)
 
 
 def test_text_without_a_tokenizer_is_refused(llm) -> None:

@@ -62,10 +62,11 @@ def test_prompts_may_be_text_token_lists_or_mappings(llm) -> None:
     text = "Count the letters"
     ids = llm.get_tokenizer().encode(text)
     params = Params(temperature=0.0, max_tokens=8, ignore_eos=True)
-    forms: list[Any] = [text, ids, {"prompt_token_ids": ids}, {"prompt": text}]
+    both = {"prompt": "", "prompt_token_ids": ids}
+    forms: list[Any] = [text, ids, {"prompt_token_ids": ids}, {"prompt": text}, both]
     outputs = llm.generate(forms, params, use_tqdm=False)
     assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
-    assert [o.prompt for o in outputs] == [text, None, None, text]
+    assert [o.prompt for o in outputs] == [text, None, None, text, ""]
     assert llm.generate(ids, params, use_tqdm=False)[0].prompt_token_ids == ids
 
 
@@ -120,6 +121,21 @@ def test_chat_renders_the_template(llm) -> None:
     expected = llm.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True)
     assert one.prompt == expected
     assert [o.outputs[0].token_ids for o in two] == [one.outputs[0].token_ids] * 2
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert llm.chat(parts, params, use_tqdm=False)[0].prompt == expected
+
+
+def test_chat_refuses_what_it_would_not_say(llm) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(ValidationError, match="image_url"):
+        llm.chat([{"role": "user", "content": image}], use_tqdm=False)
+    for name in ("tokenize", "tools", "add_generation_prompt"):
+        with pytest.raises(ValidationError, match=name):
+            llm.chat(
+                [{"role": "user", "content": "x"}],
+                use_tqdm=False,
+                chat_template_kwargs={name: True},
+            )
 
 
 def run_async(settings: dict[str, Any], body: Callable[[AsyncEngine], Any]) -> None:

@@ -8,7 +8,7 @@ Hypothesis tries first, holds every boundary length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -156,6 +156,11 @@ def boundaries(program: Program) -> list[int]:
     page = program.page_size
     found = [program.longest, page + 1, 0, 1, page - 1, page]
     return [min(length, program.longest) for length in found]
+
+
+def numbers(boundaries: Sequence[int], most: int, least: int = 1) -> st.SearchStrategy[int]:
+    """A number at which a kernel may go wrong, the first of them before all others, or any."""
+    return st.one_of(st.sampled_from(boundaries), st.integers(least, most))
 
 
 def _number(simplest: int, special: list[int], most: int) -> st.SearchStrategy[int]:

@@ -93,6 +93,9 @@ def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
         assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
         assert backends.decode_and_write == "mosaic_tpu"
         assert backends.tuning.decode.multiprocessors == backends.tuning.prefill.cores == cores
+    small = replace(covered, head_dim=64)  # stored with 128 elements a head
+    assert choose_backends("TPU v6 lite", "tpu", small).decode == "mosaic_tpu"
+    require_backend("decode", "mosaic_tpu", "TPU v6 lite", "tpu", small)
     backends = choose_backends("TPU v6 lite", "tpu", replace(covered, head_dim=320))
     assert (backends.decode, backends.prefill, backends.write_kv) == ("xla",) * 3
     assert backends.decode_and_write is None

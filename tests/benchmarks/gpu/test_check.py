@@ -16,6 +16,7 @@ from benchmarks.gpu.sections import SECTIONS, Several, Single
 from benchmarks.gpu.setting import Section
 from benchmarks.isolated import Worker
 from tests.benchmarks.documented import documented
+from tests.benchmarks.gpu import failing_sections
 
 ROOT = Path(__file__).parents[3]
 # what the machine with the GPU does not have, and the packages that would need it
@@ -145,7 +146,41 @@ def test_a_section_in_a_process_of_its_own():
         found = worker.call(request | {"do": "run", "section": "bandwidth"}, 120)
     finally:
         worker.close()
-    assert len(found["section"]["rows"]) == 2 and found["shared"]["copy_gb_s"] > 0
+    assert len(found["section"]["rows"]) == 3 and found["shared"]["copy_gb_s"] > 0
+
+
+@pytest.mark.slow
+def test_a_process_that_is_poisoned_aborts_or_hangs_costs_no_other_section(monkeypatch, tmp_path):
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", failing_sections.__name__]
+    monkeypatch.setattr(check, "device_process", lambda dry_run: Worker(command, environment))
+    assert dry_check(monkeypatch, tmp_path, failing_sections.SECTIONS) == check.EXIT_FAILED
+    results = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert list(results) == list(failing_sections.SECTIONS)
+    (raised,) = results["raises"]["failures"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in raised
+    # two aborts of its group end it; the other group's cases all ran
+    assert results["aborts"]["rows"] == [["a 1"], ["a 2"], ["a 3"]]
+    first, second, left_out = results["aborts"]["failures"]
+    assert first.startswith("b 1: the process died with exit status -6")
+    assert second.startswith("b 2: the process died")
+    assert left_out == "1 cases were not run: too many b failed"
+    (hung,) = results["hangs"]["failures"]
+    assert hung.startswith("hangs: no answer within 1 s")
+    assert results["last"]["rows"][0][1] == ["a 1", "a 2", "a 3"]
+    assert results["last"]["failures"] == []
+
+
+def test_an_error_in_this_process_is_a_failure_of_its_section_alone(monkeypatch, tmp_path):
+    def broken(*arguments, **options):
+        raise KeyError("in the parent")
+
+    monkeypatch.setattr(check, "run_cases", broken)
+    only = ["--only", "kernels", "--only", "machine"]
+    assert check.main(["--dry-run", *only, "--output", str(tmp_path)]) == check.EXIT_FAILED
+    results = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert results["machine"]["rows"] and not results["machine"]["failures"]
+    assert results["kernels"]["failures"] == ["KeyError: 'in the parent'"]
 
 
 def without(tmp_path):

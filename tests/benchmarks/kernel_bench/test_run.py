@@ -18,13 +18,15 @@ class Device:
 
     def __init__(self, failing=(), seconds=0.0):
         self.failing, self.seconds, self.asked = failing, seconds, []
+        self.limits = []
 
     def call(self, request, limit_s):
         if request["do"] == "device":
             return {"ceilings": {"copy_gb_s": 1.0, "matmul_tflop_s": 1.0}}
         assert request["ceilings"]["copy_gb_s"] == 1.0  # measured once, not by each process
-        slots = request["case"]["slots"]
+        slots = request["case"].get("slots") or request["case"]["rows"]
         self.asked.append(slots)
+        self.limits.append(limit_s)
         time.sleep(self.seconds)
         if slots in self.failing:
             raise WorkerError("no answer within 1 s")
@@ -37,11 +39,11 @@ class Device:
         ]  # fmt: skip
 
 
-def go(device, seconds=60.0):
+def go(device, seconds=60.0, cases=CASES):
     progress = []
     rows, _, notes = run_cases(
         device,
-        CASES,
+        cases,
         {"dry_run": True},
         deadline=time.monotonic() + seconds,
         progress=lambda rows, device, notes: progress.append(len(rows)),
@@ -66,18 +68,21 @@ def test_a_case_that_hangs_is_a_failure_and_the_others_run():
 
 
 def test_when_the_time_is_up_the_rest_is_told():
-    device = Device(seconds=0.05)
-    _, notes, _ = go(device, seconds=0.06)
-    assert len(device.asked) == 2
-    assert notes == ["Not run: 2 of 4 cases (time is up)."]
+    _, notes, _ = go(Device(seconds=0.05), seconds=0.04)
+    assert notes == ["Not run: 3 of 4 cases (time is up)."]
 
 
-def test_many_failures_in_a_row_end_the_run(monkeypatch):
-    monkeypatch.setattr(run, "MOST_FAILURES", 2)
+def test_failures_in_a_row_end_an_operation_not_the_others():
     device = Device(failing=(1, 2, 3, 4))
-    _, notes, _ = go(device)
-    assert device.asked == [1, 2]
-    assert notes == ["Not run: 2 of 4 cases (2 cases in a row failed)."]
+    _, notes, _ = go(device, cases=[*CASES, MatmulCase("o", 9, 8, 8)])
+    assert device.asked == [1, 2, 9]
+    assert notes == ["Not run: 2 cases of decode (2 in a row failed)."]
+
+
+def test_no_case_outlasts_the_budget():
+    device = Device()
+    go(device, seconds=30)
+    assert max(device.limits) <= 30 + run.GRACE_S
 
 
 def test_while_flashinfer_is_compiled_cases_without_it_come_first(monkeypatch):

@@ -77,6 +77,27 @@ def test_a_batch_that_hangs_is_tried_one_by_one_and_the_best_meet_again(monkeypa
     assert device.requests[-1] == [e["tuning"] for e in results[:4]]
 
 
+def test_when_everything_hangs_the_search_ends_with_its_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(search.time, "monotonic", lambda: clock[0])
+
+    class Hanging(Device):
+        def call(self, request, limit_s):
+            if request["do"] != "tune":
+                return super().call(request, limit_s)
+            clock[0] += limit_s
+            raise WorkerError("no answer")
+
+    search.search(
+        Hanging(),
+        ["decode"],
+        {"dry_run": False},
+        deadline=250,
+        progress=lambda found: None,
+    )
+    assert clock[0] <= 250 + search.GRACE_S
+
+
 def test_the_best_choice_is_that_of_all_cases_together():
     def entry(name, us):
         return {"tuning": {"stages": name}, "us": us, "reason": ""}

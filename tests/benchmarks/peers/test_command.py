@@ -69,6 +69,12 @@ def test_wrong_options_are_refused(words, capsys):
     assert "error:" in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_there_is_named(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--model", "nowhere"])
+    assert "--model nowhere" in capsys.readouterr().err
+
+
 def test_a_request_that_ends_early_is_an_error():
     class Short:
         def run(self, cell):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import math
 import statistics
+import subprocess
+import sys
 
 import pytest
 
-from jaxserve.bench import commands, datasets
+from jaxserve.bench import commands, datasets, startup
 from jaxserve.bench.arrivals import arrival_times
 from jaxserve.bench.client import RequestTimes, Target, _take_event
 from jaxserve.bench.datasets import BenchPrompt
@@ -23,6 +26,7 @@ from jaxserve.bench.serving_report import (
     serving_report,
 )
 from jaxserve.errors import ValidationError
+from server.cli import build_parser, main
 
 
 def gaps(times: list[float]) -> list[float]:
@@ -186,17 +190,18 @@ EVENTS = {
 def test_tokens_of_a_stream(backend, tokens):
     times = RequestTimes(0.0)
     for event in EVENTS[backend]:
-        _take_event(json.dumps(event), times)
+        _take_event(json.dumps(event).encode(), times)
     assert (len(times.chunks), times.output_tokens, times.text) == (tokens, tokens, "ab")
+    assert times.ended and not times.counted
     usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 4}}
-    _take_event(json.dumps(usage), times)
-    _take_event("[DONE]", times)
+    _take_event(json.dumps(usage).encode(), times)
+    _take_event(b"[DONE]", times)
     assert (times.prompt_tokens, times.output_tokens) == (7, 4)
 
 
 def test_an_error_event_is_kept():
     times = RequestTimes(0.0)
-    _take_event('{"error": {"message": "out of pages"}}', times)
+    _take_event(b'{"error": {"message": "out of pages"}}', times)
     assert "out of pages" in times.error
 
 
@@ -209,6 +214,70 @@ def test_what_is_sent():
         target.request(BenchPrompt([1], 1, 5))
     with pytest.raises(ValidationError, match="backend"):
         Target("http://x", "grpc", "m")
+
+
+def test_what_a_model_thinks_is_output():
+    times = RequestTimes(0.0)
+    for name in ("reasoning", "reasoning_content", "content"):
+        delta = {"content": None, name: "x"}
+        _take_event(json.dumps({"choices": [{"delta": delta}]}).encode(), times)
+    assert (len(times.chunks), times.output_tokens, times.text) == (3, 3, "x")
+
+
+def test_all_tokens_in_one_piece_have_no_time_per_token():
+    assert request(0.0, [0.5], tokens=8).tpot is None
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("latency --batch-size 0", "batch_size=0"),
+        ("latency --n 0", "n=0"),
+        ("throughput --input-len 5", "input_len, output_len=(5, None)"),
+        ("throughput --model nowhere", "model='nowhere'"),
+        ("throughput --output-json /dev/null/x.json", "/dev/null"),
+        ("startup --num-iters-cold 0", "num_iters_warm=3"),
+        ("startup --num-iters-warm -1", "num_iters_warm=-1"),
+        ("startup --model nowhere", "ended: jaxserve: model='nowhere'"),
+    ],
+)
+def test_a_mistake_is_one_line_before_a_model_is_loaded(words, named, capsys):
+    assert main(["bench", *words.split()]) == 1
+    captured = capsys.readouterr()
+    assert named in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_the_engines_flags_are_those_of_a_server():
+    words = ["bench", "latency", "--quantization", "int8", "--preset", "bulk", "MODEL"]
+    args = build_parser("bench").parse_args(words)
+    assert (args.quantization, args.preset, args.model_path) == ("int8", "bulk", "MODEL")
+    assert not args.compile_in_background
+
+
+def test_start_up_is_reported_under_vllms_names(monkeypatch, tmp_path, capsys):
+    seconds = iter([9.0, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(startup, "seconds_to_healthy", lambda words, cache: next(seconds))
+    path = tmp_path / "new" / "startup.json"
+    words = ["bench", "startup", "--num-iters-warmup", "1", "--num-iters-warm", "2"]
+    assert main([*words, "--output-json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert (report["cold_startup_times"], report["warm_startup_times"]) == ([9.0], [2.0, 4.0])
+    assert report["avg_warm_startup_time"] == report["warm_startup_percentiles"]["50"] == 3.0
+    assert "warm: median 3.00 s of 2" in capsys.readouterr().out
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "httpx" else find(n))
+    assert main(["bench", "serve"]) == 1
+    assert "jaxserve[bench]" in capsys.readouterr().err
+
+
+def test_benchmarks_of_the_engine_do_without_the_extra():
+    program = "import sys; sys.modules.update(httpx=None, matplotlib=None)\n"
+    program += "from server.cli import build_parser; build_parser('bench')\n"
+    program += "assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_full_disk_is_one_line(capsys):

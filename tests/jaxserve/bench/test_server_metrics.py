@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from jaxserve.bench.server_metrics import parse_histograms, queue_markdown, queue_report
+from jaxserve.bench.server_metrics import (
+    Reading,
+    parse_histograms,
+    parse_phases,
+    queue_markdown,
+    queue_report,
+    step_markdown,
+    step_report,
+)
 
 
 @pytest.mark.parametrize("prefix", ["jaxserve:", "vllm:"])
@@ -42,4 +50,31 @@ def test_above_the_last_bucket_there_is_no_bound():
 
 def test_a_server_without_the_histogram_is_said_to_have_none():
     assert parse_histograms("# TYPE other counter\nother_total 3\n") == {}
-    assert "does not report" in queue_markdown(queue_report({}, {}, [50.0]), [50.0])
+    assert "reports none" in queue_markdown(queue_report({}, {}, [50.0]), [50.0])
+
+
+def test_without_a_request_between_there_is_no_figure():
+    registry = CollectorRegistry()
+    Histogram("vllm:request_queue_time_seconds", "", registry=registry).observe(2)
+    reading = parse_histograms(generate_latest(registry).decode())
+    assert queue_report(reading, reading, [50.0]) == {}
+
+
+STEPS = """# TYPE jaxserve:step_phase_seconds_total counter
+jaxserve:step_phase_seconds_total{model_name="m",phase="plan"} %s
+jaxserve:step_phase_seconds_total{model_name="m",phase="http"} %s
+# TYPE jaxserve:engine_steps_total counter
+jaxserve:engine_steps_total{model_name="m"} %s
+"""
+
+
+def test_where_the_steps_of_the_test_spent_their_time():
+    before, after = (Reading({}, *parse_phases(STEPS % v)) for v in ((1, 2, 10), (1.002, 2.01, 30)))
+    report = step_report(before, after)
+    assert report == {
+        "num_steps": 20,
+        "plan_us_per_step": pytest.approx(100),
+        "http_us_per_step": pytest.approx(500),
+    }
+    assert step_markdown(report).endswith("us a step in 20 steps: plan 100, http 500")
+    assert step_report(after, before) == step_report(Reading({}, {}, 0), Reading({}, {}, 0)) == {}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+import pytest
 
 from jaxserve.bench import tune
 from jaxserve.bench.tune import Sizes, Trial
@@ -42,5 +45,32 @@ def test_serve_reads_what_it_writes(tmp_path):
     path = tmp_path / "tuned.yaml"
     path.write_text(tune.config_text(trial, options(model_path="/models/a b")))
     args = build_parser().parse_args(expand_config(["serve", "--config", str(path)]))
-    assert (args.model, args.max_num_seqs, args.block_size) == ("/models/a b", 32, 64)
+    assert (args.default_model, args.max_num_seqs, args.block_size) == ("/models/a b", 32, 64)
     assert (args.max_num_batched_tokens, args.prefill_chunk) == (512, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"ttft_ms": 0.0}, "ttft_ms=0.0"),
+        ({"max_num_seqs": [8, 0]}, "max_num_seqs=[8, 0]"),
+        ({"num_prompts": 0}, "num_prompts=0"),
+        ({"output": Path("x.json")}, "output='x.json'"),
+        ({"output": Path("/dev/null/tuned.yaml")}, "/dev/null"),
+    ],
+)
+def test_a_mistake_is_one_line_before_the_search(changes, named, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "measure", lambda *_: pytest.fail("searched"))
+    assert tune.run(options(**changes)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("jaxserve tune: ") and named in error and error.count("\n") == 1
+
+
+def test_the_results_are_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tune, "measure", made_up)
+    given = options(itl_ms=70.0, output=tmp_path / "new" / "tuned.yaml", quantization="int8")
+    assert tune.run(given) == 0
+    assert (tmp_path / "new" / "tuned.png").read_bytes().startswith(b"\x89PNG")
+    assert "quantization: int8" in given.output.read_text()
+    out = capsys.readouterr().out
+    assert "32 slots, 512 tokens a step, 32 tokens a page" in out and "Sizes(" not in out

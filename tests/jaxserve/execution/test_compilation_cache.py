@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from jax._src.compilation_cache import compress_executable
 
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
@@ -92,3 +93,23 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValidationError, match=r"compilation_cache=.*file"):
         compilation_cache.use(str(tmp_path / "file" / "cache"))
+
+
+def test_a_torn_entry_is_removed_once(tmp_path, caplog):
+    whole, torn = (tmp_path / f"jit_{name}-cache" for name in ("whole", "torn"))
+    for path in (whole, torn):
+        path.write_bytes(compress_executable(bytes(range(256)) * 50))
+    assert compilation_cache.remove_torn(tmp_path) == []
+    torn.write_bytes(torn.read_bytes()[:-20])
+    assert compilation_cache.remove_torn(tmp_path) == [torn.name]
+    assert whole.exists() and not torn.exists()
+    assert "removed 1 unreadable" in caplog.text
+    assert compilation_cache.remove_torn(tmp_path) == []
+
+
+def test_a_whole_entry_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "jit_f-cache").write_bytes(compress_executable(b"code"))
+    compilation_cache.remove_torn(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read again"))
+    assert compilation_cache.remove_torn(tmp_path) == []
+    assert (tmp_path / "jit_f-cache").exists()

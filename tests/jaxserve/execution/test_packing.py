@@ -76,6 +76,12 @@ def test_sampling_parameters_travel_by_slot() -> None:
     assert views["prompt_len"].tolist() == [0, 0, 2]
 
 
+def test_a_top_k_beyond_int32_keeps_the_vocabulary() -> None:
+    plan = StepPlan(lanes=[lane(request([1, 2], top_k=2**40), 1, 0, 2)])
+    views = pack(plan, StepShape(2, 16, 1, Variant.FILTERED))
+    assert views["params"][2, columns.TOP_K] == VOCAB
+
+
 def test_masks() -> None:
     made = request(
         [1, 2],

@@ -73,8 +73,6 @@ def test_longest_context_counts_rope_scaling_in() -> None:
     assert read(rope_parameters=yarn).max_context_length == 4096
     assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).max_context_length == 4096
     assert read().max_context_length == 2048
-    assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).rope_depends_on_prompt
-    assert not read(rope_parameters=yarn).rope_depends_on_prompt
 
 
 def test_windows_of_each_family() -> None:

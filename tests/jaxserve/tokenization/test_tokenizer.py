@@ -1,5 +1,6 @@
 """The tokenizer wrapper against transformers, under threads, and with hostile templates."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -162,3 +163,9 @@ def test_without_a_template_chat_is_refused(metaspace):
         metaspace.apply_chat_template(USER)
     assert error.value.field == "chat_template"
     assert metaspace.apply_chat_template(USER, chat_template="{{ messages[0].role }}") == "user"
+
+
+def test_nothing_is_said_of_a_missing_torch(monkeypatch, byte_level):
+    monkeypatch.delenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", raising=False)
+    Tokenizer(byte_level.path)
+    assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "1"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import example
 from hypothesis import strategies as st
 
 from pallas_kernels import quantize_int8
 from pallas_kernels.linear import Norm, linear
-from tests.pallas_kernels.strategies import SEEDS
+from tests.pallas_kernels.strategies import SEEDS, numbers
 
 OPTIONS = ("plain", "bias", "norm", "residual", "gated")
 # relative to the largest element of the result
@@ -30,17 +32,39 @@ class Layer(NamedTuple):
     seed: int
 
 
-def layers(dtypes: tuple[str, ...]) -> st.SearchStrategy[Layer]:
-    """Each row tile (16, 4, 2, 1) and its remainders, ends inside a vector or a block."""
-    return st.builds(
-        Layer,
-        rows=st.sampled_from((1, 2, 3, 5, 17, 130)),
-        inputs=st.sampled_from((64, 70, 96, 100, 256, 768)),
-        outputs=st.sampled_from((64, 30, 34, 48, 50, 100)),
-        dtype=st.sampled_from(dtypes),
-        int8=st.booleans(),
-        option=st.sampled_from(("all", *OPTIONS)),
-        seed=SEEDS,
+# Where the native kernels change their way: 8 rows are the last that are multiplied one by one, 16
+# a group, 130 of 768 inputs more than the cache takes at once; a vector has 16, 32 or 64 inputs, a
+# block 16 outputs, and one alone is neither.
+BOUNDARIES = (
+    Layer(9, 70, 50, "bfloat16", True, "all", 0),
+    Layer(130, 768, 100, "float32", False, "all", 1),
+    Layer(8, 64, 34, "bfloat16", False, "all", 2),
+    Layer(7, 1, 17, "float32", True, "residual", 3),
+    Layer(33, 33, 1, "bfloat16", False, "bias", 4),
+    Layer(16, 256, 48, "float32", True, "gated", 5),
+)
+
+
+def at_boundaries(test: Callable[..., None]) -> Callable[..., None]:
+    """Gives a test of `layer` those of `BOUNDARIES` before any other."""
+    for layer in reversed(BOUNDARIES):
+        test = example(layer=layer)(test)
+    return test
+
+
+@st.composite
+def layers(draw: st.DrawFn, dtypes: tuple[str, ...]) -> Layer:
+    """Any row tile (16, 4, 2, 1) and remainder, any end inside a vector or a block."""
+    option = draw(st.sampled_from(("all", *OPTIONS)))
+    outputs = draw(numbers((15, 16, 17, 32, 100), most=100, least=2))
+    return Layer(
+        rows=draw(numbers((1, 2, 3, 4, 15, 17, 32), most=70)),
+        inputs=draw(numbers((63, 64, 65, 15, 31, 128), most=300)),
+        outputs=outputs // 2 * 2 if option in ("gated", "all") else outputs,
+        dtype=draw(st.sampled_from(dtypes)),
+        int8=draw(st.booleans()),
+        option=option,
+        seed=draw(SEEDS),
     )
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pallas_kernels import KernelError, quantize_int8
 from pallas_kernels.linear import linear
-from tests.pallas_kernels.linear.checks import check, layers, problem, to64
+from tests.pallas_kernels.linear.checks import at_boundaries, check, layers, problem, to64
 from tests.pallas_kernels.native.requirements import require_native
-from tests.pallas_kernels.strategies import examples
+from tests.pallas_kernels.strategies import SEEDS, examples, numbers
 
 require_native()
 
 
-@examples(20)
+@at_boundaries
+@examples(14)
 @given(layer=layers(("bfloat16", "float32")))
 def test_against_float64(layer):
     check(layer, "native")
@@ -33,25 +35,35 @@ def test_int8_largest_sums_are_exact():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
+@examples(2)
+@given(few=numbers((7, 1, 2), most=7), many=numbers((16, 9, 40), most=60, least=9), seed=SEEDS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype, few, many, seed):
     """Among few rows, and among many."""
-    rng = np.random.default_rng(2)
+    rng = np.random.default_rng(seed)
     x, weight, _ = problem(rng, (61, 200, 64), "bfloat16" if dtype == "int8" else dtype, "plain")
     scale = None
     if dtype == "int8":
         weight, scale = quantize_int8(weight)
     of = lambda x: linear(x, weight, scale=scale, out_dtype="float32", backend="native")  # noqa: E731
-    for most, fewer in (8, (1, 2, 7)), (61, (9, 16, 40)):
-        together = of(x[:most])
-        for rows in fewer:
-            np.testing.assert_array_equal(of(x[:rows]), together[:rows])
+    for most, fewer in (8, few), (61, many):
+        np.testing.assert_array_equal(of(x[:fewer]), of(x[:most])[:fewer])
+
+
+def live_ranges(rows: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Ascending ranges, also empty ones and neighbours."""
+    ends = st.lists(st.integers(0, rows), min_size=2, max_size=6).map(sorted)
+    return ends.map(lambda ends: list(zip(ends[::2], ends[1::2])))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
-@pytest.mark.parametrize("ranges", [[(0, 3)], [(2, 5), (9, 12)], [(0, 1), (4, 40)], [(7, 7)]])
-def test_only_live_rows_are_computed(dtype, ranges):
+@example(ranges=[(2, 5), (9, 12)], seed=0)
+@example(ranges=[(0, 1), (4, 40)], seed=1)
+@example(ranges=[(7, 7)], seed=2)
+@examples(2)
+@given(ranges=live_ranges(40), seed=SEEDS)
+def test_only_live_rows_are_computed(dtype, ranges, seed):
     """Rows that do not count may hold anything; they cost nothing and come out as zeros."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     size = (40, 96, 50)
     x, weight, options = problem(rng, size, "bfloat16" if dtype == "int8" else dtype, "all")
     scale = None

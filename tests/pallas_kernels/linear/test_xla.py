@@ -9,13 +9,14 @@ from hypothesis import given
 
 from pallas_kernels.linear import Norm
 from pallas_kernels.linear.xla import rms_norm
-from tests.pallas_kernels.linear.checks import check, layers
+from tests.pallas_kernels.linear.checks import at_boundaries, check, layers
 from tests.pallas_kernels.strategies import examples
 
 RNG = np.random.default_rng(0)
 
 
-@examples(8)
+@at_boundaries
+@examples(4)
 @given(layer=layers(("bfloat16", "float32", "float16")))
 def test_linear(layer):
     check(layer, "xla", slack=2)  # gate, product and sum are rounded one after the other

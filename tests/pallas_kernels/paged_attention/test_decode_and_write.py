@@ -5,14 +5,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import DecodeTuning, KernelError, paged_decode_and_write
 from pallas_kernels.write_kv.api import stored_rows
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import paged_case, stored
+from tests.pallas_kernels.tpu_interpreter import INTERPRETER, no_races
 
-INTERPRETER = pltpu.InterpretParams(detect_races=True)
 # small blocks, so that short contexts have several and the ring of buffers turns
 ONE_CORE = DecodeTuning(block_tokens=128, stages=3, multiprocessors=1)
 TWO_CORES = DecodeTuning(block_tokens=128, stages=2, multiprocessors=2)
@@ -79,10 +78,6 @@ def check(shape, lengths, *, backend="mosaic_tpu", trash=False, **call):
     if trash:  # where a backend may write for idle slots
         written[first_page] = after[first_page]
     np.testing.assert_array_equal(written.view(np.uint8), after.view(np.uint8))
-
-
-def no_races(capfd):
-    return "RACE" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import (
     KernelError,
@@ -23,9 +22,8 @@ from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 from tests.pallas_kernels.cases import packed_lanes
 from tests.pallas_kernels.paged_attention.checks import check_decode, check_prefill
 from tests.pallas_kernels.strategies import Program, Slots, examples, lanes, slots
+from tests.pallas_kernels.tpu_interpreter import INTERPRETER, no_races
 
-# memory that nothing has written is NaN there, and DMAs run when they are waited for
-INTERPRETER = pltpu.InterpretParams(detect_races=True)
 # small blocks, so that short contexts have several and the ring of buffers turns
 DECODE_TUNING = DecodeTuning(block_tokens=128, stages=3, multiprocessors=1)
 TWO_CORES = DecodeTuning(block_tokens=128, stages=2, multiprocessors=2)
@@ -50,10 +48,6 @@ MORE = [
 ]
 DECODE = {"backend": "mosaic_tpu", "tuning": DECODE_TUNING, "interpret": INTERPRETER}
 PREFILL = {"backend": "mosaic_tpu", "tuning": PREFILL_TUNING, "interpret": INTERPRETER}
-
-
-def no_races(capfd):
-    return "RACE" not in "".join(capfd.readouterr())
 
 
 @examples(2)

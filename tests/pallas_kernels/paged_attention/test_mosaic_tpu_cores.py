@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import PrefillTuning, paged_prefill_attention
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import packed_lanes, paged_case
+from tests.pallas_kernels.tpu_interpreter import INTERPRETER, no_races
 
 TUNING = PrefillTuning(tile_rows=32, block_tokens=128, stages=2, cores=2)
 
@@ -33,9 +33,9 @@ def test_two_cores_share_the_tiles(chunks, contexts, capfd):
         lanes,
         backend="mosaic_tpu",
         tuning=TUNING,
-        interpret=pltpu.InterpretParams(detect_races=True),
+        interpret=INTERPRETER,
         **options,
     )
     want = oracle.prefill(*case[:3], lanes, **options)
     assert oracle.relative_error(got, want) <= oracle.TOLERANCE["bfloat16"]
-    assert "RACE" not in "".join(capfd.readouterr())
+    assert no_races(capfd)

@@ -55,6 +55,7 @@ DRAWN = programs(
 @pytest.mark.parametrize(
     "program", [*QUICK, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE)], ids=str
 )
+@pytest.mark.usefixtures("poison_outside")
 @examples(4)
 @given(data=st.data())
 def test_ragged(program, data):
@@ -62,6 +63,7 @@ def test_ragged(program, data):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("poison_outside")
 @examples(8)
 @given(data=st.data())
 def test_ragged_of_any_shape(data):

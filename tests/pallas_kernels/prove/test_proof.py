@@ -80,7 +80,7 @@ def test_the_report_shows_our_kernels_and_both_costs(tmp_path) -> None:
     cells = [cell.strip() for cell in first.strip("|").split("|")]
     assert cells[:6] == ["decode", "h200", "1.0", "2", "182", "0"]
     assert cells[6:9] == ["191489", "wgmma 12", "50"]
-    assert cells[9:] == ["2.0", "3.0", "4.0", "5.0", "ok"]
+    assert cells[9:] == ["2.0", "3.0", "2.0 (FLOP)", "4.0", "5.0", "ok"]
     assert second.count("|") == first.count("|")
     assert "does not compile: a / b" in second
 
@@ -88,4 +88,5 @@ def test_the_report_shows_our_kernels_and_both_costs(tmp_path) -> None:
     read = json.loads((tmp_path / "proofs.json").read_text())
     assert read["versions"]["jax"]
     assert read["proofs"][0]["kernels"][0]["instructions"] == {"wgmma": 12}
-    assert read["proofs"][1]["memory"] is None
+    assert read["proofs"][0]["estimated_least"]["by"] == "FLOP"
+    assert read["proofs"][1]["memory"] is read["proofs"][1]["estimated_least"] is None

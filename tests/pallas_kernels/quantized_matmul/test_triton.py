@@ -30,6 +30,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 
 
 @pytest.mark.parametrize(("product", "splits"), [*CASES, *SLOW], ids=str)
+@pytest.mark.usefixtures("poison_outside")
 @examples(3)
 @given(values=VALUES)
 def test_against_float64(product, splits, values):

@@ -7,6 +7,7 @@ import pytest
 from jaxserve.errors import ValidationError
 from server.cli import build_parser, main
 from server.commands.config_file import expand_config
+from server.commands.engine_flags import model_path
 
 FILE = """
 port: 9000
@@ -40,10 +41,10 @@ def test_without_a_file_nothing_changes():
     assert expand_config(["serve", "--port", "1"]) == ["serve", "--port", "1"]
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: {b: c}", "a: [", "\0"])
+@pytest.mark.parametrize("text", [b"[1, 2]", b"a: {b: c}", b"a: [", b"\0", b"\xff\xfe"])
 def test_other_files_are_refused(text, tmp_path, capsys):
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
+    path.write_bytes(text)
     assert main(["serve", "--config", str(path)]) == 1
     assert "bad.yaml" in capsys.readouterr().err
 
@@ -52,3 +53,39 @@ def test_a_file_must_be_named_and_be_there():
     for words in (["serve", "--config"], ["serve", "--config", "/nowhere.yaml"]):
         with pytest.raises(ValidationError, match="--config"):
             expand_config(words)
+
+
+def test_a_single_value_does_not_take_the_model_behind_it(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("served-model-name: one\nallowed-origins: [a]\napi-key: -k\n")
+    args = build_parser().parse_args(expand_config(["serve", "--config", str(path), "/model"]))
+    assert (args.model_path, args.served_model_name) == ("/model", ["one"])
+    assert (args.allowed_origins, args.api_key) == (["a"], ["-k"])
+
+
+def test_every_flag_that_is_on_or_off_can_be_off(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("disable-uvicorn-access-log: false\ncompile-in-background: false\n")
+    args = build_parser().parse_args(expand_config(["serve", "--config", str(path)]))
+    assert not args.disable_uvicorn_access_log and not args.compile_in_background
+
+
+def test_a_typed_model_wins_over_the_files(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"model: {folders[0]}\n")
+    for typed, served in ([], folders[0]), ([str(folders[1])], folders[1]):
+        words = expand_config(["serve", "--config", str(path), *typed])
+        assert model_path(build_parser().parse_args(words)) == str(served)
+
+
+def test_an_unknown_flag_is_one_line(tmp_path, capsys):
+    path = tmp_path / "serve.yaml"
+    path.write_text("max-num-sequences: 3\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--config", str(path)])
+    error = capsys.readouterr().err
+    assert "--max-num-sequences=3" in error and error.count("\n") == 1

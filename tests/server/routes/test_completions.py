@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jaxserve.outputs import Logprob
 from jaxserve.sampling_params import RequestOutputKind
+from server.protocol.logprobs import completion_logprobs
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import events, joined
 
@@ -151,6 +153,12 @@ def test_zero_logprobs_lists_the_token_only(client: TestClient) -> None:
     assert shown["top_logprobs"] == [{one: -0.5} for one in "hello"]
 
 
+def test_minus_one_logprobs_lists_the_vocabulary() -> None:
+    position = {5: Logprob(-2.0, 3), 7: Logprob(-0.5, 1), 6: Logprob(-1.0, 2)}
+    shown = completion_logprobs([(5, position)], top=-1, first_offset=0, show=str)
+    assert shown["top_logprobs"] == [{"5": -2.0, "7": -0.5, "6": -1.0}]
+
+
 def test_prompt_logprobs(client: TestClient) -> None:
     shown = complete(client, prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
     assert shown[0] is None and len(shown) == 4
@@ -195,6 +203,16 @@ def test_parameters_reach_the_engine(client: TestClient, engine: FakeEngine) -> 
 def test_max_tokens_is_cut_to_the_context(client: TestClient, engine: FakeEngine) -> None:
     complete(client, max_tokens=64, prompt="a" * 50)
     assert engine.params[0].max_tokens == 64 - 51
+
+
+def test_prompts_share_the_lists_of_their_parameters(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    allowed = list(range(1, 50))
+    complete(client, prompt=["a" * 50, "b"], max_tokens=60, allowed_token_ids=allowed)
+    one, two = engine.params
+    assert (one.max_tokens, two.max_tokens) == (64 - 51, 60)
+    assert one.allowed_token_ids == allowed and one.allowed_token_ids is two.allowed_token_ids
 
 
 def test_no_field_is_needed_but_the_prompt(client: TestClient) -> None:

@@ -1,0 +1,38 @@
+"""The content of chat messages as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxserve.errors import ValidationError
+
+
+def content_text(content: Any, where: str) -> str:
+    """The text of a message's content: a string, or OpenAI's list of text parts, joined by lines.
+
+    Args:
+        content: None is the empty text.
+        where: what the content is called in errors, such as "messages[0].content".
+
+    Raises:
+        ValidationError: a part that is no text, such as an image, or content of another type.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValidationError(where, type(content).__name__, "a string or a list of text parts")
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise ValidationError(where, type(part).__name__, "a text part")
+    if part.get("type") != "text":
+        raise ValidationError(f"{where}.type", part.get("type"), "'text'")
+    if not isinstance(part.get("text"), str):
+        raise ValidationError(f"{where}.text", type(part.get("text")).__name__, "a string")
+    return str(part["text"])
