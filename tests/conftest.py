@@ -17,7 +17,3 @@ os.environ.setdefault("NPROC", "4")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="jaxserve-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-# Threads of XLA:CPU. The interpreter of Mosaic GPU runs each warpgroup of a thread block in one,
-# and a producer that finds none free leaves its consumers waiting for ever.
-os.environ.setdefault("NPROC", "4")
