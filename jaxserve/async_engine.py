@@ -52,6 +52,8 @@ class AsyncEngine:
         self._stopping = False
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_seconds = 0.0  # processor time of the event loop's thread while requests ran
+        self._loop_since = 0.0
         self._http_seconds = 0.0
         self._streams: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
         self._aborted_early: set[str] = set()  # while their prompts were tokenised
@@ -140,8 +142,7 @@ class AsyncEngine:
         if arrival_time is None:
             arrival_time = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        stream: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
-        self._streams[request_id] = stream
+        stream = self._open_stream(request_id)
         finished = False
         try:
             work = (prompt, params, request_id, arrival_time)
@@ -278,12 +279,22 @@ class AsyncEngine:
                 stream.put_nowait(output)
         self.metrics.record_stats(stats._replace(times=self._with_loop_times(stats.times)))
 
+    def _open_stream(self, request_id: str) -> asyncio.Queue[RequestOutput | BaseException]:
+        if not self._streams:
+            self._loop_since = time.thread_time()  # what is computed while idle is of no step
+        stream: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+        self._streams[request_id] = stream
+        return stream
+
     def _with_loop_times(self, times: StepTimes) -> StepTimes:
         """Adds what this thread has spent: on text, and on everything else that it computes."""
         assert self._outputs is not None
         text = self._outputs.seconds
         # processor time, so that waiting for a socket does not count; never less than before
-        self._http_seconds = max(self._http_seconds, time.thread_time() - text)
+        now = time.thread_time()
+        self._loop_seconds += now - self._loop_since
+        self._loop_since = now
+        self._http_seconds = max(self._http_seconds, self._loop_seconds - text)
         return replace(times, detokenise=text, http=self._http_seconds)
 
     def _fail_streams(self) -> None:

@@ -96,9 +96,10 @@ def load_engine(
     device = mesh.devices.flat[0]
     resolved = resolve(config, model_config, device)
     backends = backends or _choose_backends(resolved, model_config, device)
+    chosen = time.monotonic()  # native kernels are compiled at their first use on a machine
     progress(
         f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
-        f"linear {backends.linear} ({backends.reason})"
+        f"linear {backends.linear} ({backends.reason}), after {chosen - start:.1f} s"
     )
     # before the weights: a folder without a tokenizer should not cost minutes to find out
     tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
@@ -112,7 +113,7 @@ def load_engine(
         form=LinearForm(backends.linear, resolved.quantization),
     )
     loaded = time.monotonic()
-    progress(f"loaded {resolved.model} in {loaded - start:.1f} s")
+    progress(f"loaded {resolved.model} in {loaded - chosen:.1f} s")
 
     def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
         return Runner(settings, model_config, model, mesh, backends, num_pages)

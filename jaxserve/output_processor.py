@@ -247,10 +247,12 @@ class OutputProcessor:
         prompt = step.prompt_logprobs.get(entry)
         if prompt is not None and live.prompt_logprobs is None:
             count = sequence.params.prompt_logprobs
-            live.prompt_logprobs = [None, *(self._logprobs(item, count) for item in prompt)]
+            scored = (self._logprobs(sequence, item, count) for item in prompt)
+            live.prompt_logprobs = [None, *scored]
         sampled, output = step.logprobs.get(entry), sequence.output
         if sampled is not None and output.logprobs is not None:
-            output.logprobs.append(self._logprobs(sampled, sequence.params.logprobs))
+            count = sequence.params.logprobs
+            output.logprobs.append(self._logprobs(sequence, sampled, count))
             assert output.cumulative_logprob is not None
             output.cumulative_logprob += sampled.logprob
 
@@ -295,14 +297,18 @@ class OutputProcessor:
             live.metrics,
         )
 
-    def _logprobs(self, entry: TokenLogprobs, count: int | None) -> PositionLogprobs:
+    def _logprobs(
+        self, sequence: _Sequence, entry: TokenLogprobs, count: int | None
+    ) -> PositionLogprobs:
         """The token itself, then the `count` most likely ones (-1: all there are)."""
         assert count is not None
-        top = len(entry.top_ids) if count == -1 else count
-        position = {entry.token: Logprob(entry.logprob, entry.rank, self._decode(entry.token))}
-        for rank, (token, value) in enumerate(zip(entry.top_ids[:top], entry.top_logprobs), 1):
-            position[token] = Logprob(value, rank, self._decode(token))
-        return position
+        tokenizer = None if sequence.text is None else self._tokenizer
 
-    def _decode(self, token: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.token_text(token)
+        def logprob(token: int, value: float, rank: int) -> Logprob:
+            return Logprob(value, rank, None if tokenizer is None else tokenizer.token_text(token))
+
+        top = len(entry.top_ids) if count == -1 else count
+        position = {entry.token: logprob(entry.token, entry.logprob, entry.rank)}
+        for rank, (token, value) in enumerate(zip(entry.top_ids[:top], entry.top_logprobs), 1):
+            position[token] = logprob(token, value, rank)
+        return position

@@ -197,6 +197,7 @@ PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 }
 WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu_write,
+    "native": native,
     "xla_pages": xla_pages_write,
 }
 LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {

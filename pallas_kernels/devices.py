@@ -38,7 +38,10 @@ class Candidates:
 
 FAMILIES = {
     "a CPU": Candidates(
-        decode=("native", "xla"), prefill=("native", "xla"), linear=("native", "xla")
+        decode=("native", "xla"),
+        prefill=("native", "xla"),
+        write_kv=("native", "xla"),
+        linear=("native", "xla"),
     ),
     "a TPU": Candidates(
         decode=("mosaic_tpu", "xla"),

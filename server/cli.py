@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 import jaxserve
@@ -18,6 +19,7 @@ from jaxserve.errors import ValidationError
 from server.commands import chat, generate, serve
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
+from server.process import ended_by_ctrl_c
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,8 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxserve: {error}", file=sys.stderr)
         return 1
     args = parser.parse_args(words)
+    # a compilation in a thread would have to end before a KeyboardInterrupt could be seen
+    at_once = ended_by_ctrl_c() if getattr(args, "loads_model", False) else nullcontext()
     try:
-        return int(args.func(args) or 0)
+        with at_once:
+            return int(args.func(args) or 0)
     except KeyboardInterrupt:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130

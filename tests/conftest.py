@@ -13,11 +13,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # The interpreter of Mosaic GPU runs every warpgroup of a thread block on a thread of XLA's pool,
 # which has one a core: with fewer than warpgroups a kernel waits for itself.
 os.environ.setdefault("NPROC", "4")
-# One for all workers, which inherit it: what several tests compile is compiled once.
+# One for all workers and their servers, which inherit it: what several compile is compiled once,
+# also what takes less than the second from which JAX keeps it by itself.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="jaxserve-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-# Threads of XLA:CPU. The interpreter of Mosaic GPU runs each warpgroup of a thread block in one,
-# and a producer that finds none free leaves its consumers waiting for ever.
-os.environ.setdefault("NPROC", "4")

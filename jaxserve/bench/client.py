@@ -122,7 +122,8 @@ def open_client(target: Target) -> httpx.AsyncClient:
         base_url=target.base_url.rstrip("/").removesuffix("/v1"),
         headers=key | target.headers,
         timeout=None,
-        verify=target.verify,
+        # certificates are slow to load and only https needs them
+        verify=target.verify and target.base_url.startswith("https"),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
     )
 

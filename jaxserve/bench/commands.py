@@ -37,7 +37,7 @@ def register(
     def add_engine_options(parser: argparse.ArgumentParser) -> None:
         add_engine_flags(parser)
         parser.add_argument("--output-json", type=Path, help="also write the results to this file")
-        parser.set_defaults(engine_config=engine_config, **ALL_COMPILED)
+        parser.set_defaults(engine_config=engine_config, loads_model=True, **ALL_COMPILED)
 
     latency = subparsers.add_parser(
         "latency", help="seconds to complete one batch of equal requests"
@@ -83,7 +83,7 @@ def run_latency(options: argparse.Namespace) -> int:
     from jaxserve.bench.percentiles import PERCENTILES, percentile
     from jaxserve.bench.workloads import fixed
 
-    llm = _make_llm(options)
+    llm = _make_llm(options, options.input_len + options.output_len)
     vocab = llm.model_config.vocab_size
     items = fixed(options.batch_size, options.input_len, options.output_len, vocab, options.seed)
     for _ in range(options.num_iters_warmup):
@@ -121,7 +121,10 @@ def run_throughput(options: argparse.Namespace) -> int:
     from jaxserve.bench.measure import describe, environment, run_workload
     from jaxserve.bench.workloads import fixed, uniform
 
-    llm = _make_llm(options)
+    longest = 2 * options.max_len
+    if options.input_len is not None:
+        longest = options.input_len + options.output_len
+    llm = _make_llm(options, longest)
     vocab = llm.model_config.vocab_size
     if options.input_len is not None:
         items = fixed(
@@ -161,8 +164,12 @@ def run_sweep(options: argparse.Namespace) -> int:
     return sweep.run_sweep(options)
 
 
-def _make_llm(options: argparse.Namespace) -> Any:
+def _make_llm(options: argparse.Namespace, longest: int) -> Any:
+    """An engine for requests of up to so many tokens of prompt and output."""
+    from jaxserve.bench.workloads import require_room
+
     config = options.engine_config(options)
+    require_room(longest, config.model, config.max_model_len)
     _check_output(options.output_json)
     from jaxserve.llm import LLM
 

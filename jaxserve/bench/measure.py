@@ -14,6 +14,7 @@ import jax
 
 import jaxserve
 from jaxserve.bench.workloads import WorkItem, bytes_moved
+from jaxserve.errors import JaxServeError
 from jaxserve.llm import LLM
 
 
@@ -85,7 +86,7 @@ def run_workload(
         use_tqdm: show a progress bar.
 
     Raises:
-        RuntimeError: a request ended early, so the figure would not mean what it says.
+        JaxServeError: a request ended early, so the figure would not mean what it says.
     """
     before = llm.stats()
     start = time.perf_counter()
@@ -98,7 +99,7 @@ def run_workload(
     for item, output in zip(items, outputs):
         for sequence in output.outputs:
             if len(sequence.token_ids) != item.output_len:
-                raise RuntimeError(
+                raise JaxServeError(
                     f"a request gave {len(sequence.token_ids)} of {item.output_len} tokens"
                 )
     after = llm.stats()

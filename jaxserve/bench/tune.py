@@ -74,7 +74,7 @@ def register(subparsers: Any) -> None:
     add("--max-len", type=int, default=256, help="longest prompt and output")
     add("--seed", type=int, default=0)
     add("--output", type=Path, default=Path("tuned.yaml"), help="file for serve --config")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, loads_model=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -100,6 +100,13 @@ def _check(options: argparse.Namespace) -> None:
             raise ValidationError(name, getattr(options, name), "numbers above 0")
     if options.num_prompts < 1:
         raise ValidationError("num_prompts", options.num_prompts, "1 or more")
+    if not 1 <= options.min_len <= options.max_len:
+        raise ValidationError("min_len", options.min_len, "from 1 to --max-len")
+    from checkpoints import bundled_model_path
+    from jaxserve.bench.workloads import require_room
+
+    model = options.model_path or str(bundled_model_path())
+    require_room(2 * options.max_len, model, options.max_model_len)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.open("a").close()
 
@@ -171,6 +178,15 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return max(allowed, key=lambda trial: trial.tokens_per_second, default=None)
 
 
+def frontier(trials: Sequence[Trial], latency: str) -> list[Trial]:
+    """The candidates that no other beats in both, by rising latency (a field of `Trial`)."""
+    best: list[Trial] = []
+    for trial in sorted(trials, key=lambda t: (getattr(t, latency), -t.tokens_per_second)):
+        if not best or trial.tokens_per_second > best[-1].tokens_per_second:
+            best.append(trial)
+    return best
+
+
 def measure(sizes: Sizes, options: argparse.Namespace) -> Trial:
     """Run the workload, all of it queued at once, on an engine of these sizes."""
     from checkpoints import bundled_model_path
@@ -237,7 +253,7 @@ def config_text(best: Trial, options: argparse.Namespace) -> str:
 
 
 def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> None:
-    """A PNG: each candidate's throughput against its latency, and the limits."""
+    """A PNG: each candidate's throughput against its latency, the frontier, and the limits."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -254,13 +270,22 @@ def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> N
                 marker,
                 label="within both limits" if allowed else "beyond one",
             )
+        best = frontier(trials, name)
+        axis.plot(
+            [getattr(trial, name) for trial in best],
+            [trial.tokens_per_second for trial in best],
+            color="grey",
+            zorder=0,
+            label="frontier",
+        )
         for trial in trials:
-            label = f"{trial.sizes.max_num_seqs}/{trial.sizes.max_num_batched_tokens}"
+            label = "/".join(str(size) for size in asdict(trial.sizes).values() if size)
             axis.annotate(label, (getattr(trial, name), trial.tokens_per_second), fontsize=7)
-        axis.axvline(limit, color="grey", linestyle="--")
+        if limit <= 2 * max(getattr(trial, name) for trial in trials):
+            axis.axvline(limit, color="grey", linestyle="--", label="limit")
         axis.set(xlabel=name.replace("_", " "), ylabel="output tok/s")
         axis.legend(fontsize=7)
-    figure.suptitle("candidates as slots/token budget")
+    figure.suptitle("candidates as slots/token budget/prefill chunk/page size")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -59,6 +59,26 @@ def uniform(count: int, shortest: int, longest: int, vocab_size: int, seed: int)
     return [WorkItem(random_tokens(rng, i, vocab_size), o) for i, o in lengths]
 
 
+def require_room(longest: int, model: str, max_model_len: int | None) -> None:
+    """Refuse a workload that cannot be served, before a model is loaded for it.
+
+    Args:
+        longest: tokens of the longest prompt and output together.
+        model: folder with the model's config.json.
+        max_model_len: the engine's setting.
+
+    Raises:
+        ValidationError: the workload is longer than the context, or there is no such model.
+    """
+    from jaxserve.models.config import ModelConfig
+
+    limit = max_model_len or ModelConfig.from_folder(model).max_context_length
+    if longest > limit:
+        raise ValidationError(
+            "prompt and output", f"{longest} tokens", f"at most the context of {limit} tokens"
+        )
+
+
 def bytes_moved(items: list[WorkItem], num_steps: int, footprint: Footprint) -> int:
     """Bytes that `num_steps` steps must read for `items`: weights each step, each row's context.
 

@@ -71,8 +71,9 @@ def make_attend(
                     kv_pages,
                     k[first:],
                     v[first:],
-                    batch.write_pages[first:] + first_page,
+                    batch.write_pages[first:],
                     batch.write_offsets[first:],
+                    first_page=first_page,
                     **backends.write_options,
                 )
             options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of every supported rope type, and the rotation.
+"""Rotary position embedding: the frequencies of every supported rope type.
 
 Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear position interpolation); the dynamic NTK
 scaling of the LocalLLaMA community; Peng et al. 2023 (YaRN); the Llama 3.1 release (llama3).

@@ -17,8 +17,8 @@ class StepTimes:
         commit: tokens reach their requests, logprobs are collected.
         detokenise: tokens become text, stop strings are searched. Off the engine's thread in a
             server.
-        http: what else the event loop's thread computes (a server only): requests are parsed,
-            chunks written.
+        http: what else the event loop's thread computes while requests run (a server only): they
+            are parsed, chunks written.
         device_idle: at most this long the device had nothing to do between two steps of a backlog,
             besides what it takes the runtime to begin a step that is dispatched. An upper bound:
             the host sees that a step has ended, not when.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,14 @@ import jax
 from pallas_kernels.errors import KernelError
 from pallas_kernels.native import build
 
+logger = logging.getLogger(__name__)
+
 TARGETS = (
     "jaxserve_linear",
     "jaxserve_paged_decode",
     "jaxserve_paged_prefill",
     "jaxserve_split_rotate",
+    "jaxserve_write_kv",
 )
 
 
@@ -47,10 +51,15 @@ def availability() -> Availability:
             path.unlink(missing_ok=True)
             load(build.build())
     except build.BuildError as error:
-        return Availability(False, str(error))
+        return _missing(str(error))
     except (OSError, AttributeError) as error:
-        return Availability(False, f"the compiled library cannot be loaded: {error}")
+        return _missing(f"the compiled library cannot be loaded: {error}")
     return Availability(True, f"native code for {instruction_set()}")
+
+
+def _missing(reason: str) -> Availability:
+    logger.warning("no native CPU kernels, XLA's are slower: %s", reason)
+    return Availability(False, reason)
 
 
 def instruction_set() -> str:

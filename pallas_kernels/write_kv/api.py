@@ -41,6 +41,7 @@ def write_kv(
     *,
     k_scale: jax.Array | None = None,  # float32[]
     v_scale: jax.Array | None = None,  # float32[]
+    first_page: int = 0,
     backend: str,
     interpret: Any = None,
 ) -> jax.Array:  # [NP, page_size, 2, KVH, D]
@@ -55,13 +56,14 @@ def write_kv(
             or uint8 (float8_e4m3fn bits).
         k: keys, float32, float16 or bfloat16; rounded to the type of the pool.
         v: values, of the type of `k`.
-        page_ids: index of each token's page in the pool, in [0, NP): a layer's offset included.
+        page_ids: each token's page, in [0, NP - first_page).
         offsets: place of each token within its page, in [0, page_size).
         k_scale: given exactly for 8-bit pages: a key is stored as `key / k_scale`, rounded, and
             cut off at the largest number of the type. For a scale a page see `write_kv_scaled`.
         v_scale: likewise for the values.
-        backend: "xla" (any device), "xla_pages" (any device, by whole pages), "mosaic_tpu" (TPU) or
-            "reference".
+        first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
+        backend: "native" (CPU, C++), "xla" (any device), "xla_pages" (any device, by whole pages),
+            "mosaic_tpu" (TPU) or "reference".
         interpret: parameters of the interpreter of a TPU kernel; None compiles it.
 
     Returns:
@@ -70,8 +72,24 @@ def write_kv(
     Raises:
         KernelError: a shape, dtype or the backend is not supported; names it.
     """
-    rows = stored_rows(kv_pages, k, v, k_scale, v_scale)
+    _check(kv_pages, k, v)
+    _check_scales(kv_pages, k_scale, v_scale)
     _check_places(k, page_ids, offsets)
+    if not 0 <= first_page < kv_pages.shape[0]:
+        raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
+    if backend == "native":
+        from pallas_kernels.write_kv import native
+
+        if interpret is not None:
+            raise KernelError("interpret", interpret, "not an option of backend='native'")
+        if k_scale is None or v_scale is None:
+            k, v = (x.astype(value_dtype(kv_pages.dtype)) for x in (k, v))
+        else:
+            k, v = (quantized(x, s, kv_pages.dtype) for x, s in ((k, k_scale), (v, v_scale)))
+        return native.write(kv_pages, k, v, page_ids, offsets, jnp.int32(first_page))
+    rows = stored_rows(kv_pages, k, v, k_scale, v_scale)
+    if first_page:
+        page_ids = page_ids + first_page
     return _module(backend, interpret).write(kv_pages, rows, page_ids, offsets, **_given(interpret))
 
 
@@ -150,15 +168,7 @@ def stored_rows(
         KernelError: a shape or dtype is not supported, or scales do not fit the pool.
     """
     _check(kv_pages, k, v)
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (scale is not None) != is_quantized(kv_pages.dtype):
-            raise KernelError(
-                name,
-                None if scale is None else f"{scale.dtype}{scale.shape}",
-                f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
-            )
-        if scale is not None and (scale.shape != () or scale.dtype != jnp.float32):
-            raise KernelError(name, f"{scale.dtype}{scale.shape}", "float32[]")
+    _check_scales(kv_pages, k_scale, v_scale)
     rows = jnp.stack([k, v], axis=1)
     if k_scale is None or v_scale is None:
         return as_stored(rows.astype(value_dtype(kv_pages.dtype)), kv_pages.dtype)
@@ -179,6 +189,20 @@ def _check(kv_pages: jax.Array, k: jax.Array, v: jax.Array) -> None:
         raise KernelError(
             "k.dtype, v.dtype", f"{k.dtype}, {v.dtype}", "both one of float32, float16, bfloat16"
         )
+
+
+def _check_scales(
+    kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Array | None
+) -> None:
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (scale is not None) != is_quantized(kv_pages.dtype):
+            raise KernelError(
+                name,
+                None if scale is None else f"{scale.dtype}{scale.shape}",
+                f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
+            )
+        if scale is not None and (scale.shape != () or scale.dtype != jnp.float32):
+            raise KernelError(name, f"{scale.dtype}{scale.shape}", "float32[]")
 
 
 def _check_places(k: jax.Array, page_ids: jax.Array, offsets: jax.Array) -> None:

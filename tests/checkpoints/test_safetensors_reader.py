@@ -68,6 +68,23 @@ def test_slices_equal_numpy(
                     assert found.flags.c_contiguous
 
 
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 20])
+def test_reads_to_a_given_place_and_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    between = np.zeros((3, 5, 10), np.float64)
+    with SafetensorsReader(tmp_path) as reader:
+        reader.read_into("a", (), between[:, 1:3])  # two rows an index
+        np.testing.assert_array_equal(between[:, 1:3], TENSORS["a"].reshape(3, 2, 10))
+        assert not between[:, 0].any() and not between[:, 3:].any()
+        reader.read_into("a", (slice(2, 5), slice(1, 4)), between[:, 0, :3])
+        np.testing.assert_array_equal(between[:, 0, :3], TENSORS["a"][2:5, 1:4])
+        with pytest.raises(ValueError, match="do not fill"):
+            reader.read_into("a", (), between)
+
+
 def test_reads_one_slice_and_not_the_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,12 +18,14 @@ from tests.tiny_models import VOCAB_SIZE
 
 CASE = "llama_gqa"
 ONE_LAYER = {"num_hidden_layers": 1}  # compiles fast; depth is test_engine_parity's matter
+# few pages and several slots; engines of the same sizes share their compiled programs
+SIZES = {"num_pages": 26, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")
 def llm(model_folder, make_llm) -> LLM:
-    """An engine with programs of most variants compiled, few pages, and several slots."""
-    return make_llm(model_folder(CASE, **ONE_LAYER), num_pages=26, max_num_seqs=4, compile_ahead=9)
+    """An engine with programs of most variants compiled."""
+    return make_llm(model_folder(CASE, **ONE_LAYER), compile_ahead=9, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_tokens_do_not_depend_on_the_batch_or_the_overlap(llm, make_llm, model_f
     prompts, params = random_workload(14, seed=1)
     together = llm.generate(prompts, params, use_tqdm=False)
     assert llm.stats().num_preemptions > 0, "the test means to preempt"
-    serial = make_llm(model_folder(CASE, **ONE_LAYER), overlap=False, max_num_seqs=1)
+    serial = make_llm(model_folder(CASE, **ONE_LAYER), overlap=False, **SIZES)
     alone = [serial.generate(p, s, use_tqdm=False)[0] for p, s in zip(prompts, params)]
     for one, other in zip(together, alone):
         assert essence(one) == essence(other)
@@ -98,7 +100,7 @@ def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
 
 def test_an_engine_with_few_programs_gives_the_same_tokens(llm, make_llm, model_folder) -> None:
     prompts, params = random_workload(8, seed=3)
-    few = make_llm(model_folder(CASE, **ONE_LAYER), compile_ahead=2)
+    few = make_llm(model_folder(CASE, **ONE_LAYER), compile_ahead=2, **SIZES)
     expected = llm.generate(prompts, params, use_tqdm=False)
     for one, other in zip(expected, few.generate(prompts, params, use_tqdm=False)):
         assert essence(one) == essence(other)

@@ -102,7 +102,7 @@ def logprobs(model: str, backends: Backends) -> np.ndarray:
 
 
 NATIVE = Backends(
-    decode="native", prefill="native", write_kv="xla", linear="native", reason="C++ on the CPU"
+    decode="native", prefill="native", write_kv="native", linear="native", reason="C++"
 )
 MOSAIC_TPU = Backends(
     decode="mosaic_tpu",

@@ -22,7 +22,7 @@ folder, prompts = sys.argv[1], json.loads(sys.argv[2])
 assert len(jax.devices()) == 4
 llm = LLM(
     model=folder, tensor_parallel_size=2, skip_tokenizer_init=True, max_model_len=96,
-    max_num_seqs=2, max_num_batched_tokens=16, block_size=8, num_pages=20, compile_ahead=4,
+    max_num_seqs=2, max_num_batched_tokens=16, block_size=8, num_pages=20, compile_ahead=2,
     compile_in_background=False,
 )
 pool = llm._engine.runner._state.kv_pages
@@ -48,7 +48,7 @@ print(json.dumps({"tokens": tokens, "refusal": refusal}))
 def test_two_devices_give_the_tokens_of_one(case, model_folder, make_llm) -> None:
     from jaxserve import SamplingParams
 
-    folder = model_folder(case)
+    folder = model_folder(case, num_hidden_layers=2)
     prompts = oracle.prompts(4, VOCAB_SIZE, 40, seed=8)
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
@@ -60,7 +60,7 @@ def test_two_devices_give_the_tokens_of_one(case, model_folder, make_llm) -> Non
     )
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.splitlines()[-1])
-    llm = make_llm(folder, max_model_len=96, max_num_batched_tokens=16, compile_ahead=4)
+    llm = make_llm(folder, max_model_len=96, max_num_batched_tokens=16)
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     expected = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
     assert seen["tokens"][0] == expected

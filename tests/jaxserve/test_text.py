@@ -94,6 +94,8 @@ def test_stop_strings_cut_the_text(llm) -> None:
 def test_detokenize_false_gives_no_text(llm) -> None:
     done = complete(llm, "x", detokenize=False, logprobs=1)
     assert done.text == "" and len(done.token_ids) == 40
+    shown = {entry.decoded_token for position in done.logprobs for entry in position.values()}
+    assert shown == {None}
 
 
 def test_bad_words_never_appear(llm) -> None:

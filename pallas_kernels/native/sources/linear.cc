@@ -73,7 +73,8 @@ inline void scatter_pieces(Element type, F32x16 v, char* to, int64_t stride) {
 }
 
 inline F32x16 sigmoid(F32x16 x) {
-  return 1.0f / (1.0f + exponential(maximum(splat(-80.0f), -x)));
+  // `exponential` goes no further than e^88
+  return 1.0f / (1.0f + exponential(-maximum(splat(-80.0f), x)));
 }
 
 // Writes 16 results: rows m0 .. of x, outputs n0 .. n0 + columns of them.

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -235,6 +236,8 @@ def test_all_tokens_in_one_piece_have_no_time_per_token():
         ("latency --n 0", "n=0"),
         ("throughput --input-len 5", "input_len, output_len=(5, None)"),
         ("throughput --model nowhere", "model='nowhere'"),
+        ("throughput --max-len 600", "'1200 tokens' is not supported: at most the context of 1024"),
+        ("latency --input-len 90 --max-model-len 100", "'218 tokens'"),
         ("throughput --output-json /dev/null/x.json", "/dev/null"),
         ("startup --num-iters-cold 0", "num_iters_warm=3"),
         ("startup --num-iters-warm -1", "num_iters_warm=-1"),
@@ -245,6 +248,28 @@ def test_a_mistake_is_one_line_before_a_model_is_loaded(words, named, capsys):
     assert main(["bench", *words.split()]) == 1
     captured = capsys.readouterr()
     assert named in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_ctrl_c_ends_a_benchmark_that_compiles_at_once(name, monkeypatch):
+    handlers = []
+
+    def benchmark(options):
+        handlers.append(signal.getsignal(signal.SIGINT))
+        return 0
+
+    monkeypatch.setattr(commands, f"run_{name}", benchmark)
+    assert main(["bench", name]) == 0
+    assert handlers == [signal.SIG_DFL] != [signal.getsignal(signal.SIGINT)]
+
+
+def test_ctrl_c_ends_a_load_test_with_a_line(monkeypatch, capsys):
+    def benchmark(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run_serve", benchmark)
+    assert main(["bench", "serve"]) == 130
+    assert capsys.readouterr().err == "jaxserve: interrupted\n"
 
 
 def test_the_engines_flags_are_those_of_a_server():

@@ -55,6 +55,8 @@ def test_serve_reads_what_it_writes(tmp_path):
         ({"ttft_ms": 0.0}, "ttft_ms=0.0"),
         ({"max_num_seqs": [8, 0]}, "max_num_seqs=[8, 0]"),
         ({"num_prompts": 0}, "num_prompts=0"),
+        ({"max_len": 2000}, "'4000 tokens'"),
+        ({"model_path": "nowhere"}, "model='nowhere'"),
         ({"output": Path("x.json")}, "output='x.json'"),
         ({"output": Path("/dev/null/tuned.yaml")}, "/dev/null"),
     ],
@@ -68,9 +70,17 @@ def test_a_mistake_is_one_line_before_the_search(changes, named, monkeypatch, ca
 
 def test_the_results_are_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tune, "measure", made_up)
+    monkeypatch.setattr(tune, "_plot", lambda trials, options, path: path.touch())
     given = options(itl_ms=70.0, output=tmp_path / "new" / "tuned.yaml", quantization="int8")
     assert tune.run(given) == 0
-    assert (tmp_path / "new" / "tuned.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "new" / "tuned.png").is_file()
     assert "quantization: int8" in given.output.read_text()
     out = capsys.readouterr().out
     assert "32 slots, 512 tokens a step, 32 tokens a page" in out and "Sizes(" not in out
+
+
+def test_nothing_on_the_frontier_is_beaten_in_both():
+    points = [(10.0, 5.0), (30.0, 9.0), (20.0, 4.0), (30.0, 8.0), (5.0, 5.0)]
+    trials = [Trial(Sizes(1, 1), speed, 1.0, itl, True) for itl, speed in points]
+    found = [(t.p99_itl_ms, t.tokens_per_second) for t in tune.frontier(trials, "p99_itl_ms")]
+    assert found == [(5.0, 5.0), (30.0, 9.0)]

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from checkpoints import CheckpointError, TensorMismatchError
+from checkpoints import CheckpointError, TensorMismatchError, aligned_empty
 from jaxserve.errors import ValidationError
 from jaxserve.models import Llama, ModelConfig, load_model
 from jaxserve.parallel import make_mesh
@@ -61,6 +61,23 @@ def test_fused_layout(folder: Path) -> None:
     np.testing.assert_array_equal(
         mlp.gate_up.weight[...][1::2], saved[f"{prefix}mlp.up_proj.weight"]
     )
+
+
+def test_a_cpu_keeps_the_memory_that_was_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is copied: as stored, of several tensors, and in another type."""
+    for dtype in ("float32", "bfloat16"):
+        read: set[int] = set()
+
+        def recording(*args: object, read: set[int] = read) -> np.ndarray:
+            array = aligned_empty(*args)  # type: ignore[arg-type]
+            read.add(array.ctypes.data)
+            return array
+
+        monkeypatch.setattr("jaxserve.models.weights.aligned_empty", recording)
+        leaves = jax.tree.leaves(nnx.state(load(folder, dtype=dtype)))
+        assert {leaf.unsafe_buffer_pointer() for leaf in leaves} == read
 
 
 def test_all_mismatches_at_once(folder: Path) -> None:

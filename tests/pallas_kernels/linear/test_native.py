@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels import KernelError, quantize_int8
-from pallas_kernels.linear import linear
+from pallas_kernels.linear import Norm, linear
 from tests.pallas_kernels.linear.checks import at_boundaries, check, layers, problem, to64
 from tests.pallas_kernels.native.requirements import require_native
 from tests.pallas_kernels.strategies import SEEDS, examples, numbers
@@ -76,6 +77,58 @@ def test_only_live_rows_are_computed(dtype, ranges, seed):
     found = linear(x.at[dead].set(jnp.nan), weight, live=jnp.asarray(ranges, jnp.int32), **whole)
     np.testing.assert_array_equal(to64(found)[rows], to64(want))
     np.testing.assert_array_equal(to64(found)[dead], 0.0)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_norm_is_rounded_where_the_model_rounds(rows):
+    """Before its weight and behind it; rows of the weight with a single one show x as it is."""
+    rng = np.random.default_rng(rows)
+    x, norm_weight = (jnp.asarray(rng.uniform(0.5, 2, n), "bfloat16") for n in ((rows, 70), 70))
+    found = linear(x, jnp.eye(70, dtype="bfloat16"), norm=Norm(norm_weight, 0.1), backend="native")
+    wide = to64(x) / np.sqrt((to64(x) ** 2).mean(-1, keepdims=True) + 0.1)
+    wanted = jnp.asarray(wide, "bfloat16") * norm_weight
+    # the factor is a float32 number, which may turn a tie
+    assert (to64(found) != to64(wanted)).mean() <= 0.005
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_result_is_the_nearest_number_of_its_type(dtype, rows):
+    """Of the float32 result, in whole vectors and behind them."""
+    rng = np.random.default_rng(rows)
+    x, weight, _ = problem(rng, (rows, 96, 50), dtype, "plain")
+    scale = None
+    if dtype == "float16":
+        weight, scale = quantize_int8(weight)
+    exact = linear(x, weight, scale=scale, out_dtype="float32", backend="native")
+    found = linear(x, weight, scale=scale, backend="native")
+    np.testing.assert_array_equal(to64(found), to64(np.asarray(exact).astype(dtype)))
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+def test_gates_of_any_size(rows):
+    """Each result by its own magnitude: a closed gate is not an open one times something small."""
+    gate = np.repeat([[-300.0, -95.0, -60.0, -9.0, 0.0, 1.0, 20.0, 300.0]], rows, 0)
+    weight = np.repeat(np.eye(8), 2, 0)
+    weight[1::2] *= 0.5
+    found = linear(jnp.asarray(gate, "float32"), jnp.asarray(weight, "float32"), gated=True,
+                   backend="native")  # fmt: skip
+    wanted = gate / (1 + np.exp(-gate)) * gate / 2
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_nothing_behind_the_weight_is_read(rows):
+    """A vector of its last row reaches past the end, where NaN lies, which times 0 is NaN."""
+    inputs, outputs = 70, 32
+    memory = np.full(outputs * inputs + 64, np.nan, np.float32)
+    first = -memory.ctypes.data % 64 // 4
+    held = memory[first : first + outputs * inputs].reshape(outputs, inputs)
+    held[:] = 1.0
+    weight = jax.dlpack.from_dlpack(held)
+    assert weight.unsafe_buffer_pointer() == held.ctypes.data, "the weight is a copy"
+    found = linear(jnp.ones((rows, inputs), "float32"), weight, backend="native")
+    np.testing.assert_array_equal(found, 70.0)
 
 
 def test_live_ranges_of_another_type_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -90,6 +91,36 @@ def test_what_a_killed_build_left_is_removed_and_a_build_in_progress_is_not(empt
     os.utime(old, (long_ago, long_ago))
     build._remove_abandoned(folder)
     assert list(folder.iterdir()) == [new]
+
+
+def test_a_torn_library_is_built_anew(tmp_path, monkeypatch):
+    torn = tmp_path / "jaxserve.so"
+    torn.write_bytes(b"\x7fELF")
+    built = []
+
+    def fake_build():
+        if not torn.exists():
+            built.append(torn)
+        return torn
+
+    def fake_load(path):
+        if not built:
+            ctypes.CDLL(str(path))  # what a torn file does
+
+    monkeypatch.setattr(build, "build", fake_build)
+    monkeypatch.setattr(library, "load", fake_load)
+    assert library.availability.__wrapped__().available
+    assert built == [torn]
+
+
+def test_missing_kernels_are_told(monkeypatch, caplog):
+    def fail():
+        raise build.BuildError("No space left on device")
+
+    monkeypatch.setattr(build, "build", fail)
+    state = library.availability.__wrapped__()
+    assert state == native.Availability(False, "No space left on device")
+    assert "No space left on device" in caplog.text
 
 
 def test_require_names_the_reason(monkeypatch):

@@ -77,6 +77,20 @@ def test_against_float64(backend, count):
     check()
 
 
+@pytest.mark.parametrize("backend", ["native", "xla"])
+def test_a_norm_is_rounded_where_the_model_rounds(backend):
+    """Before its weight and behind it: what is not turned shows it."""
+    if backend == "native" and not native.availability().available:
+        pytest.skip(f"native kernels: {native.availability().reason}")
+    rng = np.random.default_rng(0)
+    qkv, weight = (jnp.asarray(rng.uniform(0.5, 2, n), "bfloat16") for n in ((9, 2, 3, 40), 40))
+    norm, still = Norm(weight, 0.1), (jnp.ones((9, 20)), jnp.zeros((9, 20)))
+    found, _, _ = split_rotate(qkv, *still, q_norm=norm, k_norm=None, backend=backend)
+    wanted = jnp.asarray(normed(np.asarray(qkv[:, :, 0], np.float64), norm), "bfloat16")
+    # the factor is a float32 number, which may turn a tie
+    assert np.mean(np.asarray(found) != np.asarray(wanted)) <= 0.005
+
+
 def test_refusals():
     tables = jnp.zeros((2, 32))
     with pytest.raises(KernelError, match=r"cos=float32\(2, 32\).*\[2, 16\]"):
