@@ -78,15 +78,13 @@ def write_kv(
     if not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
     if backend == "native":
-        from pallas_kernels.write_kv import native
-
         if interpret is not None:
             raise KernelError("interpret", interpret, "not an option of backend='native'")
         if k_scale is None or v_scale is None:
             k, v = (x.astype(value_dtype(kv_pages.dtype)) for x in (k, v))
         else:
             k, v = (quantized(x, s, kv_pages.dtype) for x, s in ((k, k_scale), (v, v_scale)))
-        return native.write(kv_pages, k, v, page_ids, offsets, jnp.int32(first_page))
+        return _write_native(kv_pages, k, v, page_ids, offsets, first_page)
     rows = stored_rows(kv_pages, k, v, k_scale, v_scale)
     if first_page:
         page_ids = page_ids + first_page
@@ -129,7 +127,8 @@ def write_kv_scaled(
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale.shape != whole or scale.dtype != jnp.float32:
             raise KernelError(name, f"{scale.dtype}{scale.shape}", f"float32{list(whole)}")
-    module = _module(backend, None)
+    # pages whose scale grows are few: their rounding is XLA's, whoever writes the new rows
+    module = _module("xla" if backend == "native" else backend, None)
     values = jnp.stack([k, v], axis=1).astype(jnp.float32)  # [T, 2, KVH, D]
     needed = jnp.abs(values).max(axis=-1) / LARGEST[value_dtype(kv_pages.dtype).name]
 
@@ -139,13 +138,30 @@ def write_kv_scaled(
     new = old.at[page_ids].max(needed)
     kv_pages = module.rescale(kv_pages, old, new, page_ids)
     rows = quantized(values, new[page_ids][..., None], kv_pages.dtype)
-    kv_pages = module.write(kv_pages, rows, page_ids, offsets)
+    if backend == "native":
+        kv_pages = _write_native(kv_pages, rows[:, 0], rows[:, 1], page_ids, offsets)
+    else:
+        kv_pages = module.write(kv_pages, rows, page_ids, offsets)
     return ScaledPages(kv_pages, new[:, 0], new[:, 1])
+
+
+def _write_native(
+    kv_pages: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    page_ids: jax.Array,
+    offsets: jax.Array,
+    first_page: int = 0,
+) -> jax.Array:
+    """Keys and values apart, as they come, and `first_page` an operand: the layers share a trace."""
+    from pallas_kernels.write_kv import native
+
+    return native.write(kv_pages, k, v, page_ids, offsets, jnp.int32(first_page))
 
 
 def _module(backend: str, interpret: Any) -> Any:
     if backend not in MODULES:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(MODULES)}")
+        raise KernelError("backend", repr(backend), f"one of native, {', '.join(MODULES)}")
     if interpret is not None and backend in PLAIN:
         raise KernelError("interpret", interpret, f"not an option of backend={backend!r}")
     return importlib.import_module(f"pallas_kernels.write_kv.{MODULES[backend]}")

@@ -9,13 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels import KernelError, ScaledPages, storage_dtype, write_kv, write_kv_scaled
+from pallas_kernels import (
+    KernelError,
+    ScaledPages,
+    native,
+    storage_dtype,
+    write_kv,
+    write_kv_scaled,
+)
 from pallas_kernels.write_kv import xla_pages
 from tests.pallas_kernels.oracle import to_float64
 from tests.pallas_kernels.strategies import SEEDS, examples
 from tests.pallas_kernels.write_kv.checks import Writing, bits, check, places
 
 write_scaled = jax.jit(write_kv_scaled, static_argnames="backend")
+NATIVE = ("native",) if native.availability().available else ()
 
 WRITINGS = [
     *(Writing(pool, "float32") for pool in ("float32", "bfloat16", "int8", "uint8")),
@@ -96,7 +104,7 @@ def test_scales_by_page_follow_what_was_written(pool, steps, seed):
     junk = jnp.asarray(rng.integers(-128, 127, (7, PAGE, 2, 3, 16)), jnp.int8)
     scale = jnp.asarray(rng.uniform(0, 9, (7, 3)), jnp.float32)
     start = ScaledPages(junk if pool == "int8" else junk.view(jnp.uint8), scale, scale)
-    pages = {"reference": start, "xla": start, "xla_pages": start}
+    pages = dict.fromkeys(("reference", "xla", "xla_pages", *NATIVE), start)
     written = np.zeros((7, PAGE, 2, 3, 16), np.float32)
     filled = np.zeros(7, int)
     grown = np.zeros((7, 2, 3))  # how often a scale followed
