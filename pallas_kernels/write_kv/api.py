@@ -153,7 +153,7 @@ def _write_native(
     offsets: jax.Array,
     first_page: int = 0,
 ) -> jax.Array:
-    """Keys and values apart, as they come, and `first_page` an operand: the layers share a trace."""
+    """Keys and values apart, `first_page` an operand: the layers share one trace."""
     from pallas_kernels.write_kv import native
 
     return native.write(kv_pages, k, v, page_ids, offsets, jnp.int32(first_page))
