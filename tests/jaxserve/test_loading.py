@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from checkpoints import bundled_model_path
@@ -10,12 +12,23 @@ from jaxserve.errors import ValidationError
 from jaxserve.loading import load_engine
 from pallas_kernels import Backends
 
-XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="as told")
+CHOSEN = Backends(decode="native", prefill="reference", write_kv="xla", reason="as told")
+# fails once the weights are loaded and before anything is compiled
+SMALL = EngineConfig(
+    model=str(bundled_model_path()), skip_tokenizer_init=True, kv_cache_memory_bytes=1000
+)
+
+
+def test_a_start_says_first_which_kernels_were_chosen_and_why() -> None:
+    lines: list[str] = []
+    with pytest.raises(ValidationError):
+        load_engine(SMALL, backends=CHOSEN, progress=lines.append)
+    kernels = r"kernels: decode native, prefill reference, linear xla \(as told\), after \d+\.\d s"
+    assert re.fullmatch(kernels, lines[0])
+    assert re.fullmatch(rf"loaded {re.escape(SMALL.model)} in \d+\.\d s", lines[1])
 
 
 def test_a_pool_too_small_is_blamed_on_the_option_that_was_given() -> None:
-    model = str(bundled_model_path())
-    config = EngineConfig(model=model, skip_tokenizer_init=True, kv_cache_memory_bytes=1000)
     with pytest.raises(ValidationError, match="it leaves 1000 bytes") as caught:
-        load_engine(config, backends=XLA)
+        load_engine(SMALL, backends=CHOSEN)
     assert (caught.value.field, caught.value.value) == ("kv_cache_memory_bytes", 1000)
