@@ -160,7 +160,7 @@ struct StagedLanes {
 };
 
 template <class Dot>
-StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch& memory) {
+StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory) {
   using Activation = typename Dot::Activation;
   const int64_t count = int64_t(p.live.size()), groups = (count + kLanes - 1) / kLanes;
   const int64_t stride = padded_depth<Dot>(p);
