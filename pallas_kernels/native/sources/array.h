@@ -7,11 +7,11 @@
 
 namespace jaxserve {
 
-enum class Element { kFloat32, kFloat16, kBfloat16, kInt8, kE4M3 };
+enum class Element { kFloat32, kFloat16, kBfloat16, kInt8, kE4M3, kUint8 };
 
 inline int64_t element_size(Element e) {
   if (e == Element::kFloat32) return 4;
-  return e == Element::kInt8 || e == Element::kE4M3 ? 1 : 2;
+  return e == Element::kFloat16 || e == Element::kBfloat16 ? 2 : 1;
 }
 
 // An operand or a result of a call; a result's memory is to be written.

@@ -35,7 +35,7 @@ inline void relax() {
 #endif
 }
 
-// bfloat16 may be stored as its bits in uint16, and e4m3 as its bits in uint8.
+// bfloat16 may be stored as its bits in uint16.
 std::optional<Element> element_of(ffi::DataType type) {
   switch (type) {
     case ffi::DataType::F32:
@@ -47,8 +47,9 @@ std::optional<Element> element_of(ffi::DataType type) {
       return Element::kBfloat16;
     case ffi::DataType::S8:
       return Element::kInt8;
-    case ffi::DataType::F8E4M3FN:
     case ffi::DataType::U8:
+      return Element::kUint8;
+    case ffi::DataType::F8E4M3FN:
       return Element::kE4M3;
     default:
       return std::nullopt;

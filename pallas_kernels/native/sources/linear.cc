@@ -193,7 +193,8 @@ class Block {
     F32x16 v[16];  // [output][lane]
     for (int n = 0; n < 16; ++n) {
       if constexpr (std::is_same_v<Dot, Int8Dot>) {
-        v[n] = __builtin_convertvector(sums[n], F32x16) * scale_[n] *
+        const I32x16 products = sums[n] + load<I32x16>(x.offset + group * kLanes);
+        v[n] = __builtin_convertvector(products, F32x16) * scale_[n] *
                load<F32x16>(x.scale + group * kLanes);
       } else {
         v[n] = sums[n];
@@ -353,10 +354,10 @@ Refusal linear(Threads& threads, Array x, Array norm, Array weight, Floats scale
     run<Bf16Dot>(p, threads);
   } else if (weight.element == Element::kFloat32) {
     run<F32Dot>(p, threads);
-  } else if (weight.element == Element::kInt8) {
+  } else if (weight.element == Element::kUint8) {
     run<Int8Dot>(p, threads);
   } else {
-    return "weight must be bfloat16, float32 or int8";
+    return "weight must be bfloat16, float32 or uint8";
   }
   return nullptr;
 }

@@ -31,7 +31,7 @@ inline const std::array<float, 256>& e4m3_table() {
   return table;
 }
 
-// out[0 .. count) = row[0 .. count) * scale
+// out[0 .. count) = row[0 .. count) * scale; uint8 holds the bits of e4m3
 inline void widen_row(Element e, const void* row, int64_t count, float scale, float* out) {
   switch (e) {
     case Element::kFloat32:
@@ -60,6 +60,7 @@ inline void widen_row(Element e, const void* row, int64_t count, float scale, fl
       for (int64_t i = 0; i < count; ++i) out[i] = float(p[i]) * scale;
       return;
     }
+    case Element::kUint8:
     case Element::kE4M3: {
       const auto* p = static_cast<const uint8_t*>(row);
       const auto& table = e4m3_table();
@@ -107,10 +108,12 @@ inline Refusal read_pool(const Array& pages, const Integers& first_page, const F
   if (pages.rank != 5 || pages.dims[2] != 2 || !pages.element) {
     return "kv_pages must be [pages, page_size, 2, kv_heads, head_dim] of a known type";
   }
-  pool = {pages.as<const char>(), *pages.element,
+  // e4m3 may be stored as its bits in uint8
+  const Element element = *pages.element == Element::kUint8 ? Element::kE4M3 : *pages.element;
+  pool = {pages.as<const char>(), element,
           pages.dims[0],          pages.dims[1],
           pages.dims[3],          pages.dims[4],
-          *first_page.values(), scales_of(k_scale),
+          *first_page.values(),   scales_of(k_scale),
           scales_of(v_scale)};
   return nullptr;
 }
