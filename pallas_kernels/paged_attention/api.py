@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.devices import PLAIN
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES, POOL_DTYPES_TEXT, is_quantized
 from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 
@@ -105,15 +106,16 @@ def paged_decode_attention(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    run = _resolve(backend, DECODE_MODULES, "decode")
+    run = resolve(backend, DECODE_MODULES, "decode")
     options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
     check_slots(q, page_table, kv_lens)
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
-    options |= kernel_options(backend, {"splits": splits, "tuning": tuning, "interpret": interpret})
-    return run(q, kv_pages, page_table, kv_lens, **options)
+    given = {"splits": splits, "tuning": tuning, "interpret": interpret}
+    of_kernel = kernel_options(backend, given)
+    return run(q, kv_pages, page_table, kv_lens, options, **of_kernel)
 
 
 def paged_prefill_attention(
@@ -161,17 +163,22 @@ def paged_prefill_attention(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    run = _resolve(backend, PREFILL_MODULES, "prefill")
+    run = resolve(backend, PREFILL_MODULES, "prefill")
     options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
-    options |= kernel_options(backend, {"tuning": tuning, "interpret": interpret})
-    return run(q, kv_pages, page_table, *lanes, **options)
+    of_kernel = kernel_options(backend, {"tuning": tuning, "interpret": interpret})
+    return run(q, kv_pages, page_table, *lanes, options, **of_kernel)
 
 
-def _resolve(backend: str, modules: dict[str, str], entry: str) -> Callable[..., jax.Array]:
+def resolve(backend: str, modules: dict[str, str], entry: str) -> Callable[..., jax.Array]:
+    """The function of that name in a backend's module.
+
+    Raises:
+        KernelError: there is no such backend.
+    """
     if backend not in modules:
         raise KernelError("backend", repr(backend), f"one of {', '.join(modules)}")
     module = importlib.import_module(f"pallas_kernels.paged_attention.{modules[backend]}")
@@ -203,8 +210,8 @@ def checked_options(
     k_scale: jax.Array | None,
     v_scale: jax.Array | None,
     first_page: int,
-) -> dict[str, Any]:
-    """The keyword arguments that every backend takes.
+) -> AttentionOptions:
+    """The options that every backend takes.
 
     Raises:
         KernelError: a shape, a dtype or an option is not supported; names it.
@@ -236,15 +243,8 @@ def checked_options(
     check_scales(kv_pages, k_scale, v_scale)
     if not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
-    return {
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "window": window,
-        "sinks": sinks,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
-        "first_page": jnp.int32(first_page),
-    }
+    scores = Scores(scale, soft_cap, window)
+    return AttentionOptions(scores, sinks, k_scale, v_scale, jnp.int32(first_page))
 
 
 def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Array | None) -> None:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.api import (
+    DECODE_MODULES,
     check_slots,
     checked_options,
     kernel_options,
-    paged_decode_attention,
+    resolve,
 )
 from pallas_kernels.tuning import DecodeTuning
 from pallas_kernels.write_kv.api import stored_rows, write_kv
@@ -75,12 +76,14 @@ def paged_decode_and_write(
     check_slots(q, page_table, kv_lens)
     if k.shape[:1] != q.shape[:1]:
         raise KernelError("k.shape", k.shape, f"[{q.shape[0]}, kv_heads, head_dim]")
-    options |= kernel_options(backend, {"tuning": tuning, "interpret": interpret})
+    of_kernel = kernel_options(backend, {"tuning": tuning, "interpret": interpret})
     if backend == "mosaic_tpu":
         from pallas_kernels.paged_attention import mosaic_tpu_decode
 
         new = stored_rows(kv_pages, k, v, k_scale, v_scale)
-        return mosaic_tpu_decode.decode_and_write(q, new, kv_pages, page_table, kv_lens, **options)
+        return mosaic_tpu_decode.decode_and_write(
+            q, new, kv_pages, page_table, kv_lens, options, **of_kernel
+        )
     page_size = kv_pages.shape[1]
     last = jnp.maximum(kv_lens - 1, 0)
     pages = jnp.take_along_axis(page_table, (last // page_size)[:, None], axis=1)[:, 0]
@@ -94,18 +97,5 @@ def paged_decode_and_write(
         v_scale=v_scale,
         backend=backend,
     )
-    out = paged_decode_attention(
-        q,
-        kv_pages,
-        page_table,
-        kv_lens,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
-        sinks=sinks,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        first_page=first_page,
-        backend=backend,
-    )
-    return out, kv_pages
+    attend = resolve(backend, DECODE_MODULES, "decode")
+    return attend(q, kv_pages, page_table, kv_lens, options), kv_pages

@@ -38,7 +38,7 @@ def _kernel(
         lens_gmem[slot],
         block_tokens=plan.block_tokens,
         splits=plan.splits,
-        window=plan.window,
+        window=plan.scores.window,
     )
     rows = pl.ds(tile * WGMMA_ROWS, WGMMA_ROWS)
     shape = (WGMMA_ROWS, plan.columns)

@@ -27,6 +27,7 @@ from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
     WGMMA_ROWS,
     DecodePlan,
 )
+from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.pages import compute_dtype
 from pallas_kernels.tuning import DecodeTuning
 
@@ -94,15 +95,9 @@ def decode(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
     splits: int | None,
-    first_page: jax.Array,  # int32[]
     tuning: DecodeTuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [B, H, D]
@@ -145,18 +140,13 @@ def decode(
         splits=splits,
         pool_dtype=jnp.dtype(kv_pages.dtype),
         dtype=compute_dtype(kv_pages.dtype, q.dtype),
-        page_scales=k_scale is not None and k_scale.ndim == 2,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
-        sinks=sinks is not None,
+        page_scales=options.k_scale is not None and options.k_scale.ndim == 2,
+        scores=options.scores,
+        sinks=options.sinks is not None,
         # JAX cannot yet map warps over references that vary over manual mesh axes
         fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
-    return _attend(
-        q, kv_pages, page_table, kv_lens, first_page, sinks, k_scale, v_scale,
-        plan=plan, interpret=interpret,
-    )  # fmt: skip
+    return _attend(q, kv_pages, page_table, kv_lens, options, plan=plan, interpret=interpret)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "interpret"))
@@ -165,14 +155,12 @@ def _attend(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
-    first_page: jax.Array,  # int32[]
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
+    options: AttentionOptions,
     *,
     plan: DecodePlan,
     interpret: Any,
 ) -> jax.Array:  # [B, H, D]
+    sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
     slots, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]
     groups, tiled = kv_heads * plan.head_tiles, plan.head_tiles * plan.group
@@ -190,7 +178,7 @@ def _attend(
         values = values.reshape(*before, groups, plan.group, *after)
         return filled(values, axis + 1, plan.columns)
 
-    operands = [by_group(q, 1), kv_pages, page_table, kv_lens, first_page.reshape(1)]
+    operands = [by_group(q, 1), kv_pages, page_table, kv_lens, options.first_page.reshape(1)]
     if sinks is not None:
         operands.append(by_group(sinks, 0))
     if k_scale is not None and v_scale is not None:

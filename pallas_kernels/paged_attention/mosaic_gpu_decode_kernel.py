@@ -53,7 +53,7 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
         split,
         block_tokens=plan.block_tokens,
         splits=plan.splits,
-        window=plan.window,
+        window=plan.scores.window,
     )
     warpgroup = lax.axis_index("warpgroup")
 
@@ -156,7 +156,7 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array]:
     """The output [channels, columns] and log2 of the softmax's sum [columns] of the span."""
     shape, out_shape = (plan.block_tokens, plan.columns), (plan.channels, plan.columns)
-    factor = jnp.float32(plan.scale * (LOG2E if plan.soft_cap is None else 1.0))
+    factor = jnp.float32(plan.scores.scale * (LOG2E if plan.scores.soft_cap is None else 1.0))
     if pool_scales:
         factor = factor * pool_scales[0]
 
@@ -195,8 +195,8 @@ def _attend(
         scores = scores * (
             _by_token([k * factor for k in k_scales], token, plan) if k_scales else factor
         )
-        if plan.soft_cap is not None:
-            scores = _soft_capped(scores, plan.soft_cap)
+        if plan.scores.soft_cap is not None:
+            scores = _soft_capped(scores, plan.scores.soft_cap)
         scores = jnp.where(seen, scores, MASKED)
         rising = jnp.maximum(highest, scores.max(axis=0))
         decay = jnp.exp2(highest - rising)

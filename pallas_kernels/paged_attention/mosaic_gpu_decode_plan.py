@@ -12,6 +12,8 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_attention.options import Scores
+
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
 LOG2E = math.log2(math.e)
 WGMMA_ROWS = 64
@@ -34,9 +36,7 @@ class DecodePlan:
         pool_dtype: element type of the pages.
         dtype: element type of queries, of the matrix products and of the result.
         page_scales: whether 8-bit pages have a scale each; else one for the whole pool.
-        scale: factor of the scores.
-        soft_cap: bound of the scores.
-        window: sliding window in tokens.
+        scores: static options of the scores.
         sinks: whether each head has a logit without a value.
         fetch_by_warp: whether one warp issues the copies, not its whole warpgroup in step, which
             costs a barrier and four times the instructions a copy.
@@ -52,9 +52,7 @@ class DecodePlan:
     pool_dtype: np.dtype
     dtype: np.dtype
     page_scales: bool
-    scale: float
-    soft_cap: float | None
-    window: int | None
+    scores: Scores
     sinks: bool
     fetch_by_warp: bool
 

@@ -42,6 +42,7 @@ from pallas_kernels.paged_attention.hopper_prefill.layout import (
 from pallas_kernels.paged_attention.hopper_prefill.produce import produce
 from pallas_kernels.paged_attention.hopper_prefill.store import store
 from pallas_kernels.paged_attention.hopper_prefill.widen import produce_widened
+from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.pages import compute_dtype, is_quantized
 from pallas_kernels.tuning import PrefillTuning
 
@@ -161,7 +162,7 @@ def _scratch(
     return scratch
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -169,14 +170,8 @@ def prefill(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
     tuning: PrefillTuning | None,
     interpret: Any,
 ) -> jax.Array:  # [C, H, D]
@@ -204,10 +199,9 @@ def prefill(
     kv_heads = kv_pages.shape[3]
     packing = geometry(heads // kv_heads)
     block_tokens, stages, raw_stages = fitted(_checked(tuning), head_dim, kv_pages.dtype)
-    options = Options(
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
+    sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
+    plan = Options(
+        scores=options.scores,
         sinks=sinks is not None,
         geometry=packing,
         block_tokens=block_tokens,
@@ -220,20 +214,20 @@ def prefill(
     padded = max(-(-region // ROWS_TILE) * ROWS_TILE, packing.tile_rows)
     q = jnp.pad(q, ((0, padded - region), (0, 0), (0, 0)))
     work = prefill_work.divide(start, length, context, region=padded, tile_rows=packing.tile_rows)
-    operands = [q, kv_pages, page_table, work, first_page.reshape(1)]
+    operands = [q, kv_pages, page_table, work, options.first_page.reshape(1)]
     if k_scale is not None and v_scale is not None:
-        operands += [s if options.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
+        operands += [s if plan.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
     if sinks is not None:
         operands.append(sinks)
     out = plgpu.kernel(
-        functools.partial(_kernel, options=options, kv_heads=kv_heads),
+        functools.partial(_kernel, options=plan, kv_heads=kv_heads),
         out_type=[result_like(q, q.shape, q.dtype)],
         scratch_types=_scratch(
             head_dim,
             kv_pages.shape[1],
             compute_dtype(kv_pages.dtype, q.dtype),
             kv_pages.dtype,
-            options,
+            plan,
         ),
         grid=(heads // packing.tile_heads, work.shape[0]),
         grid_names=("heads", "item"),

@@ -28,6 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import coverage
 from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.tpu_columns import block_scales, column_tokens, times_columns
 from pallas_kernels.paged_attention.tpu_new_tokens import NewTokens
 from pallas_kernels.paged_attention.tpu_ring import (
@@ -49,12 +50,12 @@ def _kernel(
     view: PageView,
     columns: int,
     steps: int,
-    scale: float,
-    soft_cap: float | None,
+    options: Scores,
     dtype: Any,
     by_page: bool,
     group: int | None,
 ) -> None:
+    scale, soft_cap, _window = options
     scalars, refs = operands[:SCALARS], list(operands[SCALARS:])
     lengths = refs.pop(0) if group else None
     q, token_of, sinks, whole_scale, pool, *refs = refs
@@ -151,10 +152,11 @@ def decode(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
+    options: AttentionOptions,
     *,
     splits: int | None,
     tuning: DecodeTuning | None,
-    **options: Any,
+    interpret: Any,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot on a TPU.
 
@@ -165,8 +167,7 @@ def decode(
         splits: None or 1: the DMAs of the next slots hide the ends of a slot, and a TPU has one or
             two cores, which divide the slots.
         tuning: `multiprocessors` is the number of TensorCores, which share the slots.
-        options: those of `_attend`. `interpret` is True or `pltpu.InterpretParams` for JAX's TPU
-            interpreters; None compiles.
+        interpret: True or `pltpu.InterpretParams` for JAX's TPU interpreters; None compiles.
 
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
@@ -174,7 +175,9 @@ def decode(
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
     tuning = _checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu, tuning)
-    return _attend(q, kv_pages, page_table, kv_lens, None, tuning=tuning, **options)[0]
+    return _attend(
+        q, kv_pages, page_table, kv_lens, None, options, tuning=tuning, interpret=interpret
+    )[0]
 
 
 def decode_and_write(
@@ -183,9 +186,10 @@ def decode_and_write(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
+    options: AttentionOptions,
     *,
     tuning: DecodeTuning | None,
-    **options: Any,
+    interpret: Any,
 ) -> tuple[jax.Array, jax.Array]:  # [B, H, D], [NP, page_size, 2, KVH, D]
     """As `decode`, where token kv_lens - 1 of each slot is `new` and not in the pages yet.
 
@@ -196,7 +200,9 @@ def decode_and_write(
         KernelError: the kernel does not cover the shapes or types; names them.
     """
     tuning = _checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu_write, tuning)
-    out, pool = _attend(q, kv_pages, page_table, kv_lens, new, tuning=tuning, **options)
+    out, pool = _attend(
+        q, kv_pages, page_table, kv_lens, new, options, tuning=tuning, interpret=interpret
+    )
     assert pool is not None
     return out, pool
 
@@ -218,24 +224,19 @@ def _checked_tuning(
     return tuning
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
 def _attend(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
-    new: jax.Array | None,  # [B, 2, KVH, D]
+    new: jax.Array | None,  # [B, 2, KVH, D]; scales are by page only where it is None
+    options: AttentionOptions,
     *,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[], or float32[NP, KVH] where `new` is None
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
     tuning: DecodeTuning,
     interpret: Any,
 ) -> tuple[jax.Array, jax.Array | None]:  # [B, H, D], [NP, page_size, 2, KVH, D]
+    window, sinks, first_page = options.scores.window, options.sinks, options.first_page
     slots, heads, head_dim = q.shape
     view = PageView.of(kv_pages)
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
@@ -258,6 +259,7 @@ def _attend(
         sinks = jnp.full((heads,), MASKED, jnp.float32)
     sinks = jnp.maximum(sinks * math.log2(math.e), MASKED)
     sinks = jnp.broadcast_to(jnp.pad(sinks, (0, rows - heads))[:, None], (rows, LANES))
+    k_scale, v_scale = options.k_scale, options.v_scale
     scaled = None if k_scale is None or v_scale is None else (k_scale, v_scale)
     by_page = scaled is not None and scaled[0].ndim == 2
     pool, whole = view.seen(kv_pages), pl.BlockSpec(memory_space=pl.ANY)
@@ -313,8 +315,7 @@ def _attend(
             view=view,
             columns=page_table.shape[1],
             steps=steps,
-            scale=scale,
-            soft_cap=soft_cap,
+            options=options.scores,
             dtype=dtype,
             by_page=by_page,
             group=None if new is None else heads // view.kv_heads,

@@ -24,6 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import coverage
 from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.tpu_heads import head_rows, store_words, words_shape
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
@@ -58,13 +59,12 @@ def _kernel(
     view: PageView,
     columns: int,
     steps: int,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
+    options: Scores,
     dtype: Any,
     by_page: bool,
     with_sinks: bool,
 ) -> None:
+    scale, soft_cap, window = options
     scalars, positions = operands[:SCALARS], operands[SCALARS]
     q, token_of, whole_scale, pool, *refs = operands[SCALARS + 1 :]
     sinks = refs.pop(0) if with_sinks else None
@@ -195,14 +195,8 @@ def prefill(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
     tuning: PrefillTuning | None,
     interpret: Any,
 ) -> jax.Array:  # [C, H, D]
@@ -231,19 +225,13 @@ def prefill(
         start,
         length,
         context,
-        sinks,
-        k_scale,
-        v_scale,
-        first_page,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
+        options,
         tuning=tuning,
         interpret=interpret,
     )
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
 def _attend(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -251,17 +239,12 @@ def _attend(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
     tuning: PrefillTuning,
     interpret: Any,
 ) -> jax.Array:  # [C, H, D]
+    window, sinks, first_page = options.scores.window, options.sinks, options.first_page
     region, heads, head_dim = q.shape
     view = PageView.of(kv_pages)
     group = heads // view.kv_heads
@@ -287,6 +270,7 @@ def _attend(
     tiled = tiled.transpose(0, 2, 1, 3, 4).reshape(count, view.kv_heads, rows, head_dim)
     tiled = jnp.pad(tiled, ((0, cores), (0, 0), (0, 0), (0, 0)))
     token_of = np.broadcast_to((np.arange(rows) // group)[:, None], (rows, LANES))
+    k_scale, v_scale = options.k_scale, options.v_scale
     scaled = None if k_scale is None or v_scale is None else (k_scale, v_scale)
     by_page = scaled is not None and scaled[0].ndim == 2
     pool, in_hbm = hbm_operand(view.seen(kv_pages), interpret)
@@ -338,9 +322,7 @@ def _attend(
             view=view,
             columns=page_table.shape[1],
             steps=steps,
-            scale=scale,
-            soft_cap=soft_cap,
-            window=window,
+            options=options.scores,
             dtype=dtype,
             by_page=by_page,
             with_sinks=sinks is not None,

@@ -7,29 +7,21 @@ an idle slot costs nothing. Contexts that show more than 1,024 tokens are attend
 
 from __future__ import annotations
 
-import functools
-
 import jax
 
 from pallas_kernels import native
 from pallas_kernels.compat import result_like
 from pallas_kernels.native.operands import optional, score_attributes
+from pallas_kernels.paged_attention.options import AttentionOptions
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window"))
+@jax.jit
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
-    *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot.
 
@@ -46,9 +38,9 @@ def decode(
         kv_pages,
         page_table,
         kv_lens,
-        first_page.reshape(1),
-        optional(sinks),
-        optional(k_scale),
-        optional(v_scale),
-        **score_attributes(scale, soft_cap, window),
+        options.first_page.reshape(1),
+        optional(options.sinks),
+        optional(options.k_scale),
+        optional(options.v_scale),
+        **score_attributes(*options.scores),
     )

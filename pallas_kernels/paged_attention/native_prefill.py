@@ -6,16 +6,15 @@ rows and their contexts.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 
 from pallas_kernels import native
 from pallas_kernels.compat import result_like
 from pallas_kernels.native.operands import optional, score_attributes
+from pallas_kernels.paged_attention.options import AttentionOptions
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window"))
+@jax.jit
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -23,14 +22,7 @@ def prefill(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
-    *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
 
@@ -49,9 +41,9 @@ def prefill(
         start,
         length,
         context,
-        first_page.reshape(1),
-        optional(sinks),
-        optional(k_scale),
-        optional(v_scale),
-        **score_attributes(scale, soft_cap, window),
+        options.first_page.reshape(1),
+        optional(options.sinks),
+        optional(options.k_scale),
+        optional(options.v_scale),
+        **score_attributes(*options.scores),
     )

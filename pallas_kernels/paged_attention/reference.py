@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.pages import as_values, token_scales
 
-STATIC = ("scale", "soft_cap", "window")
 
-
-@functools.partial(jax.jit, static_argnames=STATIC)
+@jax.jit
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
-    *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
 ) -> jax.Array:  # [B, H, D]
     """Softmax attention of every row over its own tokens, gathered one by one, in float32."""
+    scale, soft_cap, window = options.scores
+    sinks, first_page = options.sinks, options.first_page
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
     heads = q.shape[1]
     tokens = jnp.arange(page_table.shape[1] * page_size)
@@ -38,7 +30,7 @@ def decode(
         page = first_page + pages[tokens // page_size]
         held = as_values(kv_pages.at[page, tokens % page_size].get(mode="clip"))
         held = held.astype(jnp.float32)  # [tokens, 2, KVH, D]
-        for part, factor in enumerate((k_scale, v_scale)):
+        for part, factor in enumerate((options.k_scale, options.v_scale)):
             of_tokens = token_scales(factor, first_page + pages, page_size)
             if of_tokens is not None:
                 held = held.at[:, part].multiply(jnp.expand_dims(of_tokens, -1))
@@ -69,7 +61,7 @@ def decode(
     return lax.map(one_row, (q, page_table, kv_lens)).astype(q.dtype)
 
 
-@functools.partial(jax.jit, static_argnames=STATIC)
+@jax.jit
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -77,30 +69,11 @@ def prefill(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
-    *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Every row of the region is a decode row of its lane that sees the tokens up to itself."""
     rows = jnp.arange(q.shape[0])[:, None]
     owned = (rows >= start) & (rows < start + length)  # [C, N]
     lane = jnp.argmax(owned, axis=1)
     seen = jnp.where(owned.any(axis=1), context[lane] + rows[:, 0] - start[lane] + 1, 0)
-    return decode(
-        q,
-        kv_pages,
-        page_table[lane],
-        seen,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
-        sinks=sinks,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        first_page=first_page,
-    )
+    return decode(q, kv_pages, page_table[lane], seen, options)

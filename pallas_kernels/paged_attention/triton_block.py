@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.options import Scores
 from pallas_kernels.pages import as_values, compute_dtype, value_dtype
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
@@ -32,20 +33,6 @@ class Softmax(NamedTuple):
     out: jax.Array  # float32[M, width], not yet divided by total
     highest: jax.Array  # float32[M]
     total: jax.Array  # float32[M]
-
-
-class Options(NamedTuple):
-    """Static options of the scores.
-
-    Attributes:
-        scale: factor of the scores.
-        soft_cap: bound of the scores, or None.
-        window: sliding window in tokens, or None.
-    """
-
-    scale: float
-    soft_cap: float | None
-    window: int | None
 
 
 class HeadPages(NamedTuple):
@@ -185,7 +172,7 @@ def attend_blocks(
     size: int,
     position: jax.Array | None,  # int32[M]
     masked: bool,
-    options: Options,
+    options: Scores,
 ) -> Softmax:
     """Takes a range of blocks of tokens into account.
 
@@ -244,7 +231,7 @@ def _attend_block(
     *,
     readable: jax.Array | None,  # bool[T]
     visible: jax.Array | None,  # bool[M or 1, T]
-    options: Options,
+    options: Scores,
 ) -> Softmax:
     place = page * pages.page_size + offset
     columns, exists = head_columns(pages.kv.shape[1])

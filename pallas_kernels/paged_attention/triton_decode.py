@@ -27,10 +27,10 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.triton_block import (
     MASKED,
     HeadPages,
-    Options,
     attend_blocks,
     empty_softmax,
     head_columns,
@@ -93,7 +93,7 @@ def _split_kernel(
     out: Any,
     lse: Any = None,
     *,
-    options: Options,
+    options: Scores,
     block: int,
     splits: int,
     page_size: int,
@@ -183,23 +183,15 @@ def _merge_kernel(
     plt.store(out.at[slot, head, columns], merged.astype(out.dtype), mask=exists)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("scale", "soft_cap", "window", "splits", "interpret", "tuning")
-)
+@functools.partial(jax.jit, static_argnames=("splits", "interpret", "tuning"))
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None = None,
-    window: int | None = None,
-    sinks: jax.Array | None = None,  # float32[H]
-    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None = None,
     splits: int | None = None,
-    first_page: jax.Array,  # int32[]
     interpret: bool | None = None,
     tuning: DecodeTuning | None = None,
 ) -> jax.Array:  # [B, H, D]
@@ -233,10 +225,10 @@ def decode(
         kv=pool_rows(kv_pages),
         table=page_table,
         lens=kv_lens,
-        first_page=first_page.reshape(1),
-        sinks=sinks,
-        k_scale=vector(k_scale),
-        v_scale=vector(v_scale),
+        first_page=options.first_page.reshape(1),
+        sinks=options.sinks,
+        k_scale=vector(options.k_scale),
+        v_scale=vector(options.v_scale),
     )
     attended = result_like(q, q.shape, q.dtype)
     partial = (
@@ -246,7 +238,7 @@ def decode(
     result = pl.pallas_call(
         functools.partial(
             _split_kernel,
-            options=Options(scale, soft_cap, window),
+            options=options.scores,
             page_size=page_size,
             kv_heads=kv_heads,
             block=block,
@@ -261,7 +253,7 @@ def decode(
     if splits == 1:
         return result
     return pl.pallas_call(
-        functools.partial(_merge_kernel, window=window, block=block),
+        functools.partial(_merge_kernel, window=options.scores.window, block=block),
         out_shape=attended,
         grid=(heads, slots),
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),

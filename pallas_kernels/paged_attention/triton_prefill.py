@@ -23,9 +23,9 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
+from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.triton_block import (
     HeadPages,
-    Options,
     attend_blocks,
     empty_softmax,
     head_columns,
@@ -102,7 +102,7 @@ def _kernel(
     given: Operands,
     out: Any,
     *,
-    options: Options,
+    options: Scores,
     rows: int,
     block: int,
     page_size: int,
@@ -160,7 +160,7 @@ def _kernel(
     plt.store(out.at[place], result.astype(out.dtype), mask=held)
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "soft_cap", "window", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -168,14 +168,8 @@ def prefill(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
+    options: AttentionOptions,
     *,
-    scale: float,
-    soft_cap: float | None = None,
-    window: int | None = None,
-    sinks: jax.Array | None = None,  # float32[H]
-    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None = None,
-    first_page: jax.Array,  # int32[]
     tuning: PrefillTuning | None = None,
     interpret: bool | None = None,
 ) -> jax.Array:  # [C, H, D]
@@ -204,16 +198,16 @@ def prefill(
         kv=pool_rows(kv_pages),
         table=page_table,
         work=work,
-        first_page=first_page.reshape(1),
-        sinks=sinks,
-        k_scale=vector(k_scale),
-        v_scale=vector(v_scale),
+        first_page=options.first_page.reshape(1),
+        sinks=options.sinks,
+        k_scale=vector(options.k_scale),
+        v_scale=vector(options.v_scale),
         zeros=jnp.zeros_like(q),
     )
     return pl.pallas_call(
         functools.partial(
             _kernel,
-            options=Options(scale, soft_cap, window),
+            options=options.scores,
             page_size=page_size,
             kv_heads=kv_heads,
             rows=rows,

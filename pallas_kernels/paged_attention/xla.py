@@ -9,13 +9,11 @@ float32 the plain grouped product is as fast or faster. Online softmax: Milakov 
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.paged_attention.reference import STATIC
+from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
 
 MASKED = -1e30  # finite, so that a row without any visible token yet gives exp(0), not NaN
@@ -63,26 +61,21 @@ def normalised(
     return out / jnp.where(total > 0.0, total, 1.0)[..., None]
 
 
-@functools.partial(jax.jit, static_argnames=STATIC)
+@jax.jit
 def decode(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
-    *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
 ) -> jax.Array:  # [B, H, D]
     """Attention of one query row a slot; the cost follows the longest live context.
 
     Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
     query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
     """
+    scale, soft_cap, window = options.scores
+    sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
     batch, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
@@ -91,7 +84,7 @@ def decode(
     # float32 blocks are twice as large and leave the cache sooner
     pages = block_pages(page_size, 64 if dtype == jnp.float32 else 128)
     tokens = pages * page_size
-    table = pad_pages(page_table, pages) + first_page
+    table = pad_pages(page_table, pages) + options.first_page
 
     query = q.astype(dtype)
     if diagonal:

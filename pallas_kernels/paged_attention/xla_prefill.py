@@ -6,13 +6,11 @@ follows the live tokens and their contexts, not the size of the region or of the
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.paged_attention.reference import STATIC
+from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.paged_attention.xla import (
     MASKED,
     block_pages,
@@ -27,7 +25,7 @@ TILE_ROWS = 64  # query rows an item; larger is faster for long prompts, slower 
 BLOCK_TOKENS = 64  # keys a step of the inner loop
 
 
-@functools.partial(jax.jit, static_argnames=STATIC)
+@jax.jit
 def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
@@ -35,27 +33,22 @@ def prefill(
     start: jax.Array,  # int32[N]
     length: jax.Array,  # int32[N]
     context: jax.Array,  # int32[N]
-    *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    sinks: jax.Array | None,  # float32[H]
-    k_scale: jax.Array | None,  # float32[] or float32[NP, KVH]
-    v_scale: jax.Array | None,
-    first_page: jax.Array,  # int32[]
+    options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
 
     Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
     query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
     """
+    scale, soft_cap, window = options.scores
+    sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
     region, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     pages = block_pages(page_size, BLOCK_TOKENS)
     tokens = pages * page_size
-    table = pad_pages(page_table, pages) + first_page
+    table = pad_pages(page_table, pages) + options.first_page
     tile = min(TILE_ROWS, region)
     # rows past the end let the last tile of the region start anywhere
     packed = jnp.pad(q.astype(dtype), ((0, tile), (0, 0), (0, 0)))

@@ -32,7 +32,8 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
     head_dim = refs.q.shape[2]
     scratch, warpgroup, first_head = refs.scratch, part.warpgroup, part.first_head
     dtype = scratch["v_smem"].dtype
-    block_tokens, stages, window = options.block_tokens, options.stages, options.window
+    block_tokens, stages = options.block_tokens, options.stages
+    scale, soft_cap, window = options.scores
     q_smem = scratch["q_smem"].at[warpgroup]
     k_smem, v_smem, turn = scratch["k_smem"], scratch["v_smem"], scratch["turn"]
     q_ready = scratch["q_ready"].at[warpgroup]
@@ -46,20 +47,20 @@ def attend(tile: Tile, part: Part, options: Options, refs: Refs) -> Attended:
         )
 
     # the scale goes into the exponent's multiply-add, where nothing comes between
-    folded = options.soft_cap is None and options.scale > 0
-    unit = options.scale * LOG2E if folded else 1.0
+    folded = soft_cap is None and scale > 0
+    unit = scale * LOG2E if folded else 1.0
     first_position = tile.item.position + part.row_offset
 
     def bounded(scores: jax.Array) -> jax.Array:
         if folded:
             return scores
-        if options.soft_cap is None:
-            return scores * (options.scale * LOG2E)
+        if soft_cap is None:
+            return scores * (scale * LOG2E)
         # tanh(x) = 1 - 2 / (exp(2x) + 1); the GPU's own tanh has 11 bits
-        grown = jnp.exp2(scores * (2.0 * LOG2E * options.scale / options.soft_cap))
+        grown = jnp.exp2(scores * (2.0 * LOG2E * scale / soft_cap))
         # two instructions, where a division by a number of unknown size is ten
         root = lax.rsqrt(grown + 1.0)
-        return (options.soft_cap * LOG2E) - (2.0 * options.soft_cap * LOG2E) * (root * root)
+        return (soft_cap * LOG2E) - (2.0 * soft_cap * LOG2E) * (root * root)
 
     shape = (WARPGROUP_ROWS, block_tokens)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_attention.options import Scores
 from pallas_kernels.paged_attention.prefill_work import WorkItem
 from pallas_kernels.pages import LARGEST
 
@@ -63,9 +64,7 @@ def geometry(group: int) -> Geometry:
 class Options:
     """The static choices of one kernel."""
 
-    scale: float
-    soft_cap: float | None
-    window: int | None
+    scores: Scores
     sinks: bool
     geometry: Geometry
     block_tokens: int
@@ -167,8 +166,8 @@ def tile_of(item: WorkItem, options: Options) -> Tile:
     block = jnp.int32(options.block_tokens)
     lowest, length = item.position + item.low, item.position + item.high
     first_key = jnp.int32(0)
-    if options.window is not None:
-        first_key = jnp.maximum(lowest - (options.window - 1), 0)
+    if options.scores.window is not None:
+        first_key = jnp.maximum(lowest - (options.scores.window - 1), 0)
     first_block = lax.div(first_key, block)
     steps = lax.div(length + (block - 1), block) - first_block
     return Tile(item, lowest, length, first_key, first_block, steps)

@@ -1,0 +1,39 @@
+"""What every attention backend is told besides queries, pages and lengths."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+
+
+class Scores(NamedTuple):
+    """Static options of the scores.
+
+    Attributes:
+        scale: factor of the scores.
+        soft_cap: bound of the scores, or None.
+        window: sliding window in tokens, or None.
+    """
+
+    scale: float
+    soft_cap: float | None
+    window: int | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("sinks", "k_scale", "v_scale", "first_page"),
+    meta_fields=("scores",),
+)
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """The options of `paged_decode_attention` that no backend does without; static are `scores`."""
+
+    scores: Scores
+    sinks: jax.Array | None  # float32[H]
+    k_scale: jax.Array | None  # float32[] or float32[NP, KVH]
+    v_scale: jax.Array | None
+    first_page: jax.Array  # int32[]
