@@ -160,7 +160,7 @@ def with_pages(setting: Setting, weights: int) -> Setting:
     heads = config.num_kv_heads // setting.devices
     itemsize = jnp.dtype(DTYPE).itemsize
     pages = plan_num_pages(
-        budget_bytes=budget,
+        budget=budget,
         bytes_per_page=page_bytes(
             config.num_layers, setting.page_size, heads, config.head_dim, itemsize
         ),

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -85,6 +86,7 @@ class SafetensorsReader:
         self.path = Path(path)
         self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[Path, FileIO] = {}
+        self._position = threading.Lock()
         try:
             for file, expected in _find_files(self.path).items():
                 self._open(file, expected)
@@ -201,15 +203,23 @@ class SafetensorsReader:
             place[...] = (block if whole else block[:, columns]).reshape(place.shape)
 
     def _read_bytes(self, info: TensorInfo, skip: int, out: np.ndarray) -> None:
-        handle = self._files[info.file].fileno()
+        handle = self._files[info.file]
         target = out.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(target):
             # One call reads at most 2 GiB on Linux and may stop early.
-            count = os.preadv(handle, [target[done:]], info.offset + skip + done)
+            count = self._read_at(handle, info.offset + skip + done, target[done:])
             if not count:
                 raise CheckpointError(info.file, "the file ends inside it", info.name)
             done += count
+
+    def _read_at(self, handle: FileIO, offset: int, place: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(handle.fileno(), [place], offset)
+        # Windows and macOS: threads share the handle's position
+        with self._position:
+            handle.seek(offset)
+            return handle.readinto(place)
 
 
 def _find_files(path: Path) -> dict[Path, set[str] | None]:

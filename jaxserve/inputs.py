@@ -121,10 +121,11 @@ class InputProcessor:
             words = bad_word_sequences(self._tokenizer, params.bad_words)
         self._check_allowed(params, words)
         rule = StopRule(
-            eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
+            eos_token_ids=self._eos_token_ids,
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             min_tokens=params.min_tokens,
             max_tokens=max_tokens,
+            ignore_eos=params.ignore_eos,
         )
         number = next(self._numbers)
         seed = self._seed(params, number)
@@ -147,8 +148,7 @@ class InputProcessor:
             return
         left = set(params.allowed_token_ids).difference(w[0] for w in bad_words if len(w) == 1)
         if params.min_tokens:
-            left.difference_update(params.stop_token_ids or ())
-            left.difference_update(() if params.ignore_eos else self._eos_token_ids)
+            left.difference_update(params.stop_token_ids or (), self._eos_token_ids)
         if not left:
             raise ValidationError(
                 "allowed_token_ids",

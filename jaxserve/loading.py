@@ -22,6 +22,7 @@ from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
+    CacheBudget,
     cache_budget,
     page_bytes,
     plan_num_pages,
@@ -206,7 +207,7 @@ def _plan_memory(
     if num_pages is None:
         heads = model.num_kv_heads // mesh.shape["model"]
         num_pages = plan_num_pages(
-            budget_bytes=_cache_bytes(config, device, make_runner),
+            budget=_cache_budget(config, device, make_runner),
             bytes_per_page=page_bytes(
                 model.num_layers, config.block_size, heads, head_dim, _itemsize(config)
             ),
@@ -225,14 +226,14 @@ def _plan_memory(
     return replace(config, num_pages=num_pages)
 
 
-def _cache_bytes(
+def _cache_budget(
     config: EngineConfig, device: jax.Device, make_runner: Callable[[EngineConfig, int], Runner]
-) -> int:
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes
-    stats = device.memory_stats()
+) -> CacheBudget:
+    asked = config.kv_cache_memory_bytes
+    stats = device.memory_stats() if asked is None else None
     if not stats or "bytes_limit" not in stats:
-        return DEFAULT_HOST_CACHE_BYTES
+        num_bytes = DEFAULT_HOST_CACHE_BYTES if asked is None else asked
+        return CacheBudget(num_bytes, "kv_cache_memory_bytes", asked)
     trial = make_runner(config, 2)
     # the first two programs are the largest: every slot, every region token, every feature
     temporary = max(trial.compile_program(s).temporary_bytes for s in trial.programs.wanted[:2])

@@ -37,29 +37,30 @@ class StopRule:
     """Which sampled tokens end a request.
 
     Attributes:
-        eos_token_ids: end it with `stop_reason` None (empty when EOS is ignored).
+        eos_token_ids: end it with `stop_reason` None, unless they are ignored.
         stop_token_ids: end it with the token id as `stop_reason`.
-        min_tokens: no token ends it before that many tokens are generated.
+        min_tokens: neither kind is generated before that many tokens.
         max_tokens: it ends with "length" at that many generated tokens.
-        end_token_ids: both kinds together; made here, so that most tokens need one look-up.
+        ignore_eos: `eos_token_ids` are held back by `min_tokens` and end nothing.
+        end_token_ids: what ends it; made here, so that most tokens need one look-up.
     """
 
     eos_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
     min_tokens: int
     max_tokens: int
+    ignore_eos: bool = False
     end_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "end_token_ids", self.eos_token_ids | self.stop_token_ids)
+        eos = frozenset() if self.ignore_eos else self.eos_token_ids
+        object.__setattr__(self, "end_token_ids", eos | self.stop_token_ids)
 
     def check(self, token: int, num_output: int) -> End | None:
         """Whether the request ends with `token` as its `num_output`-th generated token."""
-        if num_output >= self.min_tokens:
-            if token in self.eos_token_ids:
-                return End(FinishReason.STOP, None)
-            if token in self.stop_token_ids:
-                return End(FinishReason.STOP, token)
+        if num_output >= self.min_tokens and token in self.end_token_ids:
+            is_eos = token in self.eos_token_ids and not self.ignore_eos
+            return End(FinishReason.STOP, None if is_eos else token)
         if num_output >= self.max_tokens:
             return End(FinishReason.LENGTH, None)
         return None

@@ -56,7 +56,8 @@ class SamplingParams:
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: go on after the end-of-sequence token.
         max_tokens: most tokens to generate; None fills up to the engine's max_model_len.
-        min_tokens: end-of-sequence and stop tokens are not generated before this many tokens.
+        min_tokens: end-of-sequence and stop tokens are not generated before this many tokens, also
+            with ignore_eos.
         logprobs: log-probabilities to return for each generated token, -1 for the vocabulary.
         prompt_logprobs: the same for each prompt token.
         detokenize: make text from the tokens.

@@ -6,16 +6,17 @@ import asyncio
 import json
 from typing import Any
 
+from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import ApiError
 
-MAX_HEAD_BYTES = 2**20  # request line and headers
+MAX_HEAD_BYTES = 2**16  # request line and headers
 HEAD_TIMEOUT_S = 60.0
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is no HTTP (400), a head without end (431) and one that does not come (408)."""
+    """Refuses what is no HTTP (400), a head too long (431) and one that does not come (408)."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -35,7 +36,7 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"request line and headers are longer than {MAX_HEAD_BYTES} bytes")
+            self._refuse_long_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -44,6 +45,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_over()
+        # of the bytes received, some may be the body's or the next request's
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MAX_HEAD_BYTES:
+            self._refuse_long_head()
+            raise HttpParserError("the head is too long")  # what follows is not parsed
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -60,6 +66,9 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _refuse_long_head(self) -> None:
+        self._refuse(431, f"request line and headers are longer than {MAX_HEAD_BYTES} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
         self._head_is_over()

@@ -8,14 +8,17 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxserve.bench import serve_options, startup
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
+
+if TYPE_CHECKING:
+    from jaxserve.bench.workloads import WorkItem
 
 # what is measured is an engine that compiles nothing any more
 ALL_COMPILED = {"compile_ahead": 1000, "compile_in_background": False}
@@ -56,8 +59,9 @@ def register(
     )
     add_engine_options(throughput)
     throughput.add_argument("--num-prompts", type=int, default=64, help="requests")
+    serve_options.add_dataset_options(throughput.add_argument_group("dataset"))
     throughput.add_argument("--input-len", type=int, help="prompt tokens; random when left out")
-    throughput.add_argument("--output-len", type=int, help="output tokens; random when left out")
+    throughput.add_argument("--output-len", type=int, help="output tokens of every dataset")
     throughput.add_argument("--min-len", type=int, default=8, help="shortest random length")
     throughput.add_argument("--max-len", type=int, default=256, help="longest random length")
     throughput.set_defaults(func=partial(_run, run_throughput))
@@ -111,27 +115,14 @@ def run_latency(options: argparse.Namespace) -> int:
 
 def run_throughput(options: argparse.Namespace) -> int:
     """Queue `--num-prompts` requests at once and print tok/s and GB/s."""
-    _at_least(options, "num_prompts", "input_len", "output_len", "min_len", "max_len")
-    if (options.input_len is None) is not (options.output_len is None):
-        raise ValidationError(
-            "input_len, output_len",
-            (options.input_len, options.output_len),
-            "both, or neither for random lengths",
-        )
+    _at_least(options, "input_len", "output_len", "min_len", "max_len")
+    serve_options.check_dataset(options)
+    items, longest = _throughput_items(options)
     from jaxserve.bench.measure import describe, environment, run_workload
-    from jaxserve.bench.workloads import fixed, uniform
+    from jaxserve.bench.workloads import fixed
 
-    longest = 2 * options.max_len
-    if options.input_len is not None:
-        longest = options.input_len + options.output_len
     llm = _make_llm(options, longest)
     vocab = llm.model_config.vocab_size
-    if options.input_len is not None:
-        items = fixed(
-            options.num_prompts, options.input_len, options.output_len, vocab, options.seed
-        )
-    else:
-        items = uniform(options.num_prompts, options.min_len, options.max_len, vocab, options.seed)
     run_workload(llm, fixed(2, 8, 8, vocab, options.seed + 1))
     run = run_workload(llm, items, use_tqdm=sys.stderr.isatty())
     report = run.as_json() | {"environment": environment()}
@@ -146,6 +137,51 @@ def run_throughput(options: argparse.Namespace) -> int:
         f"{run.breakdown()}"
     )
     return _finish(llm, report, options.output_json)
+
+
+def _throughput_items(options: argparse.Namespace) -> tuple[list[WorkItem], int]:
+    """The requests, and the tokens that the longest may have."""
+    from jaxserve.bench.workloads import fixed, uniform
+    from jaxserve.models.config import ModelConfig
+
+    config = options.engine_config(options)
+    vocab = ModelConfig.from_folder(config.model).vocab_size
+    if options.dataset_name != "random":
+        items = _dataset_items(options, config, vocab)
+        return items, max(len(item.prompt_token_ids) + item.output_len for item in items)
+    lengths = options.input_len, options.output_len
+    if lengths == (None, None):
+        shortest, longest = options.min_len, options.max_len
+        return uniform(options.num_prompts, shortest, longest, vocab, options.seed), 2 * longest
+    if None in lengths:
+        allowed = "both, or neither for random lengths"
+        raise ValidationError("input_len, output_len", lengths, allowed)
+    return fixed(options.num_prompts, *lengths, vocab, options.seed), sum(lengths)
+
+
+def _dataset_items(
+    options: argparse.Namespace, config: EngineConfig, vocab_size: int
+) -> list[WorkItem]:
+    from jaxserve.bench.workloads import WorkItem, context_length
+    from jaxserve.tokenization import Tokenizer
+
+    if options.input_len is not None:
+        allowed = f"none with the {options.dataset_name} dataset"
+        raise ValidationError("input_len", options.input_len, allowed)
+
+    @cache
+    def tokenizer() -> Tokenizer:  # not needed by a file of token ids
+        return Tokenizer(config.tokenizer or config.model)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer().encode(text)
+
+    context = context_length(config.model, config.max_model_len)
+    prompts = serve_options.dataset_prompts(options, vocab_size, encode, longest=context)
+    return [
+        WorkItem(encode(p.prompt) if isinstance(p.prompt, str) else p.prompt, p.output_len)
+        for p in prompts
+    ]
 
 
 def run_serve(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Prompts for `jaxserve bench serve`: random, with shared prefixes, or from a file."""
+"""Prompts of the benchmarks: random, with shared prefixes, or from a file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,12 @@ def _custom_line(line: str, where: str, output_len: int) -> BenchPrompt:
 
 
 def sharegpt_file(
-    path: Path, count: int, output_len: int | None, encode: Callable[[str], list[int]], seed: int
+    path: Path,
+    count: int,
+    output_len: int | None,
+    encode: Callable[[str], list[int]],
+    seed: int,
+    longest: int | None = None,
 ) -> list[BenchPrompt]:
     """First turns of a ShareGPT file; the answer's own length is what is generated.
 
@@ -123,9 +128,10 @@ def sharegpt_file(
         output_len: tokens to generate instead of the answer's length.
         encode: text to token ids.
         seed: of the order.
+        longest: leaves out conversations of more tokens, prompt and output together.
 
     Raises:
-        ValidationError: not such a file.
+        ValidationError: not such a file, or no conversation in it is left.
     """
     try:
         conversations = [
@@ -141,6 +147,8 @@ def sharegpt_file(
     prompts = []
     for question, answer in conversations:
         lengths = len(encode(question)), output_len or len(encode(answer))
+        if longest is not None and sum(lengths) > longest:
+            continue
         if min(lengths) >= SHORTEST_SHAREGPT_TOKENS:
             prompts.append(BenchPrompt(question, *lengths))
         if len(prompts) == count:

@@ -21,6 +21,7 @@ from jaxserve.bench.client import RequestTimes, Target, open_client, send, wait_
 from jaxserve.bench.datasets import BenchPrompt
 from jaxserve.bench.serve_options import (
     check,
+    dataset_prompts,
     pairs,
     parse_metrics,
     parse_percentiles,
@@ -158,8 +159,7 @@ def make_prompts(options: argparse.Namespace, tokenizer: Any) -> list[BenchPromp
         ValidationError: a dataset without its file, or one that needs a tokenizer without one.
     """
     vocabulary = len(tokenizer) if tokenizer is not None else DEFAULT_VOCABULARY
-    name, path = options.dataset_name, options.dataset_path
-    if name == "random":
+    if options.dataset_name == "random":
         prompts = datasets.random_prompts(
             options.num_prompts,
             options.random_input_len,
@@ -169,24 +169,9 @@ def make_prompts(options: argparse.Namespace, tokenizer: Any) -> list[BenchPromp
             vocab_size=vocabulary,
             seed=options.seed,
         )
-    elif name == "prefix_repetition":
-        prompts = datasets.prefix_repetition(
-            options.num_prompts,
-            prefix_len=options.prefix_repetition_prefix_len,
-            suffix_len=options.prefix_repetition_suffix_len,
-            num_prefixes=options.prefix_repetition_num_prefixes,
-            output_len=options.prefix_repetition_output_len,
-            vocab_size=vocabulary,
-            seed=options.seed,
-        )
-    elif name == "custom":
-        prompts = datasets.custom_file(path, options.num_prompts, options.custom_output_len)
     else:
-        if tokenizer is None:
-            raise ValidationError("tokenizer", None, "a folder: sharegpt counts tokens with it")
-        prompts = datasets.sharegpt_file(
-            path, options.num_prompts, options.sharegpt_output_len, tokenizer.encode, options.seed
-        )
+        encode = None if tokenizer is None else tokenizer.encode
+        prompts = dataset_prompts(options, vocabulary, encode)
     if tokenizer is not None:
         return datasets.as_text(prompts, tokenizer.decode)
     if options.backend == "openai-chat" and any(not isinstance(p.prompt, str) for p in prompts):

@@ -1,4 +1,7 @@
-"""The options of `jaxserve bench serve` and `bench sweep`, under vLLM's names, and their checks."""
+"""The options of `jaxserve bench serve` and `bench sweep`, under vLLM's names, and their checks.
+
+Those of a dataset are the ones of `bench throughput` too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import argparse
 import importlib.util
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS
 from jaxserve.bench.serving_report import METRICS
 from jaxserve.errors import JaxServeError, ValidationError
@@ -84,11 +89,23 @@ def _add_server(group: Any) -> None:
     add("--ready-check-timeout-sec", type=float, default=60.0, help="how long to wait for it")
 
 
-def _add_dataset(group: Any) -> None:
+def add_dataset_options(group: Any) -> None:
+    """The options of the datasets but for the lengths of random prompts."""
     add = group.add_argument
     name = {"type": lambda text: text.replace("-", "_"), "choices": DATASETS, "default": "random"}
     add("--dataset-name", **name)
     add("--dataset-path", type=Path, help="file of the custom and sharegpt datasets")
+    add("--prefix-repetition-prefix-len", type=int, default=256)
+    add("--prefix-repetition-suffix-len", type=int, default=256)
+    add("--prefix-repetition-num-prefixes", type=int, default=10)
+    add("--prefix-repetition-output-len", type=int, default=128)
+    add("--custom-output-len", type=int, default=256, help="where a line does not say")
+    add("--sharegpt-output-len", type=int, help="in place of the answers' lengths")
+
+
+def _add_dataset(group: Any) -> None:
+    add_dataset_options(group)
+    add = group.add_argument
     add("--num-prompts", type=int, default=1000)
     add("--input-len", type=int, help="the same as --random-input-len")
     add("--output-len", type=int, help="output length of every dataset")
@@ -96,12 +113,6 @@ def _add_dataset(group: Any) -> None:
     add("--random-output-len", type=int, default=128)
     add("--random-range-ratio", type=float, default=0.0, help="lengths are N * (1 - R .. 1 + R)")
     add("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
-    add("--prefix-repetition-prefix-len", type=int, default=256)
-    add("--prefix-repetition-suffix-len", type=int, default=256)
-    add("--prefix-repetition-num-prefixes", type=int, default=10)
-    add("--prefix-repetition-output-len", type=int, default=128)
-    add("--custom-output-len", type=int, default=256, help="where a line does not say")
-    add("--sharegpt-output-len", type=int, help="in place of the answers' lengths")
     add("--seed", type=int, default=0)
 
 
@@ -138,20 +149,9 @@ def check(options: argparse.Namespace) -> None:
     """
     if options.input_len is not None:
         options.random_input_len = options.input_len
-    if options.output_len is not None:
-        for dataset in ("random", "prefix_repetition", "custom", "sharegpt"):
-            setattr(options, f"{dataset}_output_len", options.output_len)
-    for name, least in LEAST.items():
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ValidationError(name, value, f"{least} or more")
+    check_dataset(options)
     if not 0 < options.port < 65536:
         raise ValidationError("port", options.port, "1 to 65535")
-    path, dataset = options.dataset_path, options.dataset_name
-    if dataset in ("custom", "sharegpt") and path is None:
-        raise ValidationError("dataset_path", None, f"the file of the {dataset} dataset")
-    if dataset not in ("custom", "sharegpt") and path is not None:
-        raise ValidationError("dataset_path", str(path), f"none with the {dataset} dataset")
     if options.ramp_up_strategy and not math.isinf(options.request_rate):
         raise ValidationError("request_rate", options.request_rate, "not with --ramp-up-strategy")
     pairs("header", options.header)
@@ -161,6 +161,63 @@ def check(options: argparse.Namespace) -> None:
         if Path(options.result_filename or "").suffix in (".md", ".png"):
             raise ValidationError("result_filename", options.result_filename, "a name for the JSON")
         options.result_dir.mkdir(parents=True, exist_ok=True)
+
+
+def check_dataset(options: argparse.Namespace) -> None:
+    """Refuse a dataset that could not be made, and settle the general output length.
+
+    Raises:
+        ValidationError: a value out of its range, a file that is missing or one too many.
+    """
+    if options.output_len is not None:
+        for dataset in DATASETS:
+            setattr(options, f"{dataset}_output_len", options.output_len)
+    for name, least in LEAST.items():
+        value = getattr(options, name, None)
+        if value is not None and not value >= least:
+            raise ValidationError(name, value, f"{least} or more")
+    path, dataset = options.dataset_path, options.dataset_name
+    if dataset in ("custom", "sharegpt") and path is None:
+        raise ValidationError("dataset_path", None, f"the file of the {dataset} dataset")
+    if dataset not in ("custom", "sharegpt") and path is not None:
+        raise ValidationError("dataset_path", str(path), f"none with the {dataset} dataset")
+
+
+def dataset_prompts(
+    options: argparse.Namespace,
+    vocab_size: int,
+    encode: Callable[[str], list[int]] | None,
+    longest: int | None = None,
+) -> list[datasets.BenchPrompt]:
+    """The requests of the dataset that the options name, one with shared prefixes or from a file.
+
+    Args:
+        options: checked by `check_dataset`.
+        vocab_size: token ids of prefixes are below it.
+        encode: text to token ids; None where there is no tokenizer.
+        longest: leaves out conversations of more tokens, prompt and output together.
+
+    Raises:
+        ValidationError: a file that is none of the dataset, or sharegpt without a tokenizer.
+    """
+    if options.dataset_name == "prefix_repetition":
+        return datasets.prefix_repetition(
+            options.num_prompts,
+            prefix_len=options.prefix_repetition_prefix_len,
+            suffix_len=options.prefix_repetition_suffix_len,
+            num_prefixes=options.prefix_repetition_num_prefixes,
+            output_len=options.prefix_repetition_output_len,
+            vocab_size=vocab_size,
+            seed=options.seed,
+        )
+    path, count = options.dataset_path, options.num_prompts
+    if options.dataset_name == "custom":
+        return datasets.custom_file(path, count, options.custom_output_len)
+    if encode is None:
+        raise ValidationError("tokenizer", None, "a folder: sharegpt counts tokens with it")
+    return datasets.sharegpt_file(
+        path, count, options.sharegpt_output_len, encode, options.seed, longest
+    )
 
 
 def require(module: str, purpose: str) -> None:

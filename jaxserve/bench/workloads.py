@@ -59,6 +59,13 @@ def uniform(count: int, shortest: int, longest: int, vocab_size: int, seed: int)
     return [WorkItem(random_tokens(rng, i, vocab_size), o) for i, o in lengths]
 
 
+def context_length(model: str, max_model_len: int | None) -> int:
+    """Tokens of prompt and output that an engine takes, as `require_room` has its arguments."""
+    from jaxserve.models.config import ModelConfig
+
+    return max_model_len or ModelConfig.from_folder(model).max_context_length
+
+
 def require_room(longest: int, model: str, max_model_len: int | None) -> None:
     """Refuse a workload that cannot be served, before a model is loaded for it.
 
@@ -70,9 +77,7 @@ def require_room(longest: int, model: str, max_model_len: int | None) -> None:
     Raises:
         ValidationError: the workload is longer than the context, or there is no such model.
     """
-    from jaxserve.models.config import ModelConfig
-
-    limit = max_model_len or ModelConfig.from_folder(model).max_context_length
+    limit = context_length(model, max_model_len)
     if longest > limit:
         raise ValidationError(
             "prompt and output", f"{longest} tokens", f"at most the context of {limit} tokens"

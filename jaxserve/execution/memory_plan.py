@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from jaxserve.errors import ValidationError
 
 # Where the device does not report its memory (CPU): the size of the KV pool.
 DEFAULT_HOST_CACHE_BYTES = 4 << 30
+
+
+class CacheBudget(NamedTuple):
+    """Bytes for KV pages on one device, and the setting that they follow from."""
+
+    num_bytes: int
+    field: str
+    value: float | None
 
 
 def page_bytes(
@@ -17,24 +27,25 @@ def page_bytes(
 
 def plan_num_pages(
     *,
-    budget_bytes: int,
+    budget: CacheBudget,
     bytes_per_page: int,
     max_num_seqs: int,
     max_model_len: int,
     page_size: int,
 ) -> int:
-    """Pages for `budget_bytes`, trash page included, and no more than all slots can use.
+    """Pages for `budget`, trash page included, and no more than all slots can use.
 
     Raises:
-        ValidationError: not even one page fits beside weights and temporaries.
+        ValidationError: not even one page fits beside the trash page; names the budget's setting.
     """
-    fits = budget_bytes // bytes_per_page
+    fits = budget.num_bytes // bytes_per_page
     if fits < 2:
         raise ValidationError(
-            "gpu_memory_utilization",
-            f"{budget_bytes} bytes left for the KV cache",
-            f"room for two pages of {bytes_per_page} bytes at least: raise it, use a smaller "
-            "model or more devices",
+            budget.field,
+            budget.value,
+            f"it leaves {budget.num_bytes} bytes for the KV cache and two pages need "
+            f"{2 * bytes_per_page}: raise it, or use a smaller block_size, a smaller model or more "
+            "devices",
         )
     useful = max_num_seqs * -(-max_model_len // page_size) + 1
     return min(fits, useful)
@@ -42,6 +53,7 @@ def plan_num_pages(
 
 def cache_budget(
     *, limit_bytes: int, utilization: float, weight_bytes: int, temporary_bytes: int
-) -> int:
+) -> CacheBudget:
     """Bytes for KV pages on one device: its share less weights and the largest temporaries."""
-    return int(limit_bytes * utilization) - weight_bytes - temporary_bytes
+    num_bytes = int(limit_bytes * utilization) - weight_bytes - temporary_bytes
+    return CacheBudget(num_bytes, "gpu_memory_utilization", utilization)

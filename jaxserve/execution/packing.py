@@ -136,8 +136,9 @@ class RowPacker:
             if mask is not None:
                 bias[index] = mask
             if _must_go_on(request):
-                ends = [t for t in request.stop_rule.end_token_ids if t < self._vocab_size]
-                bias[index, ends] = NEVER
+                rule = request.stop_rule
+                ends = rule.eos_token_ids | rule.stop_token_ids
+                bias[index, [t for t in ends if t < self._vocab_size]] = NEVER
             for word in request.bad_words:
                 if len(word) > 1 and request.output_token_ids[1 - len(word) :] == word[:-1]:
                     bias[index, word[-1]] = NEVER
@@ -183,6 +184,6 @@ def scores_prompt(request: Request, start: int) -> bool:
 
 
 def _must_go_on(request: Request) -> bool:
-    """True while `min_tokens` forbids that the next token ends the request."""
+    """True while `min_tokens` holds back end-of-sequence and stop tokens."""
     rule = request.stop_rule
     return len(request.output_token_ids) + request.pending - 1 < rule.min_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import Any
 
@@ -42,6 +43,12 @@ def _check(x: jax.Array, weight: QuantizedWeight, activations: str, out_dtype: j
         )  # fmt: skip
 
 
+def _check_tuning(tuning: MatmulTuning) -> None:
+    for name, value in dataclasses.asdict(tuning).items():
+        if value is not None and value < 1:
+            raise KernelError(f"tuning.{name}", value, "at least 1")
+
+
 def quantized_matmul(
     x: jax.Array,  # [M, K]
     weight: QuantizedWeight,  # [N, K]
@@ -80,6 +87,8 @@ def quantized_matmul(
     if backend in KERNELS:
         shape = coverage.MatmulShape.of(x, weight, activations)
         coverage.require(coverage.MATMUL[backend](shape), backend, shape)
+        if tuning is not None:
+            _check_tuning(tuning)
         # imported where it is used: a kernel's compiler costs time and may not be there
         kernel = importlib.import_module(f"pallas_kernels.quantized_matmul.{backend}")
         return kernel.matmul(

@@ -43,6 +43,7 @@ from pallas_kernels.quantized_matmul.mosaic_gpu_plan import (
     TILE_CHANNELS,
     Plan,
     plan_of,
+    require_fit,
 )
 from pallas_kernels.quantized_matmul.nibbles import NIBBLE_UNIT, centred_nibbles
 from pallas_kernels.tuning import MatmulTuning
@@ -304,7 +305,9 @@ def matmul(
     if zeros is None:
         zeros = jnp.zeros((1,), jnp.float32)
     direct = plan.splits == 1
-    partial_type = out_dtype if direct else plan.accumulator
+    partial_type = jnp.dtype(out_dtype if direct else plan.accumulator)
+    if tuning is not None:
+        require_fit(plan, tuning, partial_type.itemsize)
     columns = STORED_BYTES // plan.stored.itemsize
     staging = min(plan.group or PIECE, PIECE) if isinstance(weight, Int4Weight) else plan.width
     out = plgpu.kernel(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
@@ -24,12 +25,15 @@ CONSUMERS = 2
 TILE_CHANNELS = CONSUMERS * CHANNELS
 STORED_BYTES = 128  # of a row and stage: the width of the widest swizzle
 ROW_MULTIPLE = 8  # wgmma's second dimension
+WGMMA_ROWS = 256  # and its most
 MAX_TILE_ROWS = 128
 INT4_TILE_ROWS = 112  # two stages of 256 inputs and a float32 result fit the shared memory
 # by group: sums of small groups are many, and more columns of them would not fit the registers
 SMALL_GROUP_TILE_ROWS = {64: 64, 32: 48}
 MULTIPROCESSORS = 132  # of H100 and H200 SXM
-SHARED_BYTES = 220 * 1024  # of the 227 KiB of a block; the rest is for scales and barriers
+BLOCK_BYTES = 227 * 1024  # shared memory of a thread block
+BUFFER_BYTES = 1024  # buffers in it are multiples of
+SHARED_BYTES = 220 * 1024  # for stages and the result; the rest is for scales and barriers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,21 @@ class Plan:
         """Whether weights are converted before they are multiplied."""
         return self.stored != self.operand
 
+    def fits(self, result_bytes: int) -> bool:
+        """Whether a GPU runs it with result elements of so many bytes: registers left aside."""
+        scales = self.stages * max(self.groups, 1) * TILE_CHANNELS
+        buffers = (
+            self.stages * self.tile_rows * self.width * self.operand.itemsize,
+            self.stages * TILE_CHANNELS * STORED_BYTES,
+            scales * 4,
+            scales,  # zeros
+            TILE_CHANNELS * ROW_MULTIPLE * self.operand.itemsize,  # for the interpreter
+            TILE_CHANNELS * self.tile_rows * result_bytes,
+        )
+        barriers = 2 * 8 * self.stages
+        total = sum(-(-size // BUFFER_BYTES) * BUFFER_BYTES for size in buffers) + barriers
+        return self.tile_rows <= WGMMA_ROWS and total <= BLOCK_BYTES
+
 
 def plan_of(
     x: jax.Array,
@@ -125,4 +144,25 @@ def plan_of(
         accumulator=jnp.int32 if activations == "int8" else jnp.float32,
         ragged=inputs % width != 0,
         staged=staged,
+    )
+
+
+def require_fit(plan: Plan, tuning: MatmulTuning, result_bytes: int) -> None:
+    """Refuses a tuning whose tiles or stages are too large for these operands.
+
+    Raises:
+        KernelError: names the field that is to be smaller, and what it may be.
+    """
+    if plan.fits(result_bytes):
+        return
+    one = replace(plan, stages=1)
+    if not one.fits(result_bytes):
+        rows = range(ROW_MULTIPLE, WGMMA_ROWS + 1, ROW_MULTIPLE)
+        most = max(r for r in rows if replace(one, tile_rows=r).fits(result_bytes))
+        raise KernelError("tuning.tile_m", tuning.tile_m, f"at most {most} for these operands")
+    most = 1
+    while replace(plan, stages=most + 1).fits(result_bytes):
+        most += 1
+    raise KernelError(
+        "tuning.stages", plan.stages, f"at most {most} with tiles of {plan.tile_rows} rows"
     )

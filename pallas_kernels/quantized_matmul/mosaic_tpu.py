@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.activations import quantize_rows_int8
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -136,6 +137,12 @@ def _kernel(
         out_ref[...] = total.astype(out_ref.dtype)
 
 
+def _check(tuning: MatmulTuning) -> None:
+    for name, unit in {"tile_m": ROW_MULTIPLE, "tile_n": LANES}.items():
+        if getattr(tuning, name) % unit:
+            raise KernelError(f"tuning.{name}", getattr(tuning, name), f"a multiple of {unit}")
+
+
 def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) -> _Plan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
@@ -174,9 +181,11 @@ def matmul(
         weight: the quantised weight.
         activations: "float" or "int8".
         out_dtype: type of the result.
-        tuning: tile_m (a multiple of 32), tile_n and tile_k (multiples of 128); None chooses.
+        tuning: tile_m (a multiple of 32), tile_n (of 128) and tile_k; None chooses.
         interpret: True or pltpu.InterpretParams runs the kernel without a TPU; None compiles.
     """
+    if tuning is not None:
+        _check(tuning)
     rows, inputs = x.shape
     outputs = outputs_of(weight)
     plan = _plan(x, weight, tuning)

@@ -20,6 +20,7 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.activations import quantize_rows_int8
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -171,6 +172,19 @@ def _kernel(
     plt.store(out_ref.at[index], total.astype(out_ref.dtype), mask=mask)
 
 
+def _check(tuning: MatmulTuning) -> None:
+    """Triton has arrays of powers of two only."""
+    for name, least in {
+        "tile_m": MIN_TILE,
+        "tile_n": MIN_TILE,
+        "tile_k": MIN_TILE,
+        "num_warps": 1,
+    }.items():
+        value = getattr(tuning, name)
+        if value < least or value & (value - 1):
+            raise KernelError(f"tuning.{name}", value, f"a power of two, at least {least}")
+
+
 def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) -> _Plan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
@@ -216,6 +230,8 @@ def matmul(
         tuning: tile sizes, stages, warps and splits; None chooses them from the shapes.
         interpret: True runs the kernel without a GPU; None or False compiles.
     """
+    if tuning is not None:
+        _check(tuning)
     rows, outputs = x.shape[0], outputs_of(weight)
     plan = _plan(x, weight, tuning)
     operand, row_scale = x, jnp.ones((rows,), jnp.float32)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +105,34 @@ def test_reads_one_slice_and_not_the_tensor(
         assert not asked
         reader.read("a", (slice(2, 4),))
     assert asked == [2 * 10 * 4]
+
+
+class SlowFile(FileIO):
+    """Lets other threads run between finding a place and reading there."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        place = super().seek(offset, whence)
+        time.sleep(0.0005)
+        return place
+
+
+def test_threads_read_where_there_is_no_preadv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows and macOS."""
+    monkeypatch.delattr(os, "preadv", raising=False)
+    file = tmp_path / "model.safetensors"
+    save_file(TENSORS, file)
+    names = ["a", "b"] * 20
+    with SafetensorsReader(tmp_path) as reader, ThreadPoolExecutor(4) as threads:
+        reader._files[file].close()
+        reader._files[file] = SlowFile(file)
+        for name, found in zip(names, threads.map(reader.read, names)):
+            np.testing.assert_array_equal(found, TENSORS[name])
+        with open(file, "r+b") as handle:
+            handle.truncate(reader.tensors["a"].offset + 3)
+        with pytest.raises(CheckpointError, match="ends inside it"):
+            reader.read("a")
 
 
 def test_unsupported_slices(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_the_tokenizers_end_token_ends_a_text_too() -> None:
 
     def ends(inputs: InputProcessor, **options: Any) -> frozenset[int]:
         prepared = inputs.prepare([5], SamplingParams(**options), "r")
-        return prepared.sequences[0].stop_rule.eos_token_ids
+        return prepared.sequences[0].stop_rule.end_token_ids
 
     assert ends(processor(tokenizer)) == {2, 3, 7}
     assert ends(processor(SimpleNamespace(eos_token_id=None))) == {2, 3}
@@ -56,10 +56,11 @@ def test_keys_of_a_prompt_that_ask_for_nothing_are_accepted() -> None:
 
 def test_parameters_must_leave_a_token_to_sample() -> None:
     inputs = processor()
-    for options in ({}, {"min_tokens": 1, "ignore_eos": True}):
-        inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3], **options), "r")
-    with pytest.raises(ValidationError, match="allowed_token_ids"):
-        inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3], min_tokens=1), "r")
+    inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3]), "r")
+    for ignore_eos in (False, True):
+        params = SamplingParams(allowed_token_ids=[2, 3], min_tokens=1, ignore_eos=ignore_eos)
+        with pytest.raises(ValidationError, match="allowed_token_ids"):
+            inputs.prepare([5], params, "r")
 
 
 def test_long_lists_are_not_checked_in_the_event_loop() -> None:

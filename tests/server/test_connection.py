@@ -87,6 +87,22 @@ def test_a_head_without_end_is_refused(port):
     assert str(MAX_HEAD_BYTES) in message
 
 
+@pytest.mark.parametrize("length", [MAX_HEAD_BYTES + 1, 200_000])
+@pytest.mark.parametrize("behind", [b"", b"GET /health HTTP/1.1\r\n\r\n", b"body"])
+def test_a_long_head_is_refused_however_it_arrives(port, length, behind):
+    one_header = b"POST /tokenize HTTP/1.1\r\nX: " + b"a" * length
+    many = b"POST /tokenize HTTP/1.1\r\n" + b"X: aaaa\r\n" * (length // 9 + 1)
+    for head in (one_header + b"\r\n", many, b"GET /" + b"a" * length + b" HTTP/1.1\r\n"):
+        check_error(answer(port, head + b"Content-Length: 4\r\n\r\n" + behind), 431)
+
+
+def test_the_longest_head_is_served_on_every_request_of_a_client(port):
+    fill = b"a" * (MAX_HEAD_BYTES - 200)
+    request = b"GET /health HTTP/1.1\r\nX: %b\r\n" % fill
+    received = answer(port, request + b"\r\n", request + b"Connection: close\r\n\r\n")
+    assert received.count(b"HTTP/1.1 200 ") == 2
+
+
 def test_a_large_body_is_no_head(port):
     """What comes after the headers counts against another limit, on every request of a client."""
     body = b" " * (2 * MAX_HEAD_BYTES) + b'{"prompt": "a", "max_tokens": 1}'

@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,9 +113,43 @@ def test_a_sharegpt_file(tmp_path):
     prompt = BenchPrompt("one two three four", 4, 5)
     assert datasets.sharegpt_file(path, 2, None, encode, seed=0) == [prompt, prompt]
     assert datasets.sharegpt_file(path, 1, 7, encode, seed=0)[0].output_len == 7
+    assert datasets.sharegpt_file(path, 1, None, encode, 0, longest=9) == [prompt]
+    with pytest.raises(ValidationError, match="at least one"):
+        datasets.sharegpt_file(path, 1, None, encode, 0, longest=8)
     path.write_text('[{"text": 1}]')
     with pytest.raises(ValidationError, match="ShareGPT"):
         datasets.sharegpt_file(path, 1, None, encode, seed=0)
+
+
+def test_throughput_takes_every_dataset(tmp_path, monkeypatch):
+    letters = SimpleNamespace(encode=lambda text: [ord(letter) for letter in text])
+    monkeypatch.setattr("jaxserve.tokenization.Tokenizer", lambda folder: letters)
+
+    def items(words):
+        words = ["bench", "throughput", "--num-prompts", "3", *words.split()]
+        return commands._throughput_items(build_parser("bench").parse_args(words))
+
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('{"prompt": "What is 12 + 30?"}\n{"prompt": [5, 6], "output_tokens": 9}\n')
+    made, longest = items(f"--dataset-name custom --dataset-path {lines} --custom-output-len 4")
+    assert [item.output_len for item in made] == [4, 9, 4]
+    asked = letters.encode("What is 12 + 30?")
+    assert [i.prompt_token_ids for i in made] == [asked, [5, 6], asked] and longest == 16 + 4
+
+    turns = ["What is 12 + 30?", "It is 42, as everybody knows."]
+    talks = [[{"value": text} for text in turns], [{"value": 9 * turns[0]}, {"value": turns[1]}]]
+    chats = tmp_path / "chats.json"
+    chats.write_text(json.dumps([{"conversations": talk} for talk in talks]))
+    words = f"--dataset-name sharegpt --dataset-path {chats}"
+    short, _ = items(f"{words} --max-model-len 60")
+    assert [item.prompt_token_ids for item in short] == [asked] * 3
+    assert len({len(item.prompt_token_ids) for item in items(words)[0]}) == 2
+
+    made, longest = items("--dataset-name prefix-repetition --prefix-repetition-num-prefixes 1")
+    assert len({tuple(item.prompt_token_ids[:256]) for item in made}) == 1
+    assert len({tuple(item.prompt_token_ids) for item in made}) == 3 and longest == 256 + 256 + 128
+    made, longest = items("--input-len 5 --output-len 7")
+    assert {(len(i.prompt_token_ids), i.output_len) for i in made} == {(5, 7)} and longest == 12
 
 
 def request(sent: float, chunks: list[float], tokens: int | None = None, error: str = ""):
@@ -236,6 +271,10 @@ def test_all_tokens_in_one_piece_have_no_time_per_token():
         ("latency --n 0", "n=0"),
         ("throughput --input-len 5", "input_len, output_len=(5, None)"),
         ("throughput --model nowhere", "model='nowhere'"),
+        ("throughput --dataset-name sharegpt", "dataset_path=None"),
+        ("throughput --dataset-path f", "dataset_path='f'"),
+        ("throughput --dataset-name custom --dataset-path f --input-len 5", "input_len=5"),
+        ("throughput --dataset-name prefix_repetition --output-len 600", "'1112 tokens'"),
         ("throughput --max-len 600", "'1200 tokens' is not supported: at most the context of 1024"),
         ("latency --input-len 90 --max-model-len 100", "'218 tokens'"),
         ("throughput --output-json /dev/null/x.json", "/dev/null"),

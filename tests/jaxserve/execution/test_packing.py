@@ -20,7 +20,8 @@ def request(
     prompt: list[int], *, bad_words: list[list[int]] | None = None, seed: int = 0, **params
 ) -> Request:
     settings = SamplingParams(**params)
-    rule = StopRule(frozenset({2}), frozenset(settings.stop_token_ids), settings.min_tokens, 16)
+    stops = frozenset(settings.stop_token_ids)
+    rule = StopRule(frozenset({2}), stops, settings.min_tokens, 16, settings.ignore_eos)
     made = Request("r", prompt, settings, rule, seed, bad_words=bad_words)
     made.start_prefill()
     return made
@@ -99,6 +100,16 @@ def test_masks() -> None:
     made.output_token_ids, made.pending = [6, 5], 1
     bias = pack(StepPlan(decode=DecodeRows([made], [1], [4])), shape, packer)["bias"][0]
     assert np.flatnonzero(np.isfinite(bias)).tolist() == [3, 5], "5 may end it, 6 would follow 5"
+
+
+def test_min_tokens_holds_an_ignored_end_back_too() -> None:
+    shape, packer = StepShape(2, 16, 1, Variant.MASKED), RowPacker(SLOTS, VOCAB)
+    made = request([1, 4], stop_token_ids=[5], min_tokens=2, ignore_eos=True)
+    bias = pack(StepPlan(lanes=[lane(made, 1, 0, 2)]), shape, packer)["bias"][2]
+    assert np.flatnonzero(np.isneginf(bias)).tolist() == [2, 5]
+    made.output_token_ids, made.pending = [6, 7], 1
+    bias = pack(StepPlan(decode=DecodeRows([made], [1], [4])), shape, packer)["bias"][0]
+    assert not bias.any()
 
 
 def variant_of(made: Request) -> Variant:

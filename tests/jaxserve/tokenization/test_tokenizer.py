@@ -165,7 +165,22 @@ def test_without_a_template_chat_is_refused(metaspace):
     assert metaspace.apply_chat_template(USER, chat_template="{{ messages[0].role }}") == "user"
 
 
-def test_nothing_is_said_of_a_missing_torch(monkeypatch, byte_level):
+def test_transformers_is_told_to_keep_quiet(monkeypatch, byte_level):
     monkeypatch.delenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", raising=False)
     Tokenizer(byte_level.path)
     assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "1"
+
+
+@pytest.mark.slow
+def test_nothing_is_said_of_a_missing_torch(byte_level_folder):
+    program = (
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'torch' else find(name)\n"
+        "from jaxserve.tokenization import Tokenizer\n"
+        f"Tokenizer({str(byte_level_folder)!r})\n"
+        "from transformers.utils import is_torch_available\n"
+        "print(is_torch_available())\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("False\n", "")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pallas_kernels import KernelError
+from pallas_kernels import KernelError, MatmulTuning
 from pallas_kernels.quantized_matmul import Int4Weight, Int8Weight, quantized_matmul
 from tests.pallas_kernels.quantized_matmul import oracle
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
@@ -113,3 +113,23 @@ def test_uncovered_shapes_are_refused_with_the_shape(backend, outputs, inputs, k
     with pytest.raises(KernelError, match=rf"{backend} backend.*\[{outputs}, {inputs}\]") as caught:
         quantized_matmul(x, weight, backend=backend)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "tuning", "allowed"),
+    [
+        # a multiprocessor's shared memory, the columns of wgmma, and the float32 sums of parts
+        ("mosaic_gpu", "int8", {"stages": 9}, "at most 6 with tiles of 64 rows"),
+        ("mosaic_gpu", "int4 128", {"stages": 4, "splits": 2}, "at most 3 with tiles of 64 rows"),
+        ("mosaic_gpu", "int8", {"tile_m": 512}, "at most 256 for these operands"),
+        ("mosaic_gpu", "int8", {"splits": 0}, "at least 1"),
+        ("triton", "int8", {"tile_k": 96}, "a power of two, at least 16"),
+        ("mosaic_tpu", "int8", {"tile_n": 64}, "a multiple of 128"),
+    ],
+)
+def test_a_tuning_that_no_kernel_could_have_is_refused(backend, kind, tuning, allowed):
+    (field, value), *_ = tuning.items()
+    with pytest.raises(KernelError) as caught:
+        call(kind, rows=300, backend=backend, tuning=MatmulTuning(**tuning))
+    assert (caught.value.field, caught.value.value) == (f"tuning.{field}", value)
+    assert caught.value.allowed == allowed

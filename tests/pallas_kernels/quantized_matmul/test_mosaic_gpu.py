@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pallas_kernels import gpu_targets
+from pallas_kernels import KernelError, gpu_targets
 from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.prove import Requirements, prove
-from pallas_kernels.quantized_matmul import nibbles, quantized_matmul
+from pallas_kernels.quantized_matmul import mosaic_gpu, nibbles, quantized_matmul
 from pallas_kernels.quantized_matmul.splits import number_of_splits
 from pallas_kernels.tuning import MatmulTuning
+from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, Values, check
 from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_text
 from tests.pallas_kernels.strategies import examples
@@ -129,6 +131,32 @@ def test_splits_fill_the_gpu_and_no_more():
 def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
     text = lowered_text("mosaic_gpu", rows, 512, 1024, kind, dtype, activations)
     assert "mosaic_gpu" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "kind", "tuning", "most"),
+    [
+        (300, "int8", MatmulTuning(splits=2), 5),
+        (300, "int4 128", MatmulTuning(splits=1), 4),
+        (300, "int4 128", MatmulTuning(splits=2), 3),
+        (16, "int4 32 zeros", MatmulTuning(splits=1), 7),
+        (256, "fp8", MatmulTuning(tile_m=256, splits=1), 1),
+    ],
+)
+def test_the_most_stages_are_those_that_jax_takes(rows, kind, tuning, most, monkeypatch):
+    def lower(stages):
+        options = {"backend": "mosaic_gpu", "tuning": replace(tuning, stages=stages)}
+        x = jax.ShapeDtypeStruct((rows, 1024), jnp.bfloat16)
+        weight = abstract_weight(512, 1024, kind)
+        lowered_for_cuda(functools.partial(quantized_matmul, **options), x, weight)
+
+    lower(most)
+    with pytest.raises(KernelError, match=f"stages={most + 1} .* at most {most} "):
+        lower(most + 1)
+    monkeypatch.setattr(mosaic_gpu, "require_fit", lambda *_: None)
+    with pytest.raises(ValueError, match="exceeds available shared memory"):
+        lower(most + 1)
 
 
 @needs_compiler
