@@ -20,7 +20,7 @@ from typing import Any
 from jaxserve.bench.percentiles import PERCENTILES, percentile
 from jaxserve.errors import JaxServeError, ValidationError
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.1  # a question costs both processes several ms of the cores that compile
 GIVE_UP_SECONDS = 900.0
 
 

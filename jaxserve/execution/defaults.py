@@ -31,7 +31,7 @@ class DeviceDefaults:
 ACCELERATOR_VARIANTS = (Variant.FILTERED, Variant.GREEDY, Variant.PLAIN)
 DEFAULTS = {
     # a CPU searches filter borders only in rows that need it: plain rows run on filtered programs
-    "cpu": DeviceDefaults(32, 512, 16, 2, 6, (Variant.FILTERED, Variant.GREEDY)),
+    "cpu": DeviceDefaults(32, 512, 16, 2, 4, (Variant.FILTERED, Variant.GREEDY)),
     "gpu": DeviceDefaults(256, 2048, 16, 1, 16, ACCELERATOR_VARIANTS),
     "tpu": DeviceDefaults(128, 1024, 128, 1, 16, ACCELERATOR_VARIANTS),
 }

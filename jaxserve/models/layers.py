@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.config import ModelConfig
-from pallas_kernels.linear import Norm, linear
+from pallas_kernels.linear import Norm, linear, stored_dtype
 from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.rotary import split_rotate
 
@@ -91,7 +91,7 @@ class RMSNorm(nnx.Module):
 class Projection(nnx.Module):
     """Linear map from [T, in] to [T, *out_shape], with weight [*out_shape, in].
 
-    The weight is int8 with a float32 scale an output when the form is quantised.
+    The weight has 8 bits and a float32 scale an output when the form is quantised.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class Projection(nnx.Module):
         """`axes` are the logical names of the weight's axes, `in` last."""
         quantized = form.quantization == "int8"
         self.backend = form.backend
-        self.weight = parameter((*out_shape, in_size), jnp.int8 if quantized else dtype, axes)
+        stored = stored_dtype(form.backend) if quantized else dtype
+        self.weight = parameter((*out_shape, in_size), stored, axes)
         self.scale = parameter(out_shape, jnp.float32, axes[:-1]) if quantized else None
         self.bias = parameter(out_shape, dtype, axes[:-1]) if bias else None
 

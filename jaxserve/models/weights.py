@@ -29,6 +29,7 @@ from jaxserve.models.layers import PLAIN, LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
 from pallas_kernels import quantize_int8
+from pallas_kernels.linear import as_stored
 
 DUMMY_STD = 0.02
 MOST_LOADING_THREADS = 2
@@ -191,11 +192,11 @@ def _build(
         tied = place[0] == "lm_head" and config.tie_word_embeddings
         array = make(("embedding",) if tied else place, variable.shape, shardings[place])
         made = {place: array}
-        if variable.dtype == jnp.int8:
+        if variable.dtype in (jnp.int8, jnp.uint8):
             scale_place = (*place[:-1], "scale")
             out_shardings: Any = (shardings[place], shardings[scale_place])
-            quantize = jax.jit(_quantized, out_shardings=out_shardings)
-            made[place], made[scale_place] = quantize(array)
+            quantize = jax.jit(_quantized, static_argnums=1, out_shardings=out_shardings)
+            made[place], made[scale_place] = quantize(array, variable.dtype)
         return jax.block_until_ready(made)
 
     arrays: dict[tuple[Any, ...], jax.Array] = {}
@@ -208,10 +209,10 @@ def _build(
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-def _quantized(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A weight [*out_shape, in] as int8 of its shape and float32 scales [*out_shape]."""
+def _quantized(weight: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """A weight [*out_shape, in] as int8 or uint8 of its shape and float32 scales [*out_shape]."""
     values, scale = quantize_int8(weight.reshape(-1, weight.shape[-1]))
-    return values.reshape(weight.shape), scale.reshape(weight.shape[:-1])
+    return as_stored(values, dtype).reshape(weight.shape), scale.reshape(weight.shape[:-1])
 
 
 def _read_array(

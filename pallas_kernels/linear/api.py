@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import FLOAT_DTYPES
 
 BACKENDS = ("xla", "native")
+EIGHT_BITS = (jnp.dtype(jnp.int8), jnp.dtype(jnp.uint8))
 
 
 class Norm(NamedTuple):
@@ -20,6 +22,20 @@ class Norm(NamedTuple):
 
     weight: jax.Array  # [K], in the type of x
     eps: float
+
+
+def stored_dtype(backend: str) -> DTypeLike:
+    """The type in which a backend wants 8-bit weights: uint8 (the integer plus 128) for "native",
+    whose dot instruction takes one unsigned operand, else int8."""
+    return jnp.uint8 if backend == "native" else jnp.int8
+
+
+def as_stored(values: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """8-bit integers, int8 or uint8 plus 128, in the other of the two forms or their own."""
+    if values.dtype == dtype:
+        return values
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint8) ^ np.uint8(0x80)
+    return jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def linear(
@@ -37,14 +53,14 @@ def linear(
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """norm(x) @ weight.T + bias, then the gated activation, then the residual.
 
-    Sums are float32; float32 weights are multiplied at full precision. With an int8 weight every
+    Sums are float32; float32 weights are multiplied at full precision. With an 8-bit weight every
     row of (the normalised) x is rounded to 8-bit integers with a scale of its own and the sums are
     int32.
 
     Args:
         x: activations: float32, float16 or bfloat16.
-        weight: in the type of x, or int8.
-        scale: given exactly for an int8 weight: what row n of it is multiplied with.
+        weight: in the type of x, or of 8 bits: int8, or uint8 from `as_stored`.
+        scale: given exactly for an 8-bit weight: what row n of it is multiplied with.
         bias: in the type of x.
         norm: RMS norm of x (Zhang and Sennrich 2019) before the product.
         residual: added to the result, in the type of the result.
@@ -94,11 +110,11 @@ def _check(
         raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
     if weight.ndim != 2 or weight.shape[1] != x.shape[1]:
         raise KernelError("weight.shape", weight.shape, f"[outputs, {x.shape[1]}]")
-    if weight.dtype not in (x.dtype, jnp.int8):
-        raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, or int8")
+    if weight.dtype not in (x.dtype, *EIGHT_BITS):
+        raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
     outputs = weight.shape[0]
-    if (scale is not None) != (weight.dtype == jnp.int8):
-        raise KernelError("scale", scale, "given exactly for an int8 weight")
+    if (scale is not None) != (weight.dtype in EIGHT_BITS):
+        raise KernelError("scale", scale, "given exactly for an 8-bit weight")
     if scale is not None and (scale.shape != (outputs,) or scale.dtype != jnp.float32):
         raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{outputs}]")
     if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):

@@ -17,7 +17,7 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.native.operands import optional
 
-WEIGHT_DTYPES = ("bfloat16", "float32", "int8")
+WEIGHT_DTYPES = ("bfloat16", "float32", "uint8")
 
 
 def linear(
@@ -36,7 +36,7 @@ def linear(
     computed, the others are zero.
 
     Raises:
-        KernelError: a float16 weight, or the native kernels cannot be built on this machine.
+        KernelError: a float16 or int8 weight, or the native kernels cannot be built here.
     """
     if weight.dtype.name not in WEIGHT_DTYPES:
         raise KernelError("weight.dtype", weight.dtype, ", ".join(WEIGHT_DTYPES))

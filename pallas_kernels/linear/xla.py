@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.linear.api import Norm
+from pallas_kernels.linear.api import Norm, as_stored
 from pallas_kernels.quantized_matmul import Int8Weight, quantized_matmul
 
 
@@ -26,8 +26,9 @@ def linear(
     if scale is None:
         product = _dot(rows, weight)
     else:
+        stored = Int8Weight(as_stored(weight, jnp.int8), scale)
         product = quantized_matmul(
-            rows, Int8Weight(weight, scale), activations="int8", out_dtype="float32", backend="xla"
+            rows, stored, activations="int8", out_dtype="float32", backend="xla"
         )
     if bias is not None:
         product = product + bias.astype(jnp.float32)

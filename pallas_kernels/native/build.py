@@ -134,8 +134,10 @@ def _compile(compiler: Path, extra_flags: tuple[str, ...], folder: Path) -> Path
         _run([str(compiler), *flags, "-c", str(source), "-o", output], f"compiling {source.name}")
         return output
 
+    # the longest first, so that all threads end together
+    sources = sorted(SOURCES.glob("*.cc"), key=lambda source: -source.stat().st_size)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = list(threads.map(compile_one, sorted(SOURCES.glob("*.cc"))))
+        objects = list(threads.map(compile_one, sources))
     library = folder / "library.so"
     _run([str(compiler), "-shared", *objects, "-o", str(library)], "linking the native library")
     return library

@@ -12,8 +12,6 @@ struct Bf16Dot {
   using Weight = uint16_t;
   using Sum = F32x16;
   static constexpr int64_t step = 32;  // elements a vector
-  static constexpr bool prepares = false;
-  static U32x16 prepared(U32x16 w) { return w; }
   static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return dot_bf16(acc, x, w); }
 };
 
@@ -22,20 +20,16 @@ struct F32Dot {
   using Weight = float;
   using Sum = F32x16;
   static constexpr int64_t step = 16;
-  static constexpr bool prepares = false;
-  static U32x16 prepared(U32x16 w) { return w; }
   static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return acc + (F32x16)x * (F32x16)w; }
 };
 
-// The 8-bit dot instruction wants one unsigned operand: the weights plus 128. The sums are then
-// 128 times the sum of the row of x too large, which is known when x is staged.
+// The 8-bit dot instruction wants one unsigned operand: the weights, stored plus 128. The sums are
+// then 128 times the sum of the row of x too large, which is known when x is staged.
 struct Int8Dot {
   using Activation = int8_t;
-  using Weight = int8_t;
+  using Weight = uint8_t;
   using Sum = I32x16;
   static constexpr int64_t step = 64;
-  static constexpr bool prepares = true;
-  static U32x16 prepared(U32x16 w) { return w ^ splat(0x80808080u); }
   static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return dot_u8_s8(acc, w, x); }
 };
 
@@ -88,7 +82,7 @@ inline typename Dot::Sum dot_tile(const typename Dot::Activation* x, int64_t x_s
   for (int64_t k = 0; k < depth; k += Dot::step) {
     for (int a = 0; a < AHEAD; ++a) __builtin_prefetch(ahead + a * depth + k, 0, 2);
     for (int n = 0; n < NR; ++n) {
-      const U32x16 weights = Dot::prepared(load<U32x16>(w + n * depth + k));
+      const U32x16 weights = load<U32x16>(w + n * depth + k);
       for (int m = 0; m < MR; ++m) {
         acc[m * NR + n] =
             Dot::multiply_add(acc[m * NR + n], load<U32x16>(x + m * x_stride + k), weights);

@@ -17,7 +17,6 @@ constexpr int64_t kBlockOutputs = 16;  // rows of the weight a block
 struct LaneRows {
   const uint32_t* data;
   int64_t words;  // of a row, a multiple of 16
-  const int32_t* offset;  // [groups * 16] to be added to the sums of 8-bit products
   const uint32_t* group(int64_t g) const { return data + g * words * kLanes; }
 };
 
@@ -41,15 +40,8 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
       for (int n = 0; n < ROWS; ++n) __builtin_prefetch(rows_ahead + n * row_bytes + k0 * 4, 0, 2);
     }
     const char* words = rows_of_weight + k0 * 4;
-    int64_t next_row = row_bytes;
-    alignas(64) uint32_t prepared[ROWS * 16];
-    if constexpr (Dot::prepares) {
-      for (int n = 0; n < ROWS; ++n) {
-        store(prepared + n * 16, Dot::prepared(load<U32x16>(words + n * row_bytes)));
-      }
-      words = reinterpret_cast<const char*>(prepared);
-      next_row = 64;
-    }
+    // the next words, which lie in the second-level cache by now
+    for (int n = 0; n < ROWS; ++n) __builtin_prefetch(words + n * row_bytes + 64, 0, 3);
     for (int64_t k = 0; k < 16; ++k) {
       U32x16 lanes[GROUPS];
       for (int g = 0; g < GROUPS; ++g) {
@@ -58,19 +50,15 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
 #pragma GCC unroll 16  // or GCC keeps the sums of one group in memory
       for (int n = 0; n < ROWS; ++n) {
         uint32_t word;
-        std::memcpy(&word, words + n * next_row + k * 4, 4);
+        std::memcpy(&word, words + n * row_bytes + k * 4, 4);
         for (int g = 0; g < GROUPS; ++g) {
           acc[n * GROUPS + g] = Dot::multiply_add(acc[n * GROUPS + g], lanes[g], splat(word));
         }
       }
     }
   }
-  Sum offset[GROUPS] = {};
-  for (int g = 0; g < GROUPS && Dot::prepares; ++g) {
-    offset[g] = load<Sum>(x.offset + (first_group + g) * kLanes);
-  }
   for (int n = 0; n < ROWS; ++n) {
-    for (int g = 0; g < GROUPS; ++g) sums[g][first_row + n] = acc[n * GROUPS + g] + offset[g];
+    for (int g = 0; g < GROUPS; ++g) sums[g][first_row + n] = acc[n * GROUPS + g];
   }
 }
 

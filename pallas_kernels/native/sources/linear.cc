@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels.h"
 #include "linear_input.h"
 
 namespace jaxserve {
@@ -192,7 +193,8 @@ class Block {
     F32x16 v[16];  // [output][lane]
     for (int n = 0; n < 16; ++n) {
       if constexpr (std::is_same_v<Dot, Int8Dot>) {
-        v[n] = __builtin_convertvector(sums[n], F32x16) * scale_[n] *
+        const I32x16 products = sums[n] + load<I32x16>(x.offset + group * kLanes);
+        v[n] = __builtin_convertvector(products, F32x16) * scale_[n] *
                load<F32x16>(x.scale + group * kLanes);
       } else {
         v[n] = sums[n];
@@ -253,13 +255,13 @@ std::vector<int64_t> task_bounds(int64_t blocks, int64_t largest, int64_t thread
 // Calls body(block, part) for all blocks of the weight and the parts of x, on all threads. A task's
 // blocks stay in the cache while they go through one part after the other.
 template <class Dot, class Body>
-void for_blocks(const Linear& p, int64_t parts, ffi::ThreadPool& threads, const Body& body) {
+void for_blocks(const Linear& p, int64_t parts, Threads& threads, const Body& body) {
   using Weight = typename Dot::Weight;
   const auto* weight = reinterpret_cast<const Weight*>(p.weight);
   const int64_t blocks = (p.outputs + kBlockOutputs - 1) / kBlockOutputs;
   const int64_t block_bytes = kBlockOutputs * p.depth * int64_t(sizeof(Weight));
   const int64_t largest = parts == 1 ? blocks : std::max<int64_t>(1, kTaskBytes / block_bytes);
-  const auto bounds = task_bounds(blocks, largest, std::max<int64_t>(1, threads.num_threads()));
+  const auto bounds = task_bounds(blocks, largest, num_threads(threads));
   parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
     [[maybe_unused]] TileSession session;
     for (int64_t part = 0; part < parts; ++part) {
@@ -281,7 +283,7 @@ void for_blocks(const Linear& p, int64_t parts, ffi::ThreadPool& threads, const 
 }
 
 template <class Dot>
-void run(const Linear& p, ffi::ThreadPool& threads) {
+void run(const Linear& p, Threads& threads) {
   // the caller's own scratch is in use while it works on rows itself
   static thread_local Scratch memory;
   const int64_t count = int64_t(p.live.size());
@@ -305,11 +307,10 @@ void run(const Linear& p, ffi::ThreadPool& threads) {
 }
 
 // Rows of the ranges [begin, end), all rows when there are none; the others become zero.
-std::vector<int32_t> live_rows(const ffi::Buffer<ffi::S32>& ranges, int64_t rows, char* out,
-                               int64_t row_bytes) {
+std::vector<int32_t> live_rows(const Integers& ranges, int64_t rows, char* out, int64_t row_bytes) {
   std::vector<int32_t> live;
-  const int32_t* range = ranges.typed_data();
-  const int64_t count = int64_t(ranges.element_count()) / 2;
+  const auto* range = ranges.values();
+  const int64_t count = ranges.count / 2;
   int64_t next = 0;
   const auto take = [&](int64_t begin, int64_t end) {
     begin = std::clamp<int64_t>(begin, next, rows);
@@ -324,65 +325,41 @@ std::vector<int32_t> live_rows(const ffi::Buffer<ffi::S32>& ranges, int64_t rows
   return live;
 }
 
-const char* bytes_or_null(const ffi::AnyBuffer& buffer) {
-  return buffer.element_count() ? static_cast<const char*>(buffer.untyped_data()) : nullptr;
-}
-
-ffi::Error linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer norm,
-                  ffi::AnyBuffer weight, ffi::Buffer<ffi::F32> scale, ffi::AnyBuffer bias,
-                  ffi::AnyBuffer residual, ffi::Buffer<ffi::S32> live,
-                  ffi::Result<ffi::AnyBuffer> out, float eps, bool gated) {
-  const auto x_type = element_of(x.element_type()), out_type = element_of(out->element_type());
-  if (x.dimensions().size() != 2 || weight.dimensions().size() != 2 || !x_type || !out_type) {
-    return ffi::Error::InvalidArgument("x and weight must be matrices of floats");
-  }
-  const int64_t outputs = weight.dimensions()[0], rows = x.dimensions()[0];
-  const int64_t width = gated ? outputs / 2 : outputs;
-  const Linear p{static_cast<const char*>(x.untyped_data()),
-                 *x_type,
-                 rows,
-                 int64_t(x.dimensions()[1]),
-                 outputs,
-                 bytes_or_null(norm),
-                 eps,
-                 static_cast<const char*>(weight.untyped_data()),
-                 scale.typed_data(),
-                 bytes_or_null(bias),
-                 bytes_or_null(residual),
-                 gated,
-                 static_cast<char*>(out->untyped_data()),
-                 *out_type,
-                 width,
-                 live_rows(live, rows, static_cast<char*>(out->untyped_data()),
-                           width * element_size(*out_type))};
-  switch (weight.element_type()) {
-    case ffi::DataType::BF16:
-      run<Bf16Dot>(p, threads);
-      return ffi::Error::Success();
-    case ffi::DataType::F32:
-      run<F32Dot>(p, threads);
-      return ffi::Error::Success();
-    case ffi::DataType::S8:
-      run<Int8Dot>(p, threads);
-      return ffi::Error::Success();
-    default:
-      return ffi::Error::InvalidArgument("weight must be bfloat16, float32 or int8");
-  }
-}
-
 }  // namespace
-}  // namespace jaxserve
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear, jaxserve::linear,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<float>("eps")
-                                  .Attr<bool>("gated"));
+Refusal linear(Threads& threads, Array x, Array norm, Array weight, Floats scale, Array bias,
+               Array residual, Integers live, Array out, float eps, bool gated) {
+  if (x.rank != 2 || weight.rank != 2 || !x.element || !out.element) {
+    return "x and weight must be matrices of floats";
+  }
+  const int64_t rows = x.dims[0], outputs = weight.dims[0];
+  const int64_t width = gated ? outputs / 2 : outputs;
+  const Linear p{x.as<const char>(),
+                 *x.element,
+                 rows,
+                 x.dims[1],
+                 outputs,
+                 norm.bytes_or_null(),
+                 eps,
+                 weight.as<const char>(),
+                 scale.values(),
+                 bias.bytes_or_null(),
+                 residual.bytes_or_null(),
+                 gated,
+                 out.as<char>(),
+                 *out.element,
+                 width,
+                 live_rows(live, rows, out.as<char>(), width * element_size(*out.element))};
+  if (weight.element == Element::kBfloat16) {
+    run<Bf16Dot>(p, threads);
+  } else if (weight.element == Element::kFloat32) {
+    run<F32Dot>(p, threads);
+  } else if (weight.element == Element::kUint8) {
+    run<Int8Dot>(p, threads);
+  } else {
+    return "weight must be bfloat16, float32 or uint8";
+  }
+  return nullptr;
+}
+
+}  // namespace jaxserve

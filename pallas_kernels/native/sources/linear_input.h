@@ -156,11 +156,12 @@ Staged<Dot> stage(const Linear& p, Scratch& memory) {
 template <class Dot>
 struct StagedLanes {
   LaneRows rows;
-  const float* scale;  // [groups * 16], 8-bit only
+  const float* scale;     // [groups * 16], 8-bit only
+  const int32_t* offset;  // [groups * 16] to be added to the sums of products, 8-bit only
 };
 
 template <class Dot>
-StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch& memory) {
+StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory) {
   using Activation = typename Dot::Activation;
   const int64_t count = int64_t(p.live.size()), groups = (count + kLanes - 1) / kLanes;
   const int64_t stride = padded_depth<Dot>(p);
@@ -193,7 +194,7 @@ StagedLanes<Dot> stage_lanes(const Linear& p, ffi::ThreadPool& threads, Scratch&
       for (int i = 0; i < 16; ++i) store(out + i * kLanes, square[i]);
     }
   });
-  return {{data, words, offset}, scale};
+  return {{data, words}, scale, offset};
 }
 
 }  // namespace jaxserve

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "kernels.h"
 #include "parallel.h"
 #include "split.h"
 
@@ -84,35 +85,29 @@ void run_item(const Problem& p, const Item& item) {
   for (int64_t h = 0; h < item.num_heads; ++h) run_head<Word>(p, item, item.first_head + h);
 }
 
-void run_items(ffi::ThreadPool& pool, const Problem& problem, const std::vector<Item>& items) {
+void run_all(Threads& threads, const Problem& problem, const std::vector<Item>& items) {
   const auto run =
       problem.pool.element == Element::kBfloat16 ? run_item<Bf16Word> : run_item<F32Word>;
-  parallel_for(pool, int64_t(items.size()), [&](int64_t i) { run(problem, items[i]); });
+  parallel_for(threads, int64_t(items.size()), [&](int64_t i) { run(problem, items[i]); });
 }
 
-ffi::ErrorOr<Problem> problem_of(const ffi::AnyBuffer& q, const ffi::AnyBuffer& pages,
-                                 const ffi::Buffer<ffi::S32>& table,
-                                 const ffi::Buffer<ffi::S32>& first_page,
-                                 const ffi::Buffer<ffi::F32>& sinks,
-                                 const ffi::Buffer<ffi::F32>& k_scale,
-                                 const ffi::Buffer<ffi::F32>& v_scale, ffi::AnyBuffer& out,
-                                 float scale, float soft_cap, int64_t window) {
-  auto pool = pool_of(pages, first_page, k_scale, v_scale);
-  if (!pool.has_value()) return ffi::Unexpected(pool.error());
-  const auto type = element_of(q.element_type());
-  if (!type || q.dimensions().size() != 3 || element_size(*type) < 2) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument("q must be [rows, heads, head_dim] floats"));
+Refusal read_problem(const Array& q, const Array& pages, const Integers& table,
+                     const Integers& first_page, const Floats& sinks, const Floats& k_scale,
+                     const Floats& v_scale, const Array& out, const AttentionOptions& options,
+                     Problem& problem) {
+  if (q.rank != 3 || !q.element || element_size(*q.element) < 2) {
+    return "q must be [rows, heads, head_dim] floats";
   }
-  Problem p{*pool,
-            {scale, soft_cap, window},
-            table.typed_data(),
-            int64_t(table.dimensions()[1]),
-            static_cast<const char*>(q.untyped_data()),
-            static_cast<char*>(out.untyped_data()),
-            *type,
-            int64_t(q.dimensions()[1]),
-            sinks.element_count() ? sinks.typed_data() : nullptr};
-  return p;
+  problem = {{},
+             options,
+             table.values(),
+             table.dims[1],
+             q.as<const char>(),
+             out.as<char>(),
+             *q.element,
+             q.dims[1],
+             sinks.count ? sinks.values() : nullptr};
+  return read_pool(pages, first_page, k_scale, v_scale, problem.pool);
 }
 
 // The tokens [begin, end) that the query row of a slot sees.
@@ -120,41 +115,43 @@ struct Context {
   int64_t slot, begin, end, parts;
 };
 
-ffi::Error decode(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer pages,
-                  ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> lengths,
-                  ffi::Buffer<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
-                  ffi::Buffer<ffi::F32> k_scale, ffi::Buffer<ffi::F32> v_scale,
-                  ffi::Result<ffi::AnyBuffer> out, float scale, float soft_cap, int64_t window) {
-  auto problem = problem_of(q, pages, table, first_page, sinks, k_scale, v_scale, *out, scale,
-                            soft_cap, window);
-  if (!problem.has_value()) return problem.error();
-  const int64_t slots = q.dimensions()[0];
-  const int64_t slot_bytes = out->size_bytes() / std::max<int64_t>(1, slots);
+}  // namespace
+
+Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Integers lengths,
+                     Integers first_page, Floats sinks, Floats k_scale, Floats v_scale, Array out,
+                     float scale, float soft_cap, int64_t window) {
+  Problem problem;
+  if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
+                                           {scale, soft_cap, window}, problem)) {
+    return refusal;
+  }
+  const int64_t slots = q.dims[0];
+  const int64_t slot_bytes = out.bytes / std::max<int64_t>(1, slots);
   std::vector<Context> live;
   int64_t parts = 0;
   for (int64_t slot = 0; slot < slots; ++slot) {
-    const int64_t end = lengths.typed_data()[slot];
+    const int64_t end = lengths.values()[slot];
     if (end > 0) {
       const int64_t begin = window ? std::max<int64_t>(0, end - window) : 0;
       live.push_back({slot, begin, end, parts_of(begin, end)});
       parts += live.back().parts;
     } else {
-      std::memset(problem->out + slot * slot_bytes, 0, slot_bytes);
+      std::memset(problem.out + slot * slot_bytes, 0, slot_bytes);
     }
   }
   // the longest contexts first, so that no thread is left with one of them at the end
   std::sort(live.begin(), live.end(),
             [](const Context& a, const Context& b) { return a.end > b.end; });
   // the heads of a token lie side by side: one thread takes them all where there is enough to share
-  const int64_t kv_heads = problem->pool.kv_heads;
-  const int64_t at_once = parts >= kPartsAThread * threads.num_threads() ? kv_heads : 1;
+  const int64_t kv_heads = problem.pool.kv_heads;
+  const int64_t at_once = parts >= kPartsAThread * num_threads(threads) ? kv_heads : 1;
   std::vector<std::unique_ptr<Split>> splits;
   std::vector<Item> items;
   for (const Context& context : live) {
     Item item{context.slot, 1, context.end - 1, context.slot, 0, at_once};
     if (context.parts > 1) {
-      splits.push_back(std::make_unique<Split>(context.parts, kv_heads, problem->heads / kv_heads,
-                                               padded(problem->pool.head_dim)));
+      splits.push_back(std::make_unique<Split>(context.parts, kv_heads, problem.heads / kv_heads,
+                                               padded(problem.pool.head_dim)));
       item.split = splits.back().get();
     }
     for (item.part = 0; item.part < context.parts; ++item.part) {
@@ -167,73 +164,37 @@ ffi::Error decode(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer page
       }
     }
   }
-  run_items(threads, *problem, items);
-  return ffi::Error::Success();
+  run_all(threads, problem, items);
+  return nullptr;
 }
 
-ffi::Error prefill(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer pages,
-                   ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> start,
-                   ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> context,
-                   ffi::Buffer<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
-                   ffi::Buffer<ffi::F32> k_scale, ffi::Buffer<ffi::F32> v_scale,
-                   ffi::Result<ffi::AnyBuffer> out, float scale, float soft_cap, int64_t window) {
-  auto problem = problem_of(q, pages, table, first_page, sinks, k_scale, v_scale, *out, scale,
-                            soft_cap, window);
-  if (!problem.has_value()) return problem.error();
-  const int64_t tile = std::max<int64_t>(1, kItemRows / (problem->heads / problem->pool.kv_heads));
-  const int64_t region = q.dimensions()[0];
-  std::memset(problem->out, 0, out->size_bytes());  // rows that no lane owns are zero
+Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, Integers start, Integers length,
+                      Integers context, Integers first_page, Floats sinks, Floats k_scale, Floats v_scale,
+                      Array out, float scale, float soft_cap, int64_t window) {
+  Problem problem;
+  if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
+                                           {scale, soft_cap, window}, problem)) {
+    return refusal;
+  }
+  const int64_t tile = std::max<int64_t>(1, kItemRows / (problem.heads / problem.pool.kv_heads));
+  const int64_t region = q.dims[0];
+  std::memset(problem.out, 0, out.bytes);  // rows that no lane owns are zero
   std::vector<Item> items;
-  for (int64_t lane = 0; lane < int64_t(table.dimensions()[0]); ++lane) {
-    const int64_t begin = start.typed_data()[lane];
-    const int64_t tokens = std::min<int64_t>(length.typed_data()[lane], region - begin);
+  for (int64_t lane = 0; lane < table.dims[0]; ++lane) {
+    const int64_t begin = start.values()[lane];
+    const int64_t tokens = std::min<int64_t>(length.values()[lane], region - begin);
     for (int64_t done = 0; done < tokens; done += tile) {
-      for (int64_t head = 0; head < problem->pool.kv_heads; ++head) {
+      for (int64_t head = 0; head < problem.pool.kv_heads; ++head) {
         items.push_back({begin + done, std::min(tile, tokens - done),
-                         context.typed_data()[lane] + done, lane, head, 1});
+                         context.values()[lane] + done, lane, head, 1});
       }
     }
   }
   // later positions see more keys
   std::stable_sort(items.begin(), items.end(),
                    [](const Item& a, const Item& b) { return a.position > b.position; });
-  run_items(threads, *problem, items);
-  return ffi::Error::Success();
+  run_all(threads, problem, items);
+  return nullptr;
 }
 
-}  // namespace
 }  // namespace jaxserve
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_paged_decode, jaxserve::decode,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("soft_cap")
-                                  .Attr<int64_t>("window"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_paged_prefill, jaxserve::prefill,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("soft_cap")
-                                  .Attr<int64_t>("window"));

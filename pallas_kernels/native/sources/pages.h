@@ -1,43 +1,13 @@
 // The page pool [NP, page_size, 2, KVH, D] as the attention kernels read it.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <optional>
-#include <string>
 
+#include "array.h"
 #include "simd.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jaxserve {
-
-namespace ffi = xla::ffi;
-
-enum class Element { kFloat32, kFloat16, kBfloat16, kInt8, kE4M3 };
-
-// bfloat16 may be stored as its bits in uint16, and e4m3 as its bits in uint8.
-inline std::optional<Element> element_of(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::F32:
-      return Element::kFloat32;
-    case ffi::DataType::F16:
-      return Element::kFloat16;
-    case ffi::DataType::BF16:
-    case ffi::DataType::U16:
-      return Element::kBfloat16;
-    case ffi::DataType::S8:
-      return Element::kInt8;
-    case ffi::DataType::F8E4M3FN:
-    case ffi::DataType::U8:
-      return Element::kE4M3;
-    default:
-      return std::nullopt;
-  }
-}
-
-inline int64_t element_size(Element e) {
-  if (e == Element::kFloat32) return 4;
-  return e == Element::kInt8 || e == Element::kE4M3 ? 1 : 2;
-}
 
 inline float e4m3_to_float(uint8_t bits) {
   const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
@@ -61,7 +31,7 @@ inline const std::array<float, 256>& e4m3_table() {
   return table;
 }
 
-// out[0 .. count) = row[0 .. count) * scale
+// out[0 .. count) = row[0 .. count) * scale; uint8 holds the bits of e4m3
 inline void widen_row(Element e, const void* row, int64_t count, float scale, float* out) {
   switch (e) {
     case Element::kFloat32:
@@ -90,6 +60,7 @@ inline void widen_row(Element e, const void* row, int64_t count, float scale, fl
       for (int64_t i = 0; i < count; ++i) out[i] = float(p[i]) * scale;
       return;
     }
+    case Element::kUint8:
     case Element::kE4M3: {
       const auto* p = static_cast<const uint8_t*>(row);
       const auto& table = e4m3_table();
@@ -127,30 +98,24 @@ struct Pool {
   const char* value(const char* key_row) const { return key_row + kv_heads * row_bytes(); }
 };
 
-inline Scales scales_of(const ffi::Buffer<ffi::F32>& buffer) {
-  if (buffer.element_count() == 0) return {};
-  const auto dims = buffer.dimensions();
-  return {buffer.typed_data(), dims.size() == 2 ? int64_t(dims[1]) : 0};
+inline Scales scales_of(const Floats& array) {
+  if (array.count == 0) return {};
+  return {array.values(), array.rank == 2 ? array.dims[1] : 0};
 }
 
-inline ffi::ErrorOr<Pool> pool_of(const ffi::AnyBuffer& pages, const ffi::Buffer<ffi::S32>& first,
-                                  const ffi::Buffer<ffi::F32>& k_scale,
-                                  const ffi::Buffer<ffi::F32>& v_scale) {
-  const auto dims = pages.dimensions();
-  const auto element = element_of(pages.element_type());
-  if (dims.size() != 5 || dims[2] != 2 || !element) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument(
-        "kv_pages must be [pages, page_size, 2, kv_heads, head_dim] of a known type"));
+inline Refusal read_pool(const Array& pages, const Integers& first_page, const Floats& k_scale,
+                         const Floats& v_scale, Pool& pool) {
+  if (pages.rank != 5 || pages.dims[2] != 2 || !pages.element) {
+    return "kv_pages must be [pages, page_size, 2, kv_heads, head_dim] of a known type";
   }
-  return Pool{static_cast<const char*>(pages.untyped_data()),
-              *element,
-              int64_t(dims[0]),
-              int64_t(dims[1]),
-              int64_t(dims[3]),
-              int64_t(dims[4]),
-              first.typed_data()[0],
-              scales_of(k_scale),
-              scales_of(v_scale)};
+  // e4m3 may be stored as its bits in uint8
+  const Element element = *pages.element == Element::kUint8 ? Element::kE4M3 : *pages.element;
+  pool = {pages.as<const char>(), element,
+          pages.dims[0],          pages.dims[1],
+          pages.dims[3],          pages.dims[4],
+          *first_page.values(),   scales_of(k_scale),
+          scales_of(v_scale)};
+  return nullptr;
 }
 
 }  // namespace jaxserve

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "kernels.h"
 #include "parallel.h"
 
 namespace jaxserve {
@@ -24,25 +25,20 @@ void normalise(Element type, const char* weight, float eps, int64_t head_dim, fl
   }
 }
 
-ffi::Error split_rotate(ffi::ThreadPool threads, ffi::AnyBuffer qkv, ffi::Buffer<ffi::F32> cos,
-                        ffi::Buffer<ffi::F32> sin, ffi::AnyBuffer q_norm, ffi::AnyBuffer k_norm,
-                        ffi::Result<ffi::AnyBuffer> q, ffi::Result<ffi::AnyBuffer> k,
-                        ffi::Result<ffi::AnyBuffer> v, float q_eps, float k_eps) {
-  const auto dims = qkv.dimensions();
-  const auto type = element_of(qkv.element_type());
-  if (dims.size() != 4 || !type || element_size(*type) < 2) {
-    return ffi::Error::InvalidArgument("qkv must be [tokens, kv_heads, group + 2, head_dim]");
+}  // namespace
+
+Refusal split_rotate(Threads& threads, Array qkv, Floats cos, Floats sin, Array q_norm, Array k_norm,
+                     Array q, Array k, Array v, float q_eps, float k_eps) {
+  const auto* dims = qkv.dims;
+  const auto type = qkv.element;
+  if (qkv.rank != 4 || !type || element_size(*type) < 2) {
+    return "qkv must be [tokens, kv_heads, group + 2, head_dim]";
   }
   const int64_t tokens = dims[0], kv_heads = dims[1], parts = dims[2], head_dim = dims[3];
   const int64_t half = head_dim / 2, group = parts - 2, row_bytes = head_dim * element_size(*type);
-  const auto* from = static_cast<const char*>(qkv.untyped_data());
-  auto* q_out = static_cast<char*>(q->untyped_data());
-  auto* k_out = static_cast<char*>(k->untyped_data());
-  auto* v_out = static_cast<char*>(v->untyped_data());
-  const auto* q_weight =
-      q_norm.element_count() ? static_cast<const char*>(q_norm.untyped_data()) : nullptr;
-  const auto* k_weight =
-      k_norm.element_count() ? static_cast<const char*>(k_norm.untyped_data()) : nullptr;
+  const auto* from = qkv.as<const char>();
+  auto *q_out = q.as<char>(), *k_out = k.as<char>(), *v_out = v.as<char>();
+  const char *q_weight = q_norm.bytes_or_null(), *k_weight = k_norm.bytes_or_null();
   const int64_t task_tokens = std::max<int64_t>(1, kTaskElements / (kv_heads * parts * head_dim));
 
   parallel_for(threads, (tokens + task_tokens - 1) / task_tokens, [&](int64_t task) {
@@ -51,8 +47,8 @@ ffi::Error split_rotate(ffi::ThreadPool threads, ffi::AnyBuffer qkv, ffi::Buffer
     auto* row = scratch.take<float>(head_dim);
     auto* turned = scratch.take<float>(head_dim);
     for (int64_t t = task * task_tokens; t < std::min((task + 1) * task_tokens, tokens); ++t) {
-      const float* c = cos.typed_data() + t * half;
-      const float* s = sin.typed_data() + t * half;
+      const float* c = cos.values() + t * half;
+      const float* s = sin.values() + t * half;
       for (int64_t h = 0; h < kv_heads; ++h) {
         for (int64_t part = 0; part < parts; ++part) {
           const char* x = from + ((t * kv_heads + h) * parts + part) * row_bytes;
@@ -75,22 +71,7 @@ ffi::Error split_rotate(ffi::ThreadPool threads, ffi::AnyBuffer qkv, ffi::Buffer
       }
     }
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
-}  // namespace
 }  // namespace jaxserve
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_split_rotate, jaxserve::split_rotate,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<float>("q_eps")
-                                  .Attr<float>("k_eps"));

@@ -110,12 +110,7 @@ inline void tile_dot() {
   for (int n = 0; n < 16; ++n) {
     auto sum = load<typename Dot::Sum>(t[C].row[n]);
     for (int k = 0; k < 16; ++k) {
-      const U32x16 x = load<U32x16>(t[B].row[k]), w = Dot::prepared(splat(t[A].row[n][k]));
-      sum = Dot::multiply_add(sum, x, w);
-      // the unit multiplies signed bytes
-      if constexpr (sizeof(typename Dot::Weight) == 1) {
-        sum -= Dot::multiply_add({}, x, splat(0x80808080u));
-      }
+      sum = Dot::multiply_add(sum, load<U32x16>(t[B].row[k]), splat(t[A].row[n][k]));
     }
     store(t[C].row[n], sum);
   }
@@ -123,7 +118,7 @@ inline void tile_dot() {
   if constexpr (sizeof(typename Dot::Weight) == 2) {
     asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(B), "i"(A), "i"(C));
   } else {
-    asm volatile("tdpbssd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(B), "i"(A), "i"(C));
+    asm volatile("tdpbusd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(B), "i"(A), "i"(C));
   }
 #endif
 }

@@ -15,6 +15,7 @@ from jaxserve.models import Llama, ModelConfig, load_model
 from jaxserve.models.layers import LinearForm
 from jaxserve.parallel import make_mesh
 from pallas_kernels import native
+from pallas_kernels.linear import stored_dtype
 from tests.checkpoints.tiny.bundled import FOLDER
 from tests.jaxserve.models.dense import empty_cache, run
 from tests.tiny_models import make_case
@@ -62,20 +63,23 @@ def test_perplexity_of_the_bundled_model_changes_by_less_than_two_percent(backen
     assert abs(loss(found, text) - loss(exact, text)) <= 0.02
 
 
-def test_only_linear_weights_are_rounded(tmp_path):
+@pytest.mark.parametrize(("backend", "zero"), [("xla", 0), ("native", 128)])
+def test_only_linear_weights_are_rounded(tmp_path, backend, zero):
     """Every weight is what its integers and scales say, within half a step."""
     folder = make_case(tmp_path, "qwen3_tied_biases")
     plain = dict(nnx.to_flat_state(nnx.state(load(LinearForm(), folder))))
-    rounded = dict(nnx.to_flat_state(nnx.state(load(LinearForm("xla", "int8"), folder))))
+    rounded = dict(nnx.to_flat_state(nnx.state(load(LinearForm(backend, "int8"), folder))))
     plain["lm_head", "weight"] = plain["embedding",]  # tied: a rounded copy beside the table
     assert rounded.keys() - plain.keys() == {
-        (*place[:-1], "scale") for place, value in rounded.items() if value[...].dtype == np.int8
+        (*place[:-1], "scale") for place, value in rounded.items() if value[...].itemsize == 1
     }
     for place, value in plain.items():
         found, want = np.asarray(rounded[place][...]), np.asarray(value[...])
-        if found.dtype != np.int8:
+        if found.itemsize != 1:
             np.testing.assert_array_equal(found, want)
             continue
+        assert found.dtype == stored_dtype(backend)
+        found = found.astype(int) - zero
         scale = np.asarray(rounded[*place[:-1], "scale"][...])[..., None]
         assert np.abs(found).max() == 127
         assert (np.abs(found * scale - want) <= 0.501 * scale).all()

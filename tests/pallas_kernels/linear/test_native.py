@@ -10,12 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels import KernelError, quantize_int8
-from pallas_kernels.linear import Norm, linear
+from pallas_kernels.linear import Norm, as_stored, linear
 from tests.pallas_kernels.linear.checks import at_boundaries, check, layers, problem, to64
 from tests.pallas_kernels.native.requirements import require_native
 from tests.pallas_kernels.strategies import SEEDS, examples, numbers
 
 require_native()
+
+
+def stored(weight):
+    """Rounded to 8 bits, in the form that the kernel takes, and the scales."""
+    values, scale = quantize_int8(weight)
+    return as_stored(values, "uint8"), scale
 
 
 @at_boundaries
@@ -29,7 +35,7 @@ def test_int8_largest_sums_are_exact():
     """127 * 127 * inputs, of both signs, and a row of zeros."""
     inputs = 4096
     x = jnp.stack([jnp.ones(inputs), -jnp.ones(inputs), jnp.zeros(inputs)])
-    values = jnp.full((16, inputs), 127, jnp.int8)
+    values = jnp.full((16, inputs), 127 + 128, jnp.uint8)
     found = linear(x, values, scale=jnp.ones(16), backend="native")
     want = np.repeat([[127.0 * inputs], [-127.0 * inputs], [0.0]], 16, axis=1)
     np.testing.assert_allclose(found, want, rtol=1e-6)
@@ -44,7 +50,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype, few, many, seed):
     x, weight, _ = problem(rng, (61, 200, 64), "bfloat16" if dtype == "int8" else dtype, "plain")
     scale = None
     if dtype == "int8":
-        weight, scale = quantize_int8(weight)
+        weight, scale = stored(weight)
     of = lambda x: linear(x, weight, scale=scale, out_dtype="float32", backend="native")  # noqa: E731
     for most, fewer in (8, few), (61, many):
         np.testing.assert_array_equal(of(x[:fewer]), of(x[:most])[:fewer])
@@ -69,7 +75,7 @@ def test_only_live_rows_are_computed(dtype, ranges, seed):
     x, weight, options = problem(rng, size, "bfloat16" if dtype == "int8" else dtype, "all")
     scale = None
     if dtype == "int8":
-        weight, scale = quantize_int8(weight)
+        weight, scale = stored(weight)
     rows = np.concatenate([np.arange(*r) for r in ranges]).astype(int)
     dead = np.setdiff1d(np.arange(size[0]), rows)
     whole = {**options, "scale": scale, "backend": "native"}
@@ -99,7 +105,7 @@ def test_a_result_is_the_nearest_number_of_its_type(dtype, rows):
     x, weight, _ = problem(rng, (rows, 96, 50), dtype, "plain")
     scale = None
     if dtype == "float16":
-        weight, scale = quantize_int8(weight)
+        weight, scale = stored(weight)
     exact = linear(x, weight, scale=scale, out_dtype="float32", backend="native")
     found = linear(x, weight, scale=scale, backend="native")
     np.testing.assert_array_equal(to64(found), to64(np.asarray(exact).astype(dtype)))
@@ -137,7 +143,9 @@ def test_live_ranges_of_another_type_are_refused():
         linear(x, x, live=jnp.zeros(2, jnp.int32), backend="native")
 
 
-def test_float16_weights_are_refused():
-    x = jnp.zeros((2, 64), jnp.float16)
-    with pytest.raises(KernelError, match=r"weight\.dtype=float16.*bfloat16, float32, int8"):
-        linear(x, x, backend="native")
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_other_weights_are_refused(dtype):
+    x, weight = jnp.zeros((2, 64), jnp.float16), jnp.zeros((3, 64), dtype)
+    scale = jnp.ones(3) if dtype == "int8" else None
+    with pytest.raises(KernelError, match=rf"weight\.dtype={dtype}.*bfloat16, float32, uint8"):
+        linear(x, weight, scale=scale, backend="native")
