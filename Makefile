@@ -15,10 +15,15 @@ serve: $(VENV)/.server
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# every model option through the engine, at full optimisation; an empty XLA_FLAGS keeps tests/conftest.py
-# from asking for fast compilation
+# What serves on a CPU, at full optimisation: an empty XLA_FLAGS keeps tests/conftest.py from asking for
+# fast compilation, as it does for the rest: interpreted kernels, dry runs and commands.
+OPTIMISED := tests/jaxserve tests/test_smoke.py \
+	tests/pallas_kernels/paged_attention/test_xla.py tests/pallas_kernels/quantized_matmul/test_api.py
+SLOW := $(BIN)/python -m pytest -n auto --dist worksteal -m slow
+
 test-slow: $(VENV)/.test
-	XLA_FLAGS= $(BIN)/python -m pytest -n auto -m slow
+	XLA_FLAGS= $(SLOW) $(OPTIMISED)
+	$(SLOW) tests $(addprefix --ignore=,$(OPTIMISED))
 
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff format --check .

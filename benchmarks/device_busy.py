@@ -30,6 +30,7 @@ from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import WorkItem, uniform
 
 BUSY_TARGET = 0.95
+LEAST_STEPS = 3  # of a measurement: two pauses
 FILLED_STEPS = 20  # before anything is measured: the slots fill, the first prompts are behind
 COLUMNS = (
     "rows", "overlap", "step, ms", "step traced, ms", "device busy, %", "pause, us (median)",
@@ -76,8 +77,10 @@ class Backlog:
         """Steps for so long; milliseconds of a step, and least share of it that was busy."""
         before = self._llm.stats()
         begin = time.perf_counter()
-        while time.perf_counter() < begin + seconds:
+        done = 0
+        while done < LEAST_STEPS or time.perf_counter() < begin + seconds:
             self._step()
+            done += 1
         elapsed = time.perf_counter() - begin
         after = self._llm.stats()
         idle = after.times.device_idle - before.times.device_idle

@@ -15,6 +15,7 @@ FLASHINFER = "FlashInfer"
 SDPA = "torch SDPA"
 BF16 = "bf16"
 INT4 = "int4"
+TOO_NOISY = "too noisy to measure"
 LARGE_DECODE = 65536  # tokens over all slots from which decode is bound by memory alone
 
 
@@ -68,7 +69,7 @@ def missing(case: Case, candidate: str, reason: str) -> Row:
 def figures(case: Case, seconds: float, ceilings: Ceilings, bits: float = 16) -> dict[str, Any]:
     """Rate and share of the ceiling that bounds this case."""
     if not math.isfinite(seconds):
-        return {"us": None, "reason": "too noisy to measure"}
+        return {"us": None, "reason": TOO_NOISY}
     moved = 0.0
     if isinstance(case, DecodeCase):
         moved = case.read_bytes

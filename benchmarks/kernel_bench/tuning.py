@@ -23,6 +23,7 @@ from benchmarks.kernel_bench.decode import ours as decode_program
 from benchmarks.kernel_bench.operands import make_pool, queries
 from benchmarks.kernel_bench.prefill import LAYERS
 from benchmarks.kernel_bench.prefill import ours as prefill_program
+from benchmarks.kernel_bench.rows import TOO_NOISY
 from benchmarks.kernel_bench.timing import (
     interleaved,
     jax_candidate,
@@ -224,7 +225,7 @@ class Tuner:
         for index, choice in enumerate(choices):
             value = seconds.get(str(index), math.nan)
             micro = value * 1e6 if math.isfinite(value) else None
-            reason = refused.get(str(index), "" if micro else "too noisy to measure")
+            reason = refused.get(str(index), "" if micro else TOO_NOISY)
             entries.append({"tuning": choice, "us": micro, "reason": reason})
         return entries
 

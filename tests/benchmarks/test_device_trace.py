@@ -70,6 +70,6 @@ def test_a_pause_of_the_host_is_a_pause_of_the_device():
             time.sleep(0.03)
 
     found = traced(run)
-    assert sum(pause > 0.025 for pause in found.pauses) == 2
+    assert sum(pause > 0.025 for pause in found.pauses) >= 2
     assert found.busy + sum(found.pauses) == pytest.approx(found.span)
     assert 0 < found.busy < found.span - 0.05

@@ -1,10 +1,14 @@
 """Greedy continuations through the whole engine equal transformers', for every family and option.
 
 The requests share steps: prompts are longer than the prefill region, there are more requests than
-slots, and pages are so few that some requests are preempted.
+slots, and pages are so few that some requests are preempted. Options that do not meet in the
+engine share a model; models/test_parity.py has the logits of each option alone.
 """
 
 from __future__ import annotations
+
+from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -13,25 +17,57 @@ from tests.jaxserve import oracle
 from tests.tiny_models import CASES, VOCAB_SIZE
 
 NUM_TOKENS = 128
-OVERRIDES = {
-    "llama_gqa": {"num_hidden_layers": 2},  # of the quick suite
-    # its context is factor times the original length: long enough for prompt and output
-    "llama_rope_dynamic": {
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}
-    },
-}
 LONGEST_PROMPT = 50
 
+QUICK = (("llama_gqa",),)
+# cases of one family whose options are in one model
+MORE = (
+    ("llama_mha", "llama_gelu", "llama_rope_linear"),
+    ("llama_mqa", "llama_relu", "llama_theta"),
+    ("llama_head_dim", "llama_biases", "llama_gelu_tanh", "llama_rope_llama3"),
+    ("llama_tied", "llama_rope_yarn"),
+    ("llama_rope_dynamic",),
+    ("llama_rope_yarn_mscale",),
+    ("llama_rope_yarn_attention_factor",),
+    ("mistral",),
+    ("mistral_window",),
+    ("qwen2",),
+    ("qwen2_window", "qwen2_yarn"),
+    ("qwen3",),
+    ("qwen3_tied_biases",),
+    ("qwen3_window",),
+)
+# its context is factor times the original length: long enough for prompt and output
+LONG_DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}}
 
-QUICK = ("llama_gqa",)
+
+def options_of(cases: tuple[str, ...]) -> dict[str, Any]:
+    """The options of every case, in a model of two layers."""
+    options: dict[str, Any] = {"num_hidden_layers": 2}
+    for case in cases:
+        options |= CASES[case][1]
+    if "llama_rope_dynamic" in cases:
+        options |= LONG_DYNAMIC
+    if "layer_types" in options:
+        options["layer_types"] = options["layer_types"][:2]
+    return options
+
+
+def test_every_case_is_in_one_model_of_its_family() -> None:
+    assert sorted(chain(*QUICK, *MORE)) == sorted(CASES)
+    for cases in (*QUICK, *MORE):
+        assert len({CASES[case][0] for case in cases}) == 1, cases
+        named = [option for case in cases for option in CASES[case][1]]
+        assert len(named) == len(set(named)), f"{cases}: an option of one hides another's"
 
 
 @pytest.mark.parametrize(
-    "case",
-    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    "cases",
+    [*QUICK, *(pytest.param(cases, marks=pytest.mark.slow) for cases in MORE)],
+    ids=" ".join,
 )
-def test_greedy_tokens_equal_transformers(case, model_folder, make_llm) -> None:
-    folder = model_folder(case, **OVERRIDES.get(case, {}))
+def test_greedy_tokens_equal_transformers(cases, model_folder, make_llm) -> None:
+    folder = model_folder(cases[0], **options_of(cases))
     prompts = oracle.prompts(4, VOCAB_SIZE, LONGEST_PROMPT)
     model = oracle.load(folder)
     expected = [oracle.greedy(model, prompt, NUM_TOKENS) for prompt in prompts]

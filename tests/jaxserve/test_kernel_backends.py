@@ -131,13 +131,22 @@ BACKENDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def float32_model(model_folder) -> str:
+    return str(model_folder("llama_gqa", num_hidden_layers=2))
+
+
+@pytest.fixture(scope="module")
+def tokens_of_plain_xla(float32_model) -> dict[str, list[int]]:
+    return tokens(float32_model, XLA)
+
+
 @pytest.mark.parametrize(
     "name",
     ["native", *(pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS if n != "native")],
 )  # interpreters are slow
-def test_float32_tokens_are_those_of_plain_xla(name, model_folder):
-    model = str(model_folder("llama_gqa", num_hidden_layers=2))
-    assert tokens(model, BACKENDS[name]) == tokens(model, XLA)
+def test_float32_tokens_are_those_of_plain_xla(name, float32_model, tokens_of_plain_xla):
+    assert tokens(float32_model, BACKENDS[name]) == tokens_of_plain_xla
 
 
 @pytest.mark.slow

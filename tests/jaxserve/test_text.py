@@ -189,7 +189,7 @@ async def started(engine: AsyncEngine, request_id: str) -> None:
 
 
 async def until_idle(engine: AsyncEngine) -> None:
-    for _ in range(200):
+    for _ in range(3000):
         if gauge(engine, "num_requests_running") == 0.0:
             return
         await asyncio.sleep(0.02)

@@ -48,7 +48,7 @@ class Server:
                 return family.samples[0].value
         raise AssertionError(f"no gauge {name}")
 
-    def wait_until_idle(self, seconds: float = 10) -> None:
+    def wait_until_idle(self, seconds: float = 60) -> None:
         """Wait until no request runs or waits and no page is owned."""
         gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         deadline = time.monotonic() + seconds

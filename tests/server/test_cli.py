@@ -1,4 +1,4 @@
-"""The `jaxserve` command as a process: what it prints, how fast, with which exit code."""
+"""The `jaxserve` command as a process: what it prints, and with which exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -74,15 +73,16 @@ def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
         [sys.executable, "-m", "server", "--port", "0"],
         cwd=ROOT,
         env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
+    assert process.stdout is not None
+    for line in process.stdout:
         if "startup complete" in line:
             break
-    start = time.monotonic()
     process.send_signal(number)
-    rest = process.stderr.read()
-    assert process.wait(timeout=10) == 0
-    assert time.monotonic() - start < 5 and "Traceback" not in rest
+    rest = process.stdout.read()
+    assert process.wait(timeout=60) == 0
+    assert "jaxserve serves" not in rest, "it waited for the model"
+    assert "Traceback" not in rest

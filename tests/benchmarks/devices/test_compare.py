@@ -9,7 +9,7 @@ import pytest
 from benchmarks import compare_devices
 from benchmarks.devices import compare
 from benchmarks.isolated import WorkerError
-from benchmarks.kernel_bench.rows import OURS
+from benchmarks.kernel_bench.rows import OURS, TOO_NOISY
 from tests.benchmarks.documented import documented
 
 GPU = {
@@ -60,9 +60,14 @@ def test_the_documented_commands_run_dry(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, second = documented("python benchmarks/compare_devices.py")
     assert compare_devices.main([*first, "--dry-run", "--platform", "cpu"]) == 0
+    (measured,) = json.loads((tmp_path / first[-1] / "devices.json").read_text())["devices"]
+    monkeypatch.setattr(compare, "measure_device", lambda *arguments, **options: measured)
     folder = ["--output", str(tmp_path / "both")]
     assert compare_devices.main([*second, "--dry-run", "--platform", "cpu", *folder]) == 0
     both = json.loads((tmp_path / "both" / "devices.json").read_text())["devices"]
     assert [device["name"] for device in both] == ["cpu", "cpu"]
-    assert all(entry["value"] for device in both for entry in device["workloads"])
+    assert both == [measured, measured]
+    assert len(measured["workloads"]) == 2
+    for entry in measured["workloads"]:
+        assert entry["value"] or entry["remark"] == TOO_NOISY, entry
     assert (tmp_path / "both" / "devices.png").stat().st_size > 1000

@@ -20,6 +20,8 @@ from tests.tiny_models import CASES, LONG, VOCAB_SIZE, make_case
 TOLERANCE = 1e-5  # largest difference of logits over the largest logit
 PROMPT_LENGTH = LONG + 32  # longer than the original context and every window
 DECODE_STEPS = 4
+# of every cache, and few sizes of chunks: an operation is compiled for each
+CONTEXT = PROMPT_LENGTH + DECODE_STEPS
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +79,11 @@ QUICK = (
 )
 def test_prompt_and_decode(models, case: str) -> None:
     model, oracle = models(case)
-    tokens = random_tokens(PROMPT_LENGTH + DECODE_STEPS)
+    tokens = random_tokens(CONTEXT)
     prompt, rest = tokens[:PROMPT_LENGTH], tokens[PROMPT_LENGTH:]
     expected = oracle_steps(oracle, [prompt, *rest[:, None]])
 
-    cache = empty_cache(model.config, len(tokens))
+    cache = empty_cache(model.config, CONTEXT)
     found, cache = run(model, prompt, cache, 0, PROMPT_LENGTH)
     assert relative_error(found, expected[0]) <= TOLERANCE
     for step, token in enumerate(rest):
@@ -99,7 +101,7 @@ def test_native_linear_layers(models, tmp_path: Path, case: str) -> None:
     model = load(make_case(tmp_path, case), form=LinearForm("native"))
     tokens = random_tokens(46)
     chunks = [tokens[:39], tokens[39:45], tokens[45:]]
-    cache, start = empty_cache(model.config, len(tokens)), 0
+    cache, start = empty_cache(model.config, CONTEXT), 0
     for chunk, expected in zip(chunks, oracle_steps(oracle, chunks)):
         found, cache = run(model, chunk, cache, start)
         assert relative_error(found, expected) <= TOLERANCE
@@ -112,7 +114,7 @@ def test_prompt_in_chunks(models, case: str) -> None:
     model, oracle = models(case)
     tokens = random_tokens(PROMPT_LENGTH, seed=1)
     (expected,) = oracle_steps(oracle, [tokens])
-    cache, found = empty_cache(model.config, len(tokens)), []
+    cache, found = empty_cache(model.config, CONTEXT), []
     for start in range(0, len(tokens), 32):
         part, cache = run(model, tokens[start : start + 32], cache, start, len(tokens))
         found.append(part)
@@ -124,10 +126,10 @@ def test_dynamic_rope_grows_while_decoding(models) -> None:
     model, oracle = models("llama_rope_dynamic")
     prompt_length = LONG - 3
     tokens = random_tokens(prompt_length + 8, seed=2)
-    chunks = [tokens[:prompt_length], *tokens[prompt_length:, None]]
+    chunks = [tokens[:32], *tokens[32:, None]]
     expected = np.concatenate(oracle_steps(oracle, chunks))
     for known_length in (prompt_length, None):
-        cache, start, found = empty_cache(model.config, len(tokens)), 0, []
+        cache, start, found = empty_cache(model.config, CONTEXT), 0, []
         for chunk in chunks:
             part, cache = run(model, chunk, cache, start, known_length)
             found.append(part)
@@ -157,7 +159,7 @@ def test_dtype_is_converted_on_load(tmp_path: Path) -> None:
     folder = make_case(tmp_path, "llama_gqa", dtype="bfloat16")
     model = load(folder, "float32")
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens = random_tokens(40)
+    tokens = random_tokens(PROMPT_LENGTH)
     (expected,) = oracle_steps(oracle, [tokens])
-    found, _ = run(model, tokens, empty_cache(model.config, len(tokens)), 0)
+    found, _ = run(model, tokens, empty_cache(model.config, CONTEXT), 0)
     assert relative_error(found, expected) <= TOLERANCE

@@ -1,7 +1,6 @@
 """Streamed text equals decoded text, and never holds half a character."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -123,13 +122,12 @@ def test_a_decoder_that_looks_at_neighbours_is_refused(tmp_path):
         Tokenizer(save(backend, tmp_path))
 
 
-def test_time_a_token_does_not_grow(byte_level):
+def test_what_is_held_back_does_not_grow(byte_level):
     # Lone continuation bytes never become a character: the hardest case for window methods.
     ids = byte_level.encode("🙂", add_special_tokens=False)[-1:]
     broken = next(i for i in range(300) if byte_level.byte_table[i] == b"\x80")
     for token in (ids[0], broken):
         detokenizer = IncrementalDetokenizer(byte_level, [])
-        started = time.perf_counter()
-        for _ in range(50_000):
+        for _ in range(1000):
             detokenizer.append(token)
-        assert time.perf_counter() - started < 5.0
+            assert len(detokenizer._utf8.getstate()[0]) < 4
