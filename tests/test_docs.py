@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -65,7 +66,12 @@ def test_links_between_pages_lead_somewhere() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in OURS if not c.startswith(NEED_A_SERVER)])
 def test_the_command_runs(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command.replace("MODEL", str(bundled_model_path())))[1:]
+    turns = [
+        {"from": who, "value": "Add 2 and 3, then sort 5, 1 and 4."} for who in ("human", "gpt")
+    ]
+    (tmp_path / "chats.json").write_text(json.dumps([{"conversations": turns}] * 4))
+    places = {"MODEL": str(bundled_model_path()), "FILE": str(tmp_path / "chats.json")}
+    words = [places.get(word, word) for word in shlex.split(command)[1:]]
     if words[0] == "bench":
         # what follows -- is for the server that is started
         words += SMALL if words[1] != "startup" else []
