@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxserve.execution.packing import scores_prompt
+from jaxserve.execution.features.logprobs import Logprobs
+from jaxserve.execution.features.prompt_scores import PromptScores, scores_prompt
 from jaxserve.execution.runner import Dispatched, Runner, StepResult
 from jaxserve.observability.step_times import StepTimes
 from jaxserve.request import Request, RequestState
+from jaxserve.sampling.logprobs import LogprobRows
 from jaxserve.scheduling.plan import PrefillLane, SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 
@@ -167,7 +167,7 @@ class Engine:
         self._times.wait += end - begin
         self._collect_prompt_logprobs(step, result)
         output = StepOutput(self.scheduler.commit(step.plan, result.tokens))
-        if self._prompt_logprobs or "logprob" in result.values:
+        if self._prompt_logprobs or Logprobs.name in result.outputs:
             self._add_logprobs(output, result)
         self._times.commit += monotonic() - end
         return output
@@ -176,8 +176,9 @@ class Engine:
         seen = output.seen
         for entry, request in enumerate(seen.requests):
             if request.params.logprobs is not None:
-                row = result.rows[seen.rows[entry]]
-                output.logprobs[entry] = self._logprobs(result.values, "", row, seen.tokens[entry])
+                place = result.special[seen.rows[entry]]
+                values = result.outputs[Logprobs.name]
+                output.logprobs[entry] = self._logprobs(values, place, seen.tokens[entry])
             prompt = self._prompt_logprobs.pop(request.request_id, None)
             if prompt is not None:
                 output.prompt_logprobs[entry] = prompt
@@ -188,10 +189,10 @@ class Engine:
             # a request that was aborted while the step ran has nobody left to tell
             is_live = lane.request.state is not RequestState.FINISHED
             if is_live and scores_prompt(lane.request, lane.start):
-                self._collect_lane(lane, begin, result.values)
+                self._collect_lane(lane, begin, result.outputs[PromptScores.name])
             begin += lane.length
 
-    def _collect_lane(self, lane: PrefillLane, begin: int, values: dict[str, np.ndarray]) -> None:
+    def _collect_lane(self, lane: PrefillLane, begin: int, values: LogprobRows) -> None:
         request = lane.request
         scored = self._prompt_logprobs.setdefault(request.request_id, [])
         for offset in range(lane.length):
@@ -200,16 +201,14 @@ class Engine:
             if position >= request.num_prompt or position - 1 < len(scored):
                 continue
             token = request.prompt_token_ids[position]
-            scored.append(self._logprobs(values, "prompt_", begin + offset, token))
+            scored.append(self._logprobs(values, begin + offset, token))
 
     @staticmethod
-    def _logprobs(
-        values: dict[str, np.ndarray], prefix: str, row: int, token: int
-    ) -> TokenLogprobs:
+    def _logprobs(values: LogprobRows, row: int, token: int) -> TokenLogprobs:
         return TokenLogprobs(
             token,
-            float(values[prefix + "logprob"][row]),
-            int(values[prefix + "rank"][row]),
-            values[prefix + "top_id"][row].tolist(),
-            values[prefix + "top_logprob"][row].tolist(),
+            float(values.sampled[row]),
+            int(values.rank[row]),
+            values.top_ids[row].tolist(),
+            values.top_logprobs[row].tolist(),
         )

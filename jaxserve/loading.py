@@ -18,7 +18,6 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
-from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import resolve
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
@@ -28,6 +27,7 @@ from jaxserve.execution.memory_plan import (
     plan_num_pages,
 )
 from jaxserve.execution.runner import Runner
+from jaxserve.execution.shapes import StepShape
 from jaxserve.memory.manager import PageManager
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.layers import LinearForm

@@ -91,6 +91,7 @@ class Request:
             are sent as prefill chunks, beyond it the device knows the next token itself.
         bad_words: token sequences that must not be generated.
         needs_seen_tokens: the next token's mask depends on tokens that the host must have seen.
+        num_bias: logit_bias values that each of its sampling rows takes along.
         arrival_time: when the caller asked, in seconds of `time.monotonic()`.
         first_scheduled_time: when the first step that holds it was handed to the device; None
             before.
@@ -105,6 +106,7 @@ class Request:
         "decode_until",
         "first_scheduled_time",
         "needs_seen_tokens",
+        "num_bias",
         "num_computed",
         "num_preemptions",
         "num_published",
@@ -143,6 +145,7 @@ class Request:
         self.seed = seed
         self.bad_words = bad_words or []
         self.needs_seen_tokens = any(len(word) > 1 for word in self.bad_words)
+        self.num_bias = len(params.logit_bias or ())
         self.order = -1
         self.state = RequestState.WAITING
         self.slot: int | None = None

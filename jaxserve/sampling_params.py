@@ -22,6 +22,7 @@ MAX_COMPLETIONS = 16384
 MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_TOKENS = 1024
 LOGIT_BIAS_LIMIT = 100.0
+MAX_BIAS_ENTRIES = 2048  # values of logit_bias that all rows of a step have room for
 # the device divides by a repetition penalty: as a float32 it must be neither 0 nor infinite
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -322,6 +323,10 @@ def _token_ids(name: str, value: Any) -> list[int]:
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValidationError("logit_bias", value, "a mapping of token ids to numbers")
+    if len(value) > MAX_BIAS_ENTRIES:
+        raise ValidationError(
+            "logit_bias", f"{len(value)} tokens", f"at most {MAX_BIAS_ENTRIES} tokens"
+        )
     bias: dict[int, float] = {}
     for key, shift in value.items():
         try:

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
-from jaxserve.sampling.variant import Variant
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +24,13 @@ class DeviceDefaults:
     page_size: int
     smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
     compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
-    common: tuple[Variant, ...]  # variants compiled in all sizes, the most needed first
+    flops_per_number: float  # that the device computes while it moves a float32 number
 
 
-ACCELERATOR_VARIANTS = (Variant.FILTERED, Variant.GREEDY, Variant.PLAIN)
 DEFAULTS = {
-    # a CPU searches filter borders only in rows that need it: plain rows run on filtered programs
-    "cpu": DeviceDefaults(32, 512, 16, 2, 4, (Variant.FILTERED, Variant.GREEDY)),
-    "gpu": DeviceDefaults(256, 2048, 16, 1, 16, ACCELERATOR_VARIANTS),
-    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, ACCELERATOR_VARIANTS),
+    "cpu": DeviceDefaults(32, 512, 16, 2, 4, 100.0),
+    "gpu": DeviceDefaults(256, 2048, 16, 1, 16, 800.0),
+    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, 900.0),
 }
 
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay

@@ -9,12 +9,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
-from jaxserve.sampling.variant import Variant
+from jaxserve.execution.features import FAST, FULL, FULL_DECODE, Facts, Feature
+from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
+from jaxserve.execution.shapes import StepShape
 
 logger = logging.getLogger(__name__)
 
-DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+MOST_PROGRAMS = 21  # steps; with the control programs at most 24 are compiled
+FAST_DECODE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FULL_DECODE_SIZES = (4, 16, 64)
+MOST_FAST_DECODES = 8
+FEW_ROWS = 16  # decode rows of the smaller mixed programs
+MOST_SPECIAL = 32  # rows that the costly features work on, but in the largest programs
 MOST_LANES = 32
 TOKENS_PER_LANE = 16
 MOST_COMPILE_THREADS = 4
@@ -35,52 +41,85 @@ def lanes_for(num_prefill: int, max_num_seqs: int) -> int:
 
 
 def decode_buckets(max_num_seqs: int, smallest: int) -> list[int]:
-    """Row counts of the decode programs, ascending; the largest holds every slot."""
-    buckets = [b for b in DECODE_BUCKETS if smallest <= b < max_num_seqs]
-    return [*buckets, max(max_num_seqs, smallest)]
+    """Row counts of the fast decode programs, ascending; the largest holds every slot."""
+    most = max(max_num_seqs, smallest)
+    sizes = sorted({max(size, smallest) for size in FAST_DECODE_SIZES} & set(range(most)))
+    while len(sizes) >= MOST_FAST_DECODES:
+        del sizes[1]  # a few rows cost little more than one
+    return [*sizes, most]
 
 
 def prefill_buckets(max_prefill_tokens: int) -> list[int]:
-    """Token counts of the prefill region, ascending: the budget and 1/2, 1/4, 1/16 of it."""
-    sizes = {max_prefill_tokens // part for part in (1, 2, 4, 16)}
+    """Token counts of the prefill region, ascending: the budget, a quarter and a sixteenth."""
+    sizes = {max_prefill_tokens // part for part in (1, 4, 16)}
     return sorted(size for size in sizes if size >= min(16, max_prefill_tokens))
 
 
 def wanted_shapes(
-    max_num_seqs: int,
-    max_prefill_tokens: int,
-    smallest_bucket: int,
-    common: Sequence[Variant] = (Variant.FILTERED, Variant.GREEDY),
+    max_num_seqs: int, max_prefill_tokens: int, smallest_bucket: int
 ) -> list[StepShape]:
-    """Every program worth having, the most needed first.
+    """Every program worth having, the most needed first: at most `MOST_PROGRAMS`.
 
-    The first two serve any step, so an engine is complete with them. The common variants follow in
-    all sizes (filtered programs first, which serve greedy and plain requests too), then the largest
-    sizes of the rare ones. A missing one costs speed, never an error. The number is kept small: on
-    the CPU a deep model's program takes hundreds of the 65,530 memory mappings that Linux allows.
+    The first two serve any step, so an engine is complete with them. `fast` programs hold what
+    every request needs, in many sizes; `full` ones hold every feature, in few. Costly features work
+    on `MOST_SPECIAL` rows, but in the largest programs on all. A missing program costs speed, never
+    an error.
     """
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
     prefills = prefill_buckets(max_prefill_tokens)
-    few = decodes[min(2, len(decodes) - 1)]
-    full = decodes[-1]
+    most, few = decodes[-1], max(smallest_bucket, min(FEW_ROWS, decodes[-1]))
 
-    def decode(rows: int, variant: Variant) -> StepShape:
-        return StepShape(rows, 0, 0, variant)
+    def shape(rows: int, tokens: int, features: frozenset[str], special: int) -> StepShape:
+        lanes = lanes_for(tokens, max_num_seqs) if tokens else 0
+        special = min(special, rows + lanes) if features != FAST else 0
+        return StepShape(rows, tokens, lanes, features, special)
 
-    def mixed(rows: int, tokens: int, variant: Variant) -> StepShape:
-        return StepShape(rows, tokens, lanes_for(tokens, max_num_seqs), variant)
+    def fast(rows: int, tokens: int = 0) -> StepShape:
+        return shape(rows, tokens, FAST, 0)
 
-    shapes = [mixed(full, prefills[-1], Variant.SCORED), decode(full, Variant.MASKED)]
-    for variant in common:
-        shapes.append(mixed(full, prefills[-1], variant))
-        shapes.append(decode(full, variant))
-        shapes.append(mixed(few, prefills[0], variant))
-        shapes += [decode(rows, variant) for rows in decodes[:-1]]
-        shapes += [mixed(few, tokens, variant) for tokens in prefills[1:]]
-        shapes += [mixed(full, tokens, variant) for tokens in prefills[:-1]]
-    shapes += [mixed(full, prefills[-1], Variant.RICH), decode(full, Variant.RICH)]
-    shapes += [mixed(few, prefills[0], Variant.MASKED), decode(few, Variant.MASKED)]
+    def full(rows: int, tokens: int = 0, special: int = MOST_SPECIAL) -> StepShape:
+        return shape(rows, tokens, FULL if tokens else FULL_DECODE, special)
+
+    every = most + MOST_LANES
+    shapes = [full(most, prefills[-1], every), full(most, special=every)]
+    shapes += [fast(most, prefills[-1]), fast(most), fast(few, prefills[0])]
+    shapes += [fast(rows) for rows in decodes[:-1]]
+    shapes += [fast(few, tokens) for tokens in prefills[1:]]
+    shapes += [fast(most, tokens) for tokens in prefills[:-1]]
+    shapes += [full(few, prefills[len(prefills) // 2]), full(most)]
+    shapes += [full(rows) for rows in FULL_DECODE_SIZES if smallest_bucket <= rows < most]
     return list(dict.fromkeys(shapes))
+
+
+def predicted_cost(
+    shape: StepShape, features: Sequence[Feature], facts: Facts, numbers_per_token: float
+) -> float:
+    """float32 numbers that a step moves beside the weights, which every step reads once.
+
+    A token's share of the matrix products counts as `numbers_per_token`.
+    """
+    tokens = shape.num_decode + shape.num_prefill
+    costs = (feature.cost(shape, facts) for feature in contained(features, shape))
+    return tokens * numbers_per_token + sum(costs)
+
+
+class Wanted(NamedTuple):
+    """What a step asks of its program: rows, region tokens, lanes, features and special rows."""
+
+    num_decode: int
+    num_prefill: int
+    num_lanes: int
+    features: frozenset[str]
+    num_special: int
+
+    def fits(self, shape: StepShape) -> bool:
+        return (
+            self.num_decode <= shape.num_decode
+            and self.num_prefill <= shape.num_prefill
+            and self.num_lanes <= shape.num_lanes
+            and self.num_special <= shape.num_special
+            and self.features <= shape.features
+        )
 
 
 class ProgramTable:
@@ -89,15 +128,20 @@ class ProgramTable:
     Args:
         shapes: wanted shapes, most needed first; the first two must serve every step.
         compile_program: compiles one shape.
+        cost: of a shape: a step takes the cheapest program that holds it.
     """
 
     def __init__(
-        self, shapes: Sequence[StepShape], compile_program: Callable[[StepShape], Program]
+        self,
+        shapes: Sequence[StepShape],
+        compile_program: Callable[[StepShape], Program],
+        cost: Callable[[StepShape], float],
     ):
         self.wanted = list(shapes)
         self._compile = compile_program
+        self._cost = cost
         self._programs: dict[StepShape, Program] = {}
-        self._choices: dict[tuple[int, int, int, Variant], Program] = {}
+        self._choices: dict[Wanted, Program] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.background_error: Exception | None = None
@@ -150,23 +194,11 @@ class ProgramTable:
             self._thread.join()
         self._programs, self._choices = {}, {}
 
-    def select(
-        self, num_decode: int, num_prefill: int, num_lanes: int, variant: Variant
-    ) -> Program:
+    def select(self, wanted: Wanted) -> Program:
         """The cheapest compiled program that holds the step."""
-        key = (num_decode, num_prefill, num_lanes, variant)
         choices = self._choices
-        program = choices.get(key)
+        program = choices.get(wanted)
         if program is None:
-            fitting = [
-                shape
-                for shape in self._programs
-                if shape.num_decode >= num_decode
-                and shape.num_prefill >= num_prefill
-                and shape.num_lanes >= num_lanes
-                and shape.variant >= variant
-                and (num_prefill > 0 or shape.num_prefill == 0)
-            ]
-            best = min(fitting, key=lambda s: (s.num_decode + s.num_prefill, s.variant))
-            program = choices[key] = self._programs[best]
+            fitting = [shape for shape in self._programs if wanted.fits(shape)]
+            program = choices[wanted] = self._programs[min(fitting, key=self._cost)]
         return program

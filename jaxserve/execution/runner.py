@@ -12,17 +12,25 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
-from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.defaults import mesh_defaults
-from jaxserve.execution.packing import RowPacker
+from jaxserve.execution.features import Facts, make_features
+from jaxserve.execution.inputs import BlobLayout, Result, ResultLayout
+from jaxserve.execution.packing import Needs, RowPacker, program_row
 from jaxserve.execution.parameters import split_model
-from jaxserve.execution.programs import Program, ProgramTable, lanes_for, wanted_shapes
+from jaxserve.execution.programs import (
+    Program,
+    ProgramTable,
+    Wanted,
+    lanes_for,
+    predicted_cost,
+    wanted_shapes,
+)
+from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.step import DeviceState, StepSpec, run_step
 from jaxserve.models.attention import kv_pages_spec
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
-from jaxserve.sampling.variant import Variant
 from jaxserve.scheduling.plan import StepPlan
 from pallas_kernels import Backends, storage_dtype
 
@@ -34,6 +42,7 @@ class Dispatched(NamedTuple):
 
     plan: StepPlan
     program: Program
+    needs: Needs
     result: jax.Array
 
 
@@ -41,18 +50,22 @@ class Packed(NamedTuple):
     """A plan as the operand of a program."""
 
     program: Program
+    needs: Needs
     blob: np.ndarray
 
 
 class StepResult(NamedTuple):
-    """A fetched step: sampled tokens in the plan's row order, and the result's arrays.
+    """A fetched step.
 
-    `rows` maps a plan row to its row in `values`.
+    Attributes:
+        tokens: sampled tokens in the plan's row order.
+        outputs: what the features report, by their names.
+        special: plan row -> its place among the special rows, which `outputs` are about.
     """
 
     tokens: list[int]
-    values: dict[str, np.ndarray]
-    rows: list[int]
+    outputs: dict[str, Any]
+    special: dict[int, int]
 
 
 class Runner:
@@ -94,15 +107,21 @@ class Runner:
         budget = config.max_num_batched_tokens
         self.max_prefill_tokens = min(config.prefill_chunk or budget, budget)
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
-        self.packer = RowPacker(config.max_num_seqs, model_config.vocab_size)
+        self._features = make_features()
+        self._facts = Facts(model_config.vocab_size, self.num_logprobs)
+        self.packer = RowPacker(config.max_num_seqs, self._features, self._facts)
         defaults = mesh_defaults(mesh)
         shapes = wanted_shapes(
-            config.max_num_seqs,
-            self.max_prefill_tokens,
-            defaults.smallest_bucket,
-            defaults.common,
+            config.max_num_seqs, self.max_prefill_tokens, defaults.smallest_bucket
         )
-        self.programs = ProgramTable(shapes, self.compile_program)
+        flops = 2 * sum(leaf.size for leaf in self._leaves)
+        cost = partial(
+            predicted_cost,
+            features=self._features,
+            facts=self._facts,
+            numbers_per_token=flops / defaults.flops_per_number,
+        )
+        self.programs = ProgramTable(shapes, self.compile_program, cost)
         self._state: DeviceState | None = None
 
     @property
@@ -116,36 +135,44 @@ class Runner:
         assert self._config.compile_ahead is not None
         self.programs.compile_ahead(self._config.compile_ahead, progress)
         for program in self.programs.programs:
-            idle = self.packer.pack(StepPlan(), program.layout)
+            plan = StepPlan()
+            idle = self.packer.pack(plan, self.packer.needs(plan), program.layout)
             self._call(program, idle).block_until_ready()
         if self._config.compile_in_background:
             self.programs.compile_rest_in_background()
 
     def pack(self, plan: StepPlan) -> Packed:
         """Choose the program of a plan and fill its operand; a plan is packed once."""
-        variant = self.packer.plan_variant(plan)
-        program = self.programs.select(
-            len(plan.decode), plan.num_prefill_tokens, len(plan.lanes), variant
+        needs = self.packer.needs(plan)
+        wanted = Wanted(
+            len(plan.decode),
+            plan.num_prefill_tokens,
+            len(plan.lanes),
+            needs.features,
+            len(needs.special),
         )
-        return Packed(program, self.packer.pack(plan, program.layout))
+        program = self.programs.select(wanted)
+        return Packed(program, needs, self.packer.pack(plan, needs, program.layout))
 
     def dispatch(self, plan: StepPlan, packed: Packed | None = None) -> Dispatched:
         """Start a step on the device; returns before it has run."""
-        program, blob = packed or self.pack(plan)
+        program, needs, blob = packed or self.pack(plan)
         result = self._call(program, blob)
         result.copy_to_host_async()
-        return Dispatched(plan, program, result)
+        return Dispatched(plan, program, needs, result)
 
     def fetch(self, step: Dispatched) -> StepResult:
         """Wait for a dispatched step and bring its result to the host."""
-        values = step.program.result.views(np.asarray(step.result))
-        num_decode = len(step.plan.decode)
-        first_lane = step.program.layout.shape.num_decode
-        rows = [*range(num_decode), *range(first_lane, first_lane + len(step.plan.lanes))]
-        tokens = values["token"]
-        sampled = tokens[:num_decode].tolist()
-        sampled += tokens[first_lane : first_lane + len(step.plan.lanes)].tolist()
-        return StepResult(sampled, values, rows)
+        found: Result = step.program.result.views(np.asarray(step.result))
+        shape, plan = step.program.layout.shape, step.plan
+        num_decode, first_lane = len(plan.decode), shape.num_decode
+        sampled = found.step.token[:num_decode].tolist()
+        sampled += found.step.token[first_lane : first_lane + len(plan.lanes)].tolist()
+        special = {
+            index: program_row(index, plan, first_lane) if shape.all_special else place
+            for place, (index, _) in enumerate(step.needs.special)
+        }
+        return StepResult(sampled, found.features, special)
 
     def close(self) -> None:
         """Stop background compilation and give back device memory."""
@@ -155,11 +182,12 @@ class Runner:
 
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
-        layout = BlobLayout(shape, self._page_size, self._model_config.vocab_size)
-        logprobs = self.num_logprobs if shape.variant >= Variant.RICH else 0
-        result = ResultLayout(shape, logprobs)
+        layout = BlobLayout(shape, self._features, self._facts, self._page_size)
+        result = ResultLayout(shape, self._features, self._facts)
         spec = StepSpec(
             config=self._model_config,
+            features=self._features,
+            facts=self._facts,
             layout=layout,
             result=result,
             num_pages=self._num_pages,

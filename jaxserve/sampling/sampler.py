@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.sampling import blocks
 from jaxserve.sampling.filters import kept_threshold
-from jaxserve.sampling.logprobs import LogprobRows, score
-from jaxserve.sampling.penalties import TokenCounts, apply_penalties
-from jaxserve.sampling.variant import Variant
 from jaxserve.sampling_params import GREEDY_TEMPERATURE
 
 # exp(-80) = 1.8e-35 is a normal float32: below it a weight is exactly 0, so that no backend's
 # treatment of denormals decides whether a token can be drawn.
 SMALLEST_EXPONENT = -80.0
-ABSENT: Any = None  # a field that no part of the compiled variant reads
 
 
 class SamplingRows(NamedTuple):
-    """Sampling parameters of R rows; fields that the variant does not read may be None.
+    """Sampling parameters of R rows.
 
     Attributes:
         temperature: float32[R], 0 takes the most likely token.
@@ -30,66 +26,39 @@ class SamplingRows(NamedTuple):
         min_p: float32[R], 0 is off.
         seed: uint32[R, 2], high and low word of the request's seed.
         position: int32[R], position in the sequence of the token that is sampled.
-        presence, frequency: float32[R], 0 is off.
-        repetition: float32[R], 1 is off.
     """
 
-    temperature: jax.Array = ABSENT
-    top_p: jax.Array = ABSENT
-    top_k: jax.Array = ABSENT
-    min_p: jax.Array = ABSENT
-    seed: jax.Array = ABSENT
-    position: jax.Array = ABSENT
-    presence: jax.Array = ABSENT
-    frequency: jax.Array = ABSENT
-    repetition: jax.Array = ABSENT
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+    min_p: jax.Array
+    seed: jax.Array
+    position: jax.Array
 
 
-class Sampled(NamedTuple):
-    """Result of `sample`: tokens int32[R]; logprobs from variant RICH on, else None."""
+def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Samples one token a row: int32[R].
 
-    tokens: jax.Array
-    logprobs: LogprobRows | None
-
-
-def sample(
-    logits: jax.Array,
-    rows: SamplingRows,
-    variant: Variant,
-    *,
-    counts: TokenCounts | None = None,
-    bias: jax.Array | None = None,
-    num_logprobs: int = 0,
-) -> Sampled:
-    """Samples one token a row.
-
-    The order is vLLM's: bias and masks, penalties, temperature, min_p, top_k, top_p. Returned
-    log-probabilities are those of the raw logits.
+    The order is vLLM's: temperature, min_p, top_k, top_p.
 
     A row's random numbers depend on its seed and position alone, so its token does not change
-    with the batch, the row, or the variant.
+    with the batch or the row.
 
     Args:
         logits: float32[R, V].
         rows: parameters, R rows.
-        variant: which parts are compiled in (static).
-        counts: tokens seen so far, read from variant RICH on; None leaves penalties out.
-        bias: float32[R, V] added to the logits, -inf masks a token; read from variant MASKED on,
-            None leaves it out.
-        num_logprobs: most likely tokens to report, read from variant RICH on (static).
     """
-    adjusted = logits
-    if variant >= Variant.MASKED and bias is not None:
-        adjusted = adjusted + bias
-    if variant >= Variant.RICH and counts is not None:
-        adjusted = apply_penalties(adjusted, counts, rows.presence, rows.frequency, rows.repetition)
-    tokens, largest = blocks.argmax(adjusted)
-    if variant >= Variant.PLAIN:
-        drawn = _draw(adjusted, largest, tokens, rows, filtered=variant >= Variant.FILTERED)
-        tokens = jnp.where(rows.temperature < GREEDY_TEMPERATURE, tokens, drawn)
-    if variant < Variant.RICH:
-        return Sampled(tokens, None)
-    return Sampled(tokens, score(logits, tokens, num_logprobs))
+    greedy, largest = blocks.argmax(logits)
+    is_greedy = rows.temperature < GREEDY_TEMPERATURE
+
+    def draw() -> jax.Array:
+        return jnp.where(is_greedy, greedy, _draw(logits, largest, greedy, rows))
+
+    return jax.lax.platform_dependent(
+        # a CPU skips what no row wants; an accelerator's queue never waits for a predicate
+        cpu=lambda: jax.lax.cond(jnp.all(is_greedy), lambda: greedy, draw),
+        default=draw,
+    )
 
 
 def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
@@ -106,23 +75,22 @@ def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def _draw(
-    logits: jax.Array, largest: jax.Array, greedy: jax.Array, rows: SamplingRows, *, filtered: bool
+    logits: jax.Array, largest: jax.Array, greedy: jax.Array, rows: SamplingRows
 ) -> jax.Array:
     """One token a row by inversion of the cumulative distribution, in two levels: int32[R].
 
     One word of randomness chooses a block by the blocks' sums, a second one the token inside, so
     that rare tokens keep their probability although float32 cannot resolve it in one step.
     Gumbel-max would need a random number for every token: 15 ms for [16, 32768] and 63 ms for
-    [16, 128256] on a 2-core CPU, where the whole plain variant takes 0.6 and 2 ms.
+    [16, 128256] on a 2-core CPU, where all of sampling by temperature takes 0.6 and 2 ms.
     """
     temperature = jnp.where(rows.temperature < GREEDY_TEMPERATURE, 1.0, rows.temperature)
     centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
     z = (logits - centre[:, None]) * (1.0 / temperature)[:, None]
     # Masked before exp: XLA:CPU makes a second pass over the vocabulary for a select behind exp.
     weights = jnp.exp(jnp.where(z >= SMALLEST_EXPONENT, z, -jnp.inf))
-    if filtered:
-        threshold = kept_threshold(weights, rows.top_k, rows.top_p, rows.min_p)
-        weights = jnp.where(weights >= threshold[:, None], weights, 0.0)
+    threshold = kept_threshold(weights, rows.top_k, rows.top_p, rows.min_p)
+    weights = jnp.where(weights >= threshold[:, None], weights, 0.0)
     # 24 bits make every value below 1 exact, so u * total never rounds up to total.
     uniform = (random_words(rows.seed, rows.position) >> 8).astype(jnp.float32) * 2.0**-24
     tokens = pick(weights, uniform)

@@ -10,11 +10,13 @@ docs/architecture.md.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass
 
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
 from jaxserve.request import Request, RequestState
+from jaxserve.sampling_params import MAX_BIAS_ENTRIES
 from jaxserve.scheduling.plan import DecodeRows, PrefillLane, SeenTokens, StepPlan
 from jaxserve.scheduling.policies import WaitingQueue
 
@@ -29,6 +31,7 @@ class SchedulerLimits:
         max_prefill_tokens: tokens of the prefill region.
         max_lanes: requests that share the prefill region.
         max_model_len: most tokens of a request, prompt and output.
+        max_bias_entries: logit_bias values that the sampling rows of a step may bring along.
     """
 
     max_num_seqs: int
@@ -36,6 +39,7 @@ class SchedulerLimits:
     max_prefill_tokens: int
     max_lanes: int
     max_model_len: int
+    max_bias_entries: int = MAX_BIAS_ENTRIES
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -72,6 +76,9 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._next_order = 0
+        self._biased: deque[Request] = deque()  # running ones with logit_bias, next to sample first
+        self._bias_entries = 0  # of all of them
+        self._bias_turn: set[Request] | None = None  # who may sample; None: all of them
 
     @property
     def has_unfinished(self) -> bool:
@@ -103,6 +110,7 @@ class Scheduler:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
         plan = StepPlan()
         preemptions = self.num_preemptions
+        self._bias_turn = self._next_bias_turn()
         prefilling = self._plan_decodes(plan)
         budget = min(
             self.limits.max_num_batched_tokens - len(plan.decode), self.limits.max_prefill_tokens
@@ -167,6 +175,8 @@ class Scheduler:
             return False
         if request.needs_seen_tokens and request.pending:
             return False
+        if not self._bias_fits(request):
+            return False
         num_tokens = request.num_computed + 1
         while not self.pages.grow(request, num_tokens):
             victim = self.running[-1]
@@ -174,17 +184,43 @@ class Scheduler:
             if victim is request:
                 return False
         self.pages.publish(request, num_tokens, page_updates)
-        if not request.needs_seen_tokens:
+        if not request.needs_seen_tokens and not request.num_bias:
             request.decode_until = min(
                 request.num_published * self.pages.page_size,
                 request.num_prompt + request.stop_rule.max_tokens - 1,
             )
         return True
 
+    def _next_bias_turn(self) -> set[Request] | None:
+        """The running requests with logit_bias that sample in this step, in turn; None: all."""
+        left = self.limits.max_bias_entries
+        if self._bias_entries <= left:
+            return None
+        turn: set[Request] = set()
+        while self._biased[0].num_bias <= left:
+            request = self._biased[0]
+            left -= request.num_bias
+            turn.add(request)
+            self._biased.rotate(-1)
+        return turn
+
+    def _bias_fits(self, request: Request) -> bool:
+        """Whether the step has room for the request's logit_bias; true without one."""
+        if not request.num_bias:
+            return True
+        if self._bias_turn is None:
+            # who was admitted in this step may be one too many
+            return self._bias_entries <= self.limits.max_bias_entries
+        return request in self._bias_turn
+
     def _plan_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Add a prefill lane of at most `budget` tokens; returns its length."""
         start = request.num_computed
         length = min(request.prefill_target - start, budget)
+        if start + length == request.prefill_target and not self._bias_fits(request):
+            length -= 1  # its last token, which samples, waits
+            if not length:
+                return 0
         samples = start + length == request.prefill_target
         slot = request.slot
         assert slot is not None
@@ -210,6 +246,9 @@ class Scheduler:
             request.state = RequestState.RUNNING
             request.start_prefill()
             insort(self.running, request, key=lambda r: r.order)
+            if request.num_bias:
+                self._biased.append(request)
+                self._bias_entries += request.num_bias
             budget -= self._plan_chunk(plan, request, budget)
 
     def _preempt(self, request: Request) -> None:
@@ -233,6 +272,9 @@ class Scheduler:
     def _leave_slot(self, request: Request) -> None:
         assert request.slot is not None
         self.running.remove(request)
+        if request.num_bias:
+            self._biased.remove(request)
+            self._bias_entries -= request.num_bias
         self._free_slots.append(request.slot)
         request.slot = None
         request.decode_until = 0

@@ -211,6 +211,6 @@ def test_seed_words():
 
 
 def test_import_is_free_of_jax():
-    program = "import sys, jaxserve.sampling_params, jaxserve.sampling.variant; "
+    program = "import sys, jaxserve.sampling_params; "
     program += "assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

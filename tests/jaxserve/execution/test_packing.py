@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution import batch as columns
-from jaxserve.execution.batch import BlobLayout, StepShape
+from jaxserve.execution.features import FAST
+from jaxserve.execution.inputs import Blob
 from jaxserve.execution.packing import RowPacker
+from jaxserve.execution.shapes import StepShape
 from jaxserve.memory.manager import PageUpdate
 from jaxserve.request import Request, StopRule
-from jaxserve.sampling.variant import Variant
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import DecodeRows, PrefillLane, StepPlan
-
-VOCAB, SLOTS = 20, 4
+from tests.jaxserve.execution.engine_facts import SLOTS, VOCAB, blob_layout, fast, full
+from tests.jaxserve.execution.engine_facts import packer as make_packer
 
 
 def request(
@@ -34,13 +35,18 @@ def lane(made: Request, slot: int, start: int, length: int) -> PrefillLane:
     return PrefillLane(made, slot, start, length, samples)
 
 
-def pack(
-    plan: StepPlan, shape: StepShape, packer: RowPacker | None = None
-) -> dict[str, np.ndarray]:
-    packer = packer or RowPacker(SLOTS, VOCAB)
-    packer.plan_variant(plan)
-    layout = BlobLayout(shape, page_size=16, vocab_size=VOCAB)
-    return layout.views(packer.pack(plan, layout))
+def pack(plan: StepPlan, shape: StepShape, packer: RowPacker | None = None) -> Blob:
+    packer, layout = packer or make_packer(), blob_layout(shape)
+    return layout.views(packer.pack(plan, packer.needs(plan), layout))
+
+
+def forbidden(blob: Blob, row: int) -> list[int]:
+    bits = np.unpackbits(blob.features["mask"].forbidden[row].view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits[:VOCAB]).tolist()
+
+
+def allowed(blob: Blob, row: int) -> list[int]:
+    return sorted(set(range(VOCAB)) - set(forbidden(blob, row)))
 
 
 def test_decode_rows_lanes_and_padding() -> None:
@@ -50,16 +56,16 @@ def test_decode_rows_lanes_and_padding() -> None:
         lanes=[lane(one, 0, 1, 3), lane(two, 2, 0, 2)],
         page_updates=[PageUpdate(0, 1, 9), PageUpdate(2, 0, 11)],
     )
-    views = pack(plan, StepShape(2, 16, 3, Variant.GREEDY))
-    assert views["slot"].tolist() == [3, SLOTS, 0, 2, SLOTS]
-    assert views["position"].tolist() == [7, 0, 3, 1, 0]
-    assert views["token"].tolist()[:6] == [4, 5, 6, 8, 9, 0]
-    assert views["token_position"].tolist()[:6] == [1, 2, 3, 0, 1, 0]
-    assert views["token_lane"].tolist() == [0, 0, 0, 1, 1] + [3] * 11
-    assert views["lane_start"].tolist() == [0, 3, 0]
-    assert views["lane_length"].tolist() == [3, 2, 0]
-    assert views["lane_context"].tolist() == [1, 0, 0]
-    updates = views["updates"].T.tolist()
+    step = pack(plan, fast(2, 16, 3)).step
+    assert step.slot.tolist() == [3, SLOTS, 0, 2, SLOTS]
+    assert step.position.tolist() == [7, 0, 3, 1, 0]
+    assert step.token.tolist()[:6] == [4, 5, 6, 8, 9, 0]
+    assert step.token_position.tolist()[:6] == [1, 2, 3, 0, 1, 0]
+    assert step.token_lane.tolist() == [0, 0, 0, 1, 1] + [3] * 11
+    assert step.lane_start.tolist() == [0, 3, 0]
+    assert step.lane_length.tolist() == [3, 2, 0]
+    assert step.lane_context.tolist() == [1, 0, 0]
+    updates = step.updates.T.tolist()
     assert updates[:2] == [[0, 1, 9], [2, 0, 11]]
     assert all(entry == [SLOTS, 0, 0] for entry in updates[2:]), "padding goes to the trash row"
 
@@ -67,23 +73,23 @@ def test_decode_rows_lanes_and_padding() -> None:
 def test_sampling_parameters_travel_by_slot() -> None:
     made = request([1, 2], seed=(7 << 32) + 0xFFFFFFFF, temperature=0.5, top_p=0.9, top_k=5)
     plan = StepPlan(lanes=[lane(made, 1, 0, 2)])
-    views = pack(plan, StepShape(2, 16, 1, Variant.RICH))
-    row = views["params"][2]
-    floats = row.view(np.float32)
-    assert floats[columns.TEMPERATURE] == 0.5
-    assert floats[columns.TOP_P] == np.float32(0.9)
-    assert row[columns.TOP_K] == 5
-    assert row[[columns.SEED_HIGH, columns.SEED_LOW]].view(np.uint32).tolist() == [7, 2**32 - 1]
-    assert views["prompt_len"].tolist() == [0, 0, 2]
+    blob, layout = pack(plan, full(2, 16, 1)), blob_layout(full(2, 16, 1))
+    row = layout.row_table.read(jnp.asarray(blob.rows))["sampling"]
+    assert float(row.temperature[2]) == 0.5
+    assert float(row.top_p[2]) == np.float32(0.9)
+    assert int(row.top_k[2]) == 5
+    assert [int(row.seed_high[2]), int(row.seed_low[2])] == [7, 2**32 - 1]
+    assert float(row.temperature[0]) == 0.0, "rows that nobody uses are greedy"
+    assert blob.step.prompt_len.tolist() == [0, 0, 2]
 
 
 def test_a_top_k_beyond_int32_keeps_the_vocabulary() -> None:
     plan = StepPlan(lanes=[lane(request([1, 2], top_k=2**40), 1, 0, 2)])
-    views = pack(plan, StepShape(2, 16, 1, Variant.FILTERED))
-    assert views["params"][2, columns.TOP_K] == VOCAB
+    blob, layout = pack(plan, fast(2, 16, 1)), blob_layout(fast(2, 16, 1))
+    assert int(layout.row_table.read(jnp.asarray(blob.rows))["sampling"].top_k[2]) == VOCAB
 
 
-def test_masks() -> None:
+def test_masks_and_biases() -> None:
     made = request(
         [1, 2],
         bad_words=[[7], [5, 6]],
@@ -92,55 +98,73 @@ def test_masks() -> None:
         stop_token_ids=[5],
         min_tokens=2,
     )
-    packer = RowPacker(SLOTS, VOCAB)
-    shape = StepShape(2, 16, 1, Variant.MASKED)
-    bias = pack(StepPlan(lanes=[lane(made, 1, 0, 2)]), shape, packer)["bias"][2]
-    assert np.flatnonzero(np.isfinite(bias)).tolist() == [3, 6]
-    assert bias[3] == 4.0
+    packer = make_packer()
+    blob = pack(StepPlan(lanes=[lane(made, 1, 0, 2)]), full(2, 16, 1), packer)
+    assert allowed(blob, 2) == [3, 6]
+    bias = blob.features["bias"]
+    assert (bias.row[0], bias.token[0], bias.value[0]) == (2, 3, 4.0)
+    assert np.all(bias.row[1:] >= 3), "rows that do not exist"
     made.output_token_ids, made.pending = [6, 5], 1
-    bias = pack(StepPlan(decode=DecodeRows([made], [1], [4])), shape, packer)["bias"][0]
-    assert np.flatnonzero(np.isfinite(bias)).tolist() == [3, 5], "5 may end it, 6 would follow 5"
+    blob = pack(StepPlan(decode=DecodeRows([made], [1], [4])), full(2, 16, 1), packer)
+    assert allowed(blob, 0) == [3, 5], "5 may end it, 6 would follow 5"
+
+
+def test_special_rows_are_numbered_where_a_program_has_few() -> None:
+    plain, made, packer = request([1, 2]), request([3, 4], logit_bias={3: 4.0}), make_packer()
+    lanes = [lane(plain, 0, 0, 2), lane(made, 1, 0, 2)]
+    blob = pack(StepPlan(lanes=lanes), full(2, 16, 3, special=2), packer)
+    assert blob.step.special.tolist() == [3, 5]
+    assert blob.features["bias"].row[0] == 0, "its place, not its row"
 
 
 def test_min_tokens_holds_an_ignored_end_back_too() -> None:
-    shape, packer = StepShape(2, 16, 1, Variant.MASKED), RowPacker(SLOTS, VOCAB)
+    packer = make_packer()
     made = request([1, 4], stop_token_ids=[5], min_tokens=2, ignore_eos=True)
-    bias = pack(StepPlan(lanes=[lane(made, 1, 0, 2)]), shape, packer)["bias"][2]
-    assert np.flatnonzero(np.isneginf(bias)).tolist() == [2, 5]
+    blob = pack(StepPlan(lanes=[lane(made, 1, 0, 2)]), full(2, 16, 1), packer)
+    assert forbidden(blob, 2) == [2, 5]
     made.output_token_ids, made.pending = [6, 7], 1
-    bias = pack(StepPlan(decode=DecodeRows([made], [1], [4])), shape, packer)["bias"][0]
-    assert not bias.any()
+    blob = pack(StepPlan(decode=DecodeRows([made], [1], [4])), full(2, 16, 1), packer)
+    assert forbidden(blob, 0) == []
 
 
-def variant_of(made: Request) -> Variant:
-    return RowPacker(SLOTS, VOCAB).plan_variant(
-        StepPlan(lanes=[lane(made, 0, 0, made.prefill_target)])
-    )
+def test_a_slot_forgets_the_request_before() -> None:
+    packer = make_packer()
+    first = request([1, 4], allowed_token_ids=[3], logprobs=1)
+    assert packer.needs(StepPlan(lanes=[lane(first, 1, 0, 2)])).special
+    assert not packer.needs(StepPlan(lanes=[lane(request([1, 4]), 1, 0, 2)])).special
 
 
-def test_the_variant_is_the_smallest_that_serves_all_rows() -> None:
-    assert variant_of(request([1], temperature=0.0)) is Variant.GREEDY
-    assert variant_of(request([1], temperature=1.0)) is Variant.PLAIN
-    assert variant_of(request([1], top_p=0.9)) is Variant.FILTERED
-    assert variant_of(request([1], temperature=0.0, logprobs=0)) is Variant.RICH
-    assert variant_of(request([1], presence_penalty=0.1)) is Variant.RICH
-    assert variant_of(request([1], logit_bias={1: 1.0})) is Variant.MASKED
-    assert variant_of(request([1], min_tokens=1)) is Variant.MASKED
-    assert variant_of(request([1, 2], prompt_logprobs=1)) is Variant.SCORED
-    assert variant_of(request([1], prompt_logprobs=1)) is Variant.PLAIN, "nothing to score"
+def needed_by(made: Request) -> set[str]:
+    plan = StepPlan(lanes=[lane(made, 0, 0, made.prefill_target)])
+    return set(make_packer().needs(plan).features - FAST)
+
+
+def test_a_request_needs_the_features_that_it_asks_for() -> None:
+    assert needed_by(request([1], temperature=0.0)) == set()
+    assert needed_by(request([1], top_p=0.9)) == set()
+    assert needed_by(request([1], temperature=0.0, logprobs=0)) == {"logprobs"}
+    assert needed_by(request([1], presence_penalty=0.1)) == {"penalties"}
+    assert needed_by(request([1], logit_bias={1: 1.0})) == {"bias"}
+    assert needed_by(request([1], allowed_token_ids=[1])) == {"mask"}
+    assert needed_by(request([1], bad_words=[[1]])) == {"mask"}
+    assert needed_by(request([1], min_tokens=1)) == {"mask"}
+    assert needed_by(request([1, 2], prompt_logprobs=1)) == {"prompt_scores"}
+    assert needed_by(request([1], prompt_logprobs=1)) == set(), "nothing to score"
 
 
 def test_min_tokens_needs_masks_only_until_it_is_reached() -> None:
-    made, packer = request([1], temperature=0.0, min_tokens=2), RowPacker(SLOTS, VOCAB)
-    packer.plan_variant(StepPlan(lanes=[lane(made, 0, 0, 1)]))
+    made, packer = request([1], temperature=0.0, min_tokens=2), make_packer()
+    packer.needs(StepPlan(lanes=[lane(made, 0, 0, 1)]))
     seen = []
     for step in range(1, 4):
         made.output_token_ids, made.pending = [5] * step, 1
-        seen.append(packer.plan_variant(StepPlan(decode=DecodeRows([made], [0], [step]))))
-    assert seen == [Variant.MASKED, Variant.GREEDY, Variant.GREEDY]
+        needs = packer.needs(StepPlan(decode=DecodeRows([made], [0], [step])))
+        seen.append(len(needs.special))
+    assert seen == [1, 0, 0]
 
 
 def test_every_blob_is_fresh_memory() -> None:
-    packer, layout = RowPacker(SLOTS, VOCAB), BlobLayout(StepShape(2, 0, 0, Variant.GREEDY), 16, 20)
-    first, second = packer.pack(StepPlan(), layout), packer.pack(StepPlan(), layout)
+    packer, layout, plan = make_packer(), blob_layout(fast(2)), StepPlan()
+    needs = packer.needs(plan)
+    first, second = packer.pack(plan, needs, layout), packer.pack(plan, needs, layout)
     assert not np.shares_memory(first, second)

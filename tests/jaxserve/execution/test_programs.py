@@ -8,63 +8,108 @@ import sys
 
 import pytest
 
-from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
+from jaxserve.execution.features import FAST, FULL, FULL_DECODE, KINDS, make_features
 from jaxserve.execution.programs import (
+    MOST_PROGRAMS,
     Program,
     ProgramTable,
+    Wanted,
     decode_buckets,
     lanes_for,
+    predicted_cost,
     prefill_buckets,
     wanted_shapes,
 )
-from jaxserve.sampling.variant import Variant
+from jaxserve.execution.shapes import StepShape
+from tests.jaxserve.execution.engine_facts import FACTS, blob_layout, fast, result_layout
 
 
 def fake_program(shape: StepShape) -> Program:
-    return Program(BlobLayout(shape, 16, 10), ResultLayout(shape, 0), lambda: None, 0)
+    return Program(blob_layout(shape), result_layout(shape), lambda: None, 0)
+
+
+def cost(shape: StepShape) -> float:
+    return predicted_cost(shape, make_features(), FACTS, numbers_per_token=1e4)
 
 
 def table(ahead: int) -> ProgramTable:
-    programs = ProgramTable(wanted_shapes(16, 256, 2), fake_program)
+    programs = ProgramTable(wanted_shapes(16, 256, 2), fake_program, cost)
     programs.compile_ahead(ahead, lambda shape: None)
     return programs
 
 
+def selected(programs: ProgramTable, rows: int, tokens: int = 0, lanes: int = 0) -> StepShape:
+    return programs.select(Wanted(rows, tokens, lanes, FAST, 0)).layout.shape
+
+
 def test_buckets() -> None:
     assert decode_buckets(16, 2) == [2, 4, 8, 16]
-    assert decode_buckets(20, 1) == [1, 2, 4, 8, 16, 20]
+    assert decode_buckets(20, 1) == [1, 4, 8, 16, 20]
     assert decode_buckets(1, 2) == [2]
-    assert prefill_buckets(512) == [32, 128, 256, 512]
-    assert prefill_buckets(40) == [20, 40]
-    assert prefill_buckets(20) == [20]
+    assert decode_buckets(256, 1) == [1, 4, 8, 16, 32, 64, 128, 256]
+    assert decode_buckets(1000, 1) == [1, 16, 32, 64, 128, 256, 512, 1000]
+    assert prefill_buckets(512) == [32, 128, 512]
+    assert prefill_buckets(40) == [40]
     assert prefill_buckets(3) == [3]
     assert lanes_for(512, 256) == 32
     assert lanes_for(3, 256) == 1
     assert lanes_for(512, 4) == 4
 
 
+@pytest.mark.parametrize("platform", DEFAULTS)
+@pytest.mark.parametrize("preset", PRESET_FACTORS)
+def test_few_programs_hold_every_set_of_features(platform: str, preset: str) -> None:
+    defaults, (more_seqs, more_tokens) = DEFAULTS[platform], PRESET_FACTORS[preset]
+    seqs = int(defaults.max_num_seqs * more_seqs)
+    tokens = int(defaults.max_num_batched_tokens * more_tokens)
+    shapes = wanted_shapes(seqs, tokens, defaults.smallest_bucket)
+    assert len(shapes) <= MOST_PROGRAMS
+    names = [kind.name for kind in KINDS]
+    every = lanes_for(tokens, seqs)
+    for features in (FAST | set(pair) for pair in itertools.product(names, names)):
+        most = Wanted(seqs, tokens, every, features, seqs + every)
+        assert any(most.fits(shape) for shape in shapes)
+        if features <= FULL_DECODE:
+            assert any(
+                Wanted(seqs, 0, 0, features, seqs).fits(shape)
+                for shape in shapes
+                if not shape.num_prefill
+            )
+
+
 @pytest.mark.parametrize("ahead", [1, 2, 5, 16, 1000])
 def test_every_step_is_served_whatever_is_compiled(ahead: int) -> None:
     programs = table(ahead)
-    for rows, variant in itertools.product(range(1, 17), Variant):
-        if variant < Variant.SCORED:
-            shape = programs.select(rows, 0, 0, variant).layout.shape
-            assert shape.num_decode >= rows and shape.variant >= variant
+    for rows, features in itertools.product(range(1, 17), (FAST, FULL_DECODE, FULL)):
+        special = 0 if features == FAST else rows
+        if features != FULL:
+            wanted = Wanted(rows, 0, 0, features, special)
+            assert wanted.fits(programs.select(wanted).layout.shape)
         for tokens, lanes in ((1, 1), (17, 2), (256, 16)):
-            shape = programs.select(rows, tokens, lanes, variant).layout.shape
-            assert shape.num_prefill >= tokens and shape.num_lanes >= lanes
-            assert shape.num_decode >= rows and shape.variant >= variant
+            wanted = Wanted(rows, tokens, lanes, features, special)
+            assert wanted.fits(programs.select(wanted).layout.shape)
 
 
-def test_the_smallest_program_is_chosen() -> None:
-    shape = table(1000).select(3, 0, 0, Variant.GREEDY).layout.shape
-    assert shape == StepShape(4, 0, 0, Variant.GREEDY)
-    shape = table(1000).select(0, 10, 1, Variant.FILTERED).layout.shape
-    assert (shape.num_prefill, shape.variant) == (16, Variant.FILTERED)
+def test_the_cheapest_program_is_chosen() -> None:
+    assert selected(table(1000), 3) == fast(4)
+    shape = selected(table(1000), 0, 10, 1)
+    assert (shape.num_prefill, shape.features) == (16, FAST)
+
+
+def test_a_row_that_needs_more_does_not_take_every_row_along() -> None:
+    wide = ProgramTable(wanted_shapes(256, 2048, 1), fake_program, cost)
+    wide.compile_ahead(1000, lambda shape: None)
+    chosen = {m: wide.select(Wanted(200, 0, 0, FULL_DECODE, m)).layout.shape for m in (1, 32, 33)}
+    assert [(s.num_decode, s.num_special) for s in chosen.values()] == [
+        (256, 32),
+        (256, 32),
+        (256, 256),
+    ]
 
 
 def test_decode_steps_run_no_prefill_program() -> None:
-    assert table(2).select(1, 0, 0, Variant.GREEDY).layout.shape.num_prefill == 0
+    assert selected(table(2), 1).num_prefill == 0
 
 
 def test_background_compilation_completes_the_table_and_stops() -> None:
@@ -72,9 +117,7 @@ def test_background_compilation_completes_the_table_and_stops() -> None:
     programs.compile_rest_in_background()
     programs._thread.join()
     assert len(programs.programs) == len(programs.wanted)
-    assert programs.select(3, 0, 0, Variant.GREEDY).layout.shape == StepShape(
-        4, 0, 0, Variant.GREEDY
-    )
+    assert selected(programs, 3) == fast(4)
     assert programs.background_error is None
     programs.close()
     assert programs.programs == []
@@ -89,14 +132,15 @@ def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
     programs.compile_rest_in_background()
     programs._thread.join()
     assert isinstance(programs.background_error, RuntimeError)
-    assert programs.select(3, 0, 0, Variant.GREEDY).layout.shape.variant is Variant.MASKED
+    assert selected(programs, 3).features == FULL_DECODE
 
 
 def test_the_interpreter_may_exit_while_programs_are_compiled() -> None:
     script = """
 import atexit, time
-from tests.jaxserve.execution.test_programs import fake_program, wanted_shapes, ProgramTable
-programs = ProgramTable(wanted_shapes(16, 256, 2), lambda s: (time.sleep(0.2), fake_program(s))[1])
+from tests.jaxserve.execution.test_programs import cost, fake_program, wanted_shapes, ProgramTable
+slow = lambda shape: (time.sleep(0.2), fake_program(shape))[1]
+programs = ProgramTable(wanted_shapes(16, 256, 2), slow, cost)
 programs.compile_ahead(2, lambda shape: None)
 programs.compile_rest_in_background()
 atexit.register(lambda: print(len(programs.wanted) - len(programs.programs)))

@@ -1,7 +1,5 @@
 """Rows of sampling parameters for tests."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +12,8 @@ DEFAULTS = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
-    "presence": 0.0,
-    "frequency": 0.0,
-    "repetition": 1.0,
 }
-compiled_sample = partial(jax.jit, static_argnames=("variant", "num_logprobs"))(sample)
+compiled_sample = jax.jit(sample)
 
 
 def make_rows(num_rows, seeds=0, positions=None, **fields):

@@ -7,8 +7,6 @@ import pytest
 
 from jaxserve.sampling import blocks
 from jaxserve.sampling.logprobs import score
-from jaxserve.sampling.variant import Variant
-from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import log_softmax
 
 
@@ -50,17 +48,3 @@ def test_top_k_of_rows_with_masked_tokens():
     values, index = blocks.top_k(jnp.asarray(x), 5)
     assert index[0, 0] == 600 and np.all((np.asarray(index) >= 0) & (np.asarray(index) < 1000))
     assert np.all(np.isneginf(np.asarray(values)[1]))
-
-
-def test_sampled_logprobs_are_of_the_raw_logits():
-    rng = np.random.default_rng(4)
-    logits = rng.normal(0, 2, (6, 500)).astype(np.float32)
-    bias = np.zeros_like(logits)
-    bias[:, 77] = 50.0
-    rows = make_rows(6, temperature=0.3)
-    result = compiled_sample(
-        jnp.asarray(logits), rows, Variant.MASKED, bias=jnp.asarray(bias), num_logprobs=2
-    )
-    np.testing.assert_array_equal(result.tokens, 77)
-    np.testing.assert_allclose(result.logprobs.sampled, log_softmax(logits)[:, 77], rtol=1e-5)
-    np.testing.assert_array_equal(result.logprobs.top_ids[:, 0], logits.argmax(-1))

@@ -1,7 +1,5 @@
 """The sampler: its distribution, its reproducibility, and its edges."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +7,8 @@ import pytest
 import scipy.stats
 
 from jaxserve.sampling import blocks
-from jaxserve.sampling.penalties import TokenCounts
+from jaxserve.sampling.penalties import TokenCounts, apply_penalties
 from jaxserve.sampling.sampler import pick, random_words
-from jaxserve.sampling.variant import Variant
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import penalised, probabilities
 
@@ -33,11 +30,10 @@ def chi_square(tokens, expected):
     return scipy.stats.chisquare(observed, wanted).pvalue
 
 
-def many_draws(logits, variant, seed=3, **options):
-    arguments = {name: options.pop(name) for name in ("counts", "bias") if name in options}
+def many_draws(logits, seed=3, **options):
     rows = make_rows(DRAWS, seed, **options)
     tiled = jnp.tile(jnp.asarray(logits, jnp.float32)[None], (DRAWS, 1))
-    return np.asarray(compiled_sample(tiled, rows, variant, **arguments).tokens)
+    return np.asarray(compiled_sample(tiled, rows))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +59,7 @@ def many_draws(logits, variant, seed=3, **options):
 )
 def test_distribution(options, vocab):
     logits = np.random.default_rng(vocab).normal(0, 2, vocab).astype(np.float32)
-    variant = Variant.FILTERED if set(options) - {"temperature"} else Variant.PLAIN
-    tokens = many_draws(logits, variant, **options)
+    tokens = many_draws(logits, **options)
     assert chi_square(tokens, probabilities(logits, **options)) > 1e-4
 
 
@@ -73,7 +68,7 @@ def test_rare_tokens_keep_their_probability():
     # of a row whose first token has nearly everything.
     logits = np.full(2049, np.log(0.02 / 2048))
     logits[0] = np.log(0.98)
-    tokens = many_draws(logits, Variant.PLAIN)
+    tokens = many_draws(logits)
     tail = tokens[tokens > 0]
     assert 40 < len(tail) < 130
     assert scipy.stats.kstest(tail / 2049, "uniform").pvalue > 1e-3
@@ -85,19 +80,15 @@ def test_distribution_with_penalties_and_bias():
     prompt, output = [1, 2, 2, 3], [3, 4, 4, 4, 5]
     bias = np.zeros(50, np.float32)
     bias[7], bias[8] = 3.0, -np.inf
-    seen = np.zeros((DRAWS, 50), bool)
+    seen = np.zeros((1, 50), bool)
     seen[:, prompt] = True
-    counts = np.tile(np.bincount(output, minlength=50).astype(np.int32), (DRAWS, 1))
-    tokens = many_draws(
-        logits,
-        Variant.MASKED,
-        counts=TokenCounts(jnp.asarray(seen), jnp.asarray(counts)),
-        bias=jnp.tile(bias, (DRAWS, 1)),
-        presence=0.7,
-        frequency=-0.4,
-        repetition=1.3,
-        top_p=0.95,
+    counts = np.bincount(output, minlength=50).astype(np.int32)[None]
+    ours = apply_penalties(
+        jnp.asarray(logits + bias)[None],
+        TokenCounts(jnp.asarray(seen), jnp.asarray(counts)),
+        *(jnp.full(1, value, jnp.float32) for value in (0.7, -0.4, 1.3)),
     )
+    tokens = many_draws(ours[0], top_p=0.95)
     with np.errstate(invalid="ignore"):
         adjusted = penalised(logits + bias, prompt, output, 0.7, -0.4, 1.3)
     assert chi_square(tokens, probabilities(adjusted, top_p=0.95)) > 1e-4
@@ -121,52 +112,21 @@ def test_a_row_does_not_depend_on_its_batch():
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(0, 2, (24, vocab)), jnp.float32)
     rows = mixed_rows(24)
-    tokens = np.asarray(compiled_sample(logits, rows, Variant.FILTERED).tokens)
+    tokens = np.asarray(compiled_sample(logits, rows))
     order = rng.permutation(24)
-    shuffled = compiled_sample(
-        logits[order], jax.tree.map(lambda field: field[order], rows), Variant.FILTERED
-    ).tokens
+    shuffled = compiled_sample(logits[order], jax.tree.map(lambda field: field[order], rows))
     np.testing.assert_array_equal(tokens[order], shuffled)
     for first, last in ((3, 4), (8, 24)):
         part = jax.tree.map(lambda field: field[first:last], rows)  # noqa: B023
-        some = compiled_sample(logits[first:last], part, Variant.FILTERED).tokens
+        some = compiled_sample(logits[first:last], part)
         np.testing.assert_array_equal(tokens[first:last], some)
-
-
-def test_larger_variants_give_the_same_tokens():
-    rng = np.random.default_rng(2)
-    num_rows, vocab = 96, 2049
-    logits = jnp.asarray(rng.normal(0, 3, (num_rows, vocab)), jnp.float32)
-    options = {
-        "counts": TokenCounts(
-            jnp.asarray(rng.random((num_rows, vocab)) < 0.3),
-            jnp.asarray(rng.integers(0, 3, (num_rows, vocab)), jnp.int32),
-        ),
-        "bias": jnp.zeros((num_rows, vocab), jnp.float32),
-        "num_logprobs": 3,
-    }
-    plain = make_rows(num_rows, range(num_rows), temperature=rng.choice([0.0, 0.7, 1.3], num_rows))
-    filtered = mixed_rows(num_rows, 4)
-    rich = filtered._replace(presence=plain.temperature, repetition=plain.top_p * 1.2)
-    seen = []
-    for smallest, rows in enumerate((make_rows(num_rows, temperature=0.0), plain, filtered, rich)):
-        expected, *others = (
-            compiled_sample(logits, rows, variant, **options).tokens
-            for variant in list(Variant)[smallest:]
-        )
-        for tokens in others:
-            np.testing.assert_array_equal(expected, tokens)
-        seen.append(np.asarray(expected))
-    assert all(np.any(a != b) for a, b in itertools.pairwise(seen))
 
 
 def test_seed_and_position_decide():
     logits = jnp.zeros((64, 5000), jnp.float32)
 
     def draw(seeds, positions):
-        return np.asarray(
-            compiled_sample(logits, make_rows(64, seeds, positions), Variant.PLAIN).tokens
-        )
+        return np.asarray(compiled_sample(logits, make_rows(64, seeds, positions)))
 
     first = draw(7, range(64))
     np.testing.assert_array_equal(first, draw(7, range(64)))
@@ -192,9 +152,8 @@ def test_greedy_takes_the_lowest_of_equals(vocab):
     logits = rng.integers(-3, 3, (40, vocab)).astype(np.float32)
     logits[0] = 0.0
     logits[1, : vocab // 2] = -np.inf
-    tokens = compiled_sample(jnp.asarray(logits), make_rows(40, temperature=0.0), Variant.GREEDY)
-    np.testing.assert_array_equal(tokens.tokens, logits.argmax(-1))
-    assert tokens.logprobs is None
+    tokens = compiled_sample(jnp.asarray(logits), make_rows(40, temperature=0.0))
+    np.testing.assert_array_equal(tokens, logits.argmax(-1))
     np.testing.assert_array_equal(blocks.argmax(jnp.asarray(logits))[1], logits.max(-1))
 
 
@@ -224,7 +183,7 @@ def test_pick_of_nothing_stays_in_range():
 @pytest.mark.parametrize("temperature", [0.01, 2.0])
 def test_extreme_logits_and_temperatures(scale, temperature):
     logits = np.random.default_rng(0).normal(0, 1, 300).astype(np.float32) * np.float32(scale)
-    tokens = many_draws(logits, Variant.FILTERED, temperature=temperature, top_p=0.9, top_k=200)
+    tokens = many_draws(logits, temperature=temperature, top_p=0.9, top_k=200)
     expected = probabilities(logits, temperature, 200, 0.9)
     if scale > 1:
         np.testing.assert_array_equal(tokens, logits.argmax())
@@ -236,13 +195,9 @@ def test_masked_rows():
     bias = np.full((4, 300), -np.inf, np.float32)
     bias[0, 299] = bias[1, 5] = bias[2, [7, 8]] = 0.0  # row 3 allows nothing
     rows = make_rows(4, temperature=[1.0, 0.0, 1.0, 1.0], top_p=0.9, top_k=3)
-    result = compiled_sample(
-        jnp.asarray(logits), rows, Variant.MASKED, bias=jnp.asarray(bias), num_logprobs=2
-    )
-    tokens = np.asarray(result.tokens)
+    tokens = np.asarray(compiled_sample(jnp.asarray(logits + bias), rows))
     assert tokens[0] == 299 and tokens[1] == 5 and tokens[2] in (7, 8)
     assert 0 <= tokens[3] < 300
-    assert np.all(np.isfinite(result.logprobs.sampled))
 
 
 def test_broken_logits_stay_in_range():
@@ -251,6 +206,6 @@ def test_broken_logits_stay_in_range():
     logits[2, 4] = np.inf
     for temperature in (0.0, 1.0):
         rows = make_rows(3, temperature=temperature, top_p=0.5, top_k=200)
-        tokens = np.asarray(compiled_sample(jnp.asarray(logits), rows, Variant.FILTERED).tokens)
+        tokens = np.asarray(compiled_sample(jnp.asarray(logits), rows))
         assert np.all((tokens >= 0) & (tokens < 1000))
         assert tokens[2] == 4

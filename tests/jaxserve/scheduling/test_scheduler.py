@@ -29,6 +29,7 @@ class Arrival:
     max_tokens: int
     abort_after: int | None
     needs_seen: bool
+    num_bias: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Workload:
 
 
 MAX_LEN = 24
+MAX_BIAS = 8
 
 arrivals = st.builds(
     Arrival,
@@ -52,6 +54,7 @@ arrivals = st.builds(
     max_tokens=st.integers(1, MAX_LEN),
     abort_after=st.none() | st.none() | st.integers(0, 20),
     needs_seen=st.booleans(),
+    num_bias=st.sampled_from([0, 0, 3, 5, MAX_BIAS]),
 )
 workloads = st.builds(
     Workload,
@@ -66,15 +69,20 @@ workloads = st.builds(
 )
 
 
-def make_request(name: str, prompt: list[int], max_tokens: int, *, needs_seen=False) -> Request:
+def make_request(
+    name: str, prompt: list[int], max_tokens: int, *, needs_seen=False, num_bias=0
+) -> Request:
     rule = StopRule(frozenset({EOS}), frozenset(), 0, min(max_tokens, MAX_LEN - len(prompt)))
     words = [[VOCAB + 1, VOCAB + 2]] if needs_seen else []
-    return Request(name, prompt, SamplingParams(), rule, seed=0, bad_words=words)
+    params = SamplingParams(logit_bias=dict.fromkeys(range(num_bias), 1.0))
+    return Request(name, prompt, params, rule, seed=0, bad_words=words)
 
 
 def make_scheduler(w: Workload) -> Scheduler:
     pages = PageManager(-(-MAX_LEN // w.page_size) + 1 + w.spare_pages, w.page_size)
-    limits = SchedulerLimits(w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN)
+    limits = SchedulerLimits(
+        w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, MAX_BIAS
+    )
     return Scheduler(limits, pages)
 
 
@@ -113,7 +121,11 @@ class Run:
             while pending and pending[0][1].step <= step:
                 index, arrival = pending.pop(0)
                 request = make_request(
-                    f"r{index}", arrival.prompt, arrival.max_tokens, needs_seen=arrival.needs_seen
+                    f"r{index}",
+                    arrival.prompt,
+                    arrival.max_tokens,
+                    needs_seen=arrival.needs_seen,
+                    num_bias=arrival.num_bias,
                 )
                 self.requests.append(request)
                 self.scheduler.add(request)
@@ -153,6 +165,8 @@ class Run:
         assert len(plan.lanes) <= w.max_lanes
         assert len(self.scheduler.running) <= w.max_num_seqs
         decode = plan.decode
+        samples = decode.requests + [lane.request for lane in plan.lanes if lane.samples]
+        assert sum(request.num_bias for request in samples) <= MAX_BIAS
         for request, slot, position in zip(
             decode.requests, decode.slots, decode.positions, strict=True
         ):
@@ -262,6 +276,16 @@ def test_the_youngest_request_is_preempted_and_resumes_with_its_tokens() -> None
         assert young.num_preemptions >= 1
     assert old.output_token_ids == alone([5] * 10, 14)[0]
     assert young.output_token_ids == alone([6] * 10, 14)[0]
+
+
+def test_rows_whose_biases_do_not_fit_take_turns() -> None:
+    scheduler, device = start(simple(max_num_seqs=3))
+    for name in "abc":
+        scheduler.add(make_request(name, [5, 6], 9, num_bias=5))
+    plain = [names(step(scheduler, device)) for _ in range(7)]
+    sampled = [decodes for decodes, _ in plain[1:]]
+    assert all(len(decodes) <= 1 for decodes in sampled)
+    assert len({tuple(decodes) for decodes in sampled if decodes}) == 3, "each gets its turn"
 
 
 def test_limits_are_checked_with_the_fields_named() -> None:

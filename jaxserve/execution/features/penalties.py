@@ -1,0 +1,52 @@
+"""Presence, frequency and repetition penalties, by the tokens that a sequence holds already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
+from jaxserve.execution.layout import array
+from jaxserve.request import Request
+from jaxserve.sampling.penalties import apply_penalties, token_counts
+
+if TYPE_CHECKING:
+    from jaxserve.execution.shapes import StepShape
+
+PASSES = 6.0  # over [M, V]: both tables of counts written and read, the logits
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyRow:
+    """A row's penalties; 0, 0 and 1 are off."""
+
+    presence: Any = array(dtype="float32")
+    frequency: Any = array(dtype="float32")
+    repetition: Any = array(dtype="float32")
+
+
+class Penalties(Feature):
+    """Counts the tokens of the device's history, so nothing has to be kept in step with it."""
+
+    name = "penalties"
+    row = PenaltyRow
+
+    def need(self, request: Request) -> Need:
+        return Need.ALWAYS if request.params.has_penalties else Need.NEVER
+
+    def row_of(self, request: Request, facts: Facts) -> PenaltyRow:
+        params = request.params
+        return PenaltyRow(
+            params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        )
+
+    def logits(self, inputs: Any, rows: Rows, logits: jax.Array) -> jax.Array:
+        row = rows.values[self.name]
+        seen = rows.history[rows.slot]
+        counts = token_counts(seen, rows.prompt_len, rows.position + 1, logits.shape[1])
+        return apply_penalties(logits, counts, row.presence, row.frequency, row.repetition)
+
+    def cost(self, shape: StepShape, facts: Facts) -> float:
+        return PASSES * shape.num_special * facts.vocab_size

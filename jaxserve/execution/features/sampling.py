@@ -1,0 +1,73 @@
+"""Temperature, top-k, top-p and min-p: the feature that draws the tokens, in every program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
+from jaxserve.execution.layout import array
+from jaxserve.request import Request
+from jaxserve.sampling.sampler import SamplingRows, sample
+from jaxserve.sampling_params import seed_words
+
+if TYPE_CHECKING:
+    from jaxserve.execution.shapes import StepShape
+
+PASSES = 8.0  # over the logits: maximum, weights, borders of the filters, sums, the draw
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What a row is sampled by; the seed's words are a threefry key."""
+
+    temperature: Any = array(dtype="float32")
+    top_p: Any = array(dtype="float32")
+    min_p: Any = array(dtype="float32")
+    top_k: Any = array()
+    seed_high: Any = array(dtype="uint32")
+    seed_low: Any = array(dtype="uint32")
+
+
+class Sampling(Feature):
+    """Draws one token a row; rows of temperature 0 take the most likely one."""
+
+    name = "sampling"
+    row = SamplingRow
+    special = False
+
+    def need(self, request: Request) -> Need:
+        return Need.ALWAYS
+
+    def row_of(self, request: Request, facts: Facts) -> SamplingRow:
+        params = request.params
+        high, low = seed_words(request.seed)
+        return SamplingRow(
+            temperature=0.0 if params.is_greedy else params.temperature,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            # more than the vocabulary keeps all of it, and may be more than an int32 holds
+            top_k=min(params.top_k, facts.vocab_size),
+            seed_high=high,
+            seed_low=low,
+        )
+
+    def sample(self, rows: Rows, logits: jax.Array) -> jax.Array:
+        row = rows.values[self.name]
+        return sample(
+            logits,
+            SamplingRows(
+                temperature=row.temperature,
+                top_p=row.top_p,
+                top_k=row.top_k,
+                min_p=row.min_p,
+                seed=jax.numpy.stack([row.seed_high, row.seed_low], axis=1),
+                position=rows.position + 1,
+            ),
+        )
+
+    def cost(self, shape: StepShape, facts: Facts) -> float:
+        rows = shape.num_rows + (shape.num_special if shape.num_special < shape.num_rows else 0)
+        return PASSES * rows * facts.vocab_size

@@ -1,0 +1,125 @@
+"""Dataclasses of arrays laid into one flat int32 array, by the shapes in their declarations.
+
+A step takes everything that changes from the host in ONE array, because every further array from
+the host costs a compiled call tens of microseconds; its result comes back as one too. Floats and
+unsigned words travel as their bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+T = TypeVar("T")
+
+
+def array(*axes: str | int, dtype: str = "int32") -> Any:
+    """Declares a field of a dataclass as an array.
+
+    Args:
+        axes: sizes, or names of sizes that the layout is given.
+        dtype: "int32", "uint32" or "float32".
+    """
+    return dataclasses.field(metadata={"axes": axes, "dtype": dtype})
+
+
+class Place(NamedTuple):
+    """Where one array lies."""
+
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Layout(Generic[T]):
+    """The places of the arrays of one dataclass, one behind the other.
+
+    Args:
+        kind: a dataclass whose fields are declared by `array`.
+        sizes: of the axes that the declarations name.
+        offset: of the first array.
+    """
+
+    def __init__(self, kind: type[T], sizes: Mapping[str, int], offset: int = 0):
+        self.kind = kind
+        self.places: dict[str, Place] = {}
+        self.end = offset
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+            axes = field.metadata["axes"]
+            shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in axes)
+            dtype = np.dtype(field.metadata["dtype"])
+            self.places[field.name] = Place(self.end, math.prod(shape), shape, dtype)
+            self.end += self.places[field.name].size
+
+    def views(self, flat: np.ndarray) -> T:
+        """The arrays of a NumPy int32 array, in place."""
+        return self.kind(
+            **{
+                name: flat[offset : offset + size].view(dtype).reshape(shape)
+                for name, (offset, size, shape, dtype) in self.places.items()
+            }
+        )
+
+    def read(self, flat: jax.Array) -> T:
+        """The arrays of a traced int32 array."""
+        return self.kind(
+            **{
+                name: jax.lax.bitcast_convert_type(flat[offset : offset + size], dtype).reshape(
+                    shape
+                )
+                for name, (offset, size, shape, dtype) in self.places.items()
+            }
+        )
+
+    def parts(self, value: T) -> list[jax.Array]:
+        """The traced arrays of `value` as flat int32 arrays, to be concatenated."""
+        parts = []
+        for name, place in self.places.items():
+            part = getattr(value, name)
+            if part.shape != place.shape:
+                raise ValueError(f"{name} is {part.shape}, declared as {place.shape}")
+            part = part.astype(place.dtype)
+            parts.append(jax.lax.bitcast_convert_type(part, jnp.int32).reshape(-1))
+        return parts
+
+
+class RowTable:
+    """The scalars that each row has, of several dataclasses, as columns of one int32 table.
+
+    Args:
+        kinds: by name a dataclass whose fields are declared by `array` without axes.
+    """
+
+    def __init__(self, kinds: Mapping[str, type]):
+        self.kinds = dict(kinds)
+        self.columns: dict[str, dict[str, tuple[int, np.dtype]]] = {}
+        self.width = 0
+        for name, kind in self.kinds.items():
+            self.columns[name] = {}
+            for field in dataclasses.fields(kind):
+                self.columns[name][field.name] = (self.width, np.dtype(field.metadata["dtype"]))
+                self.width += 1
+
+    def write(self, row: np.ndarray, name: str, value: Any) -> None:
+        """Write the scalars of one of the dataclasses into an int32[width] row."""
+        for field, (column, dtype) in self.columns[name].items():
+            row[column] = np.array(getattr(value, field), dtype).view(np.int32)
+
+    def read(self, table: jax.Array) -> dict[str, Any]:
+        """The dataclasses of a traced int32[R, width] table, their fields arrays [R]."""
+        return {
+            name: kind(
+                **{
+                    field: jax.lax.bitcast_convert_type(table[:, column], dtype)
+                    for field, (column, dtype) in self.columns[name].items()
+                }
+            )
+            for name, kind in self.kinds.items()
+        }

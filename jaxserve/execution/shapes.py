@@ -1,0 +1,41 @@
+"""The static shape of a compiled step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The static shape of one program.
+
+    Attributes:
+        num_decode: B, decode rows.
+        num_prefill: C, tokens of the prefill region; 0 for a decode program.
+        num_lanes: N, requests that may share the region; 0 for a decode program.
+        features: names of the features that it contains.
+        num_special: M, rows that the costly features work on; 0 where it has none of them.
+    """
+
+    num_decode: int
+    num_prefill: int
+    num_lanes: int
+    features: frozenset[str]
+    num_special: int
+
+    @property
+    def num_rows(self) -> int:
+        """R, rows that sample: decode rows, then lanes."""
+        return self.num_decode + self.num_lanes
+
+    @property
+    def all_special(self) -> bool:
+        """Whether every row is special, so that a row's place among the special ones is its own."""
+        return self.num_special == self.num_rows
+
+    @property
+    def name(self) -> str:
+        kind = f"decode[{self.num_decode}]"
+        if self.num_prefill:
+            kind = f"mixed[{self.num_decode}, {self.num_prefill}]"
+        return f"{kind} full[{self.num_special}]" if self.num_special else f"{kind} fast"

@@ -1,0 +1,102 @@
+"""What NumPy writes into the blob is what the traced step reads, and back for the result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.execution.features import FAST, FULL_DECODE
+from jaxserve.execution.inputs import Result, StepOutputs
+from jaxserve.execution.layout import Layout, array
+from jaxserve.execution.shapes import StepShape
+from tests.jaxserve.execution.engine_facts import blob_layout, fast, full, result_layout
+
+SHAPES = [fast(4), full(4), full(8, special=3), fast(3, 32, 2), full(3, 32, 2, special=1)]
+
+
+def arrays(parts):
+    """Every array of a Blob or Result, by name."""
+    found = {}
+    for part in parts:
+        for kind in part.values() if isinstance(part, dict) else [part]:
+            if dataclasses.is_dataclass(kind):
+                for field in dataclasses.fields(kind):
+                    found[f"{type(kind).__name__}.{field.name}"] = getattr(kind, field.name)
+            else:
+                found["rows"] = kind
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_blob_round_trip(shape: StepShape) -> None:
+    layout = blob_layout(shape)
+    rng = np.random.default_rng(0)
+    # no bits of NaN, which would not compare equal
+    blob = rng.integers(0, 2**30, layout.size, dtype=np.int32)
+    views = arrays(layout.views(blob))
+    seen = dict(zip(views, jax.jit(lambda b: list(arrays(layout.read(b)).values()))(blob)))
+    for name, view in views.items():
+        np.testing.assert_array_equal(np.asarray(seen[name]), view, err_msg=name)
+    assert sum(view.size for view in views.values()) == layout.size
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_result_round_trip(shape: StepShape) -> None:
+    layout = result_layout(shape)
+    flat = np.random.default_rng(1).integers(0, 2**30, layout.size, dtype=np.int32)
+    wanted = layout.views(flat)
+    written = jax.jit(lambda step, features: layout.write(Result(StepOutputs(step), features)))(
+        wanted.step.token, {n: _leaves(v) for n, v in wanted.features.items()}
+    )
+    np.testing.assert_array_equal(written, flat)
+
+
+@jax.tree_util.register_pytree_node_class
+class _leaves:
+    """A dataclass of arrays as a pytree."""
+
+    def __init__(self, value):
+        self.names = [f.name for f in dataclasses.fields(value)]
+        self.__dict__.update({name: getattr(value, name) for name in self.names})
+
+    def tree_flatten(self):
+        return [getattr(self, name) for name in self.names], tuple(self.names)
+
+    @classmethod
+    def tree_unflatten(cls, names, values):
+        made = object.__new__(cls)
+        made.names = list(names)
+        made.__dict__.update(zip(names, values))
+        return made
+
+
+def test_views_write_through() -> None:
+    layout = blob_layout(full(2, 16, 1))
+    blob = np.zeros(layout.size, np.int32)
+    layout.views(blob).features["bias"].value[3] = -1.5
+    assert layout.views(blob).features["bias"].value[3] == -1.5
+    assert np.count_nonzero(blob) == 1
+
+
+def test_a_value_of_another_shape_than_declared_is_refused() -> None:
+    @dataclasses.dataclass
+    class Declared:
+        token: jax.Array = array("R")
+
+    with pytest.raises(ValueError, match=r"token is \(3,\), declared as \(4,\)"):
+        Layout(Declared, {"R": 4}).parts(Declared(np.zeros(3, np.int32)))
+
+
+def test_row_values_of_the_smaller_set_are_the_first_columns() -> None:
+    """The packer keeps one table for all programs and copies its first columns."""
+    small, large = blob_layout(StepShape(2, 0, 0, FAST, 0)), blob_layout(full(2))
+    assert large.shape.features == FULL_DECODE
+    for name, columns in small.row_table.columns.items():
+        assert large.row_table.columns[name] == columns
+    assert (
+        list(small.row_table.columns)
+        == list(large.row_table.columns)[: len(small.row_table.columns)]
+    )
