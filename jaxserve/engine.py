@@ -146,7 +146,7 @@ class Engine:
         s = self.scheduler
         return EngineStats(
             num_running=len(s.running),
-            num_waiting=len(s.waiting),
+            num_waiting=s.num_waiting,
             page_usage=s.pages.usage,
             num_preemptions=s.num_preemptions,
             num_steps=self._num_steps,

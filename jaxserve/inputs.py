@@ -14,6 +14,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.tokenization.bad_words import bad_word_sequences
 from jaxserve.tokenization.tokenizer import Tokenizer
 
@@ -127,6 +128,7 @@ class InputProcessor:
             max_tokens=max_tokens,
             ignore_eos=params.ignore_eos,
         )
+        group = SequenceGroup() if params.n > 1 else None
         number = next(self._numbers)
         seed = self._seed(params, number)
         return [
@@ -138,6 +140,7 @@ class InputProcessor:
                 (seed + index) % 2**64,
                 bad_words=words,
                 arrival_time=arrival_time,
+                group=group,
             )
             for index in range(params.n)
         ]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jaxserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxserve.scheduling.group import SequenceGroup
 
 
 class FinishReason(StrEnum):
@@ -91,6 +94,7 @@ class Request:
             are sent as prefill chunks, beyond it the device knows the next token itself.
         bad_words: token sequences that must not be generated.
         needs_seen_tokens: the next token's mask depends on tokens that the host must have seen.
+        group: of the sequences that share its prompt; None for an only one.
         num_bias: logit_bias values that each of its sampling rows takes along.
         arrival_time: when the caller asked, in seconds of `time.monotonic()`.
         first_scheduled_time: when the first step that holds it was handed to the device; None
@@ -105,6 +109,7 @@ class Request:
         "bad_words",
         "decode_until",
         "first_scheduled_time",
+        "group",
         "needs_seen_tokens",
         "num_bias",
         "num_computed",
@@ -136,6 +141,7 @@ class Request:
         *,
         bad_words: list[list[int]] | None = None,
         arrival_time: float | None = None,
+        group: SequenceGroup | None = None,
     ):
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -146,6 +152,7 @@ class Request:
         self.bad_words = bad_words or []
         self.needs_seen_tokens = any(len(word) > 1 for word in self.bad_words)
         self.num_bias = len(params.logit_bias or ())
+        self.group = group
         self.order = -1
         self.state = RequestState.WAITING
         self.slot: int | None = None

@@ -245,11 +245,15 @@ class SamplingParams:
     def for_child(self, index: int) -> SamplingParams:
         """Parameters of completion `index` of `n`: n = 1 and a seed of its own.
 
+        The first one alone asks for prompt_logprobs, which are those of all.
+
         Seeds wrap around at the ends of int64, so that each child's differs from its siblings'.
         Lists are shared: thousands of children with a list of the vocabulary each would not fit.
         """
         child = copy.copy(self)
         child.n = 1
+        if index:
+            child.prompt_logprobs = None
         if self.seed is not None:
             child.seed = (self.seed + index - INT64_MIN) % 2**64 + INT64_MIN
         return child

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.control import UploadLayout
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.inputs import BlobLayout, Result, ResultLayout
@@ -122,6 +123,8 @@ class Runner:
             numbers_per_token=flops / defaults.flops_per_number,
         )
         self.programs = ProgramTable(shapes, self.compile_program, cost)
+        self._upload_layout = UploadLayout(config.block_size, config.max_num_seqs)
+        self._upload: Any = None  # compiled by `warm_up`
         self._state: DeviceState | None = None
 
     @property
@@ -138,6 +141,8 @@ class Runner:
             plan = StepPlan()
             idle = self.packer.pack(plan, self.packer.needs(plan), program.layout)
             self._call(program, idle).block_until_ready()
+        self._upload = self._compile_upload()
+        self._run_upload(np.full(self._upload_layout.size, 0, np.int32))
         if self._config.compile_in_background:
             self.programs.compile_rest_in_background()
 
@@ -157,6 +162,8 @@ class Runner:
     def dispatch(self, plan: StepPlan, packed: Packed | None = None) -> Dispatched:
         """Start a step on the device; returns before it has run."""
         program, needs, blob = packed or self.pack(plan)
+        for upload in self._upload_layout.pack(plan.uploads):
+            self._run_upload(upload)
         result = self._call(program, blob)
         result.copy_to_host_async()
         return Dispatched(plan, program, needs, result)
@@ -201,26 +208,43 @@ class Runner:
             donate_argnums=1,
             out_shardings=(state_shardings, self._replicated),
         )
-        state = jax.tree.map(
-            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-            jax.eval_shape(self._zero_state),
-            state_shardings,
-        )
-        blob = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
+        state, blob = self._abstract_state(), self._abstract_blob(layout.size)
         options = compiler_options(self._mesh.devices.flat[0].platform)
         compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
         analysis = compiled.memory_analysis()
         temporary = analysis.temp_size_in_bytes if analysis is not None else 0
         return Program(layout, result, compiled, temporary)
 
+    def _compile_upload(self) -> Any:
+        upload = jax.jit(
+            self._upload_layout.run, donate_argnums=0, out_shardings=self._state_shardings()
+        )
+        blob = self._abstract_blob(self._upload_layout.size)
+        return upload.lower(self._abstract_state(), blob).compile()
+
+    def _run_upload(self, blob: np.ndarray) -> None:
+        state, self._state = self._state, None
+        with jax.no_tracing(True):
+            self._state = self._upload(state, self._placed(blob))
+
+    def _placed(self, blob: np.ndarray) -> Any:
+        # arrays that are not placed yet would be transferred device by device from Python
+        return jax.device_put(blob, self._replicated) if self._mesh.size > 1 else blob
+
+    def _abstract_state(self) -> DeviceState:
+        return jax.tree.map(
+            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+            jax.eval_shape(self._zero_state),
+            self._state_shardings(),
+        )
+
+    def _abstract_blob(self, size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._replicated)
+
     def _call(self, program: Program, blob: np.ndarray) -> jax.Array:
         state, self._state = self._state, None  # donated: must not be reachable if the call fails
-        argument: Any = blob
-        if self._mesh.size > 1:
-            # arrays that are not placed yet would be transferred device by device from Python
-            argument = jax.device_put(blob, self._replicated)
         with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
-            self._state, result = program.call(self._leaves, state, argument)
+            self._state, result = program.call(self._leaves, state, self._placed(blob))
         return result
 
     @property

@@ -49,6 +49,11 @@ class PageManager:
         request.pages += self.pool.allocate(missing)
         return True
 
+    def share(self, request: Request, pages: list[int]) -> None:
+        """Make `request`, which owns no page yet, one more owner of pages of its prompt."""
+        self.pool.share(pages)
+        request.pages = list(pages)
+
     def publish(self, request: Request, num_tokens: int, updates: list[PageUpdate]) -> None:
         """Append the page-table entries that the device lacks to reach the first `num_tokens`."""
         covered = self.pages_for(num_tokens)

@@ -1,6 +1,8 @@
-"""The free list of KV pages."""
+"""The free list of KV pages, and how many own each of the others."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 TRASH_PAGE = 0
 
@@ -8,6 +10,7 @@ TRASH_PAGE = 0
 class PagePool:
     """Hands out page ids 1 .. num_pages-1; page 0 is the trash page that padding rows write to.
 
+    A page may have several owners, who only read it; it is free when the last one gave it back.
     Pages freed last are handed out first, so a short-lived request reuses warm memory.
 
     Args:
@@ -19,7 +22,7 @@ class PagePool:
             raise ValueError(f"num_pages={num_pages}: a pool needs the trash page and one more")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
-        self._is_used = [False] * num_pages
+        self._num_owners = [0] * num_pages
 
     @property
     def num_free(self) -> int:
@@ -42,26 +45,38 @@ class PagePool:
         pages = self._free[-count:][::-1]
         del self._free[-count:]
         for page in pages:
-            self._is_used[page] = True
+            self._num_owners[page] = 1
         return pages
 
+    def share(self, pages: list[int]) -> None:
+        """Add an owner to pages that have one.
+
+        Raises:
+            ValueError: a page that is free.
+        """
+        for page in pages:
+            if not self._num_owners[page]:
+                raise ValueError(f"page {page} is shared but was free")
+            self._num_owners[page] += 1
+
     def release(self, pages: list[int]) -> None:
-        """Give pages back.
+        """Give pages back; those without another owner are free then.
 
         Raises:
             ValueError: a page that is free already.
         """
         for page in pages:
-            if not self._is_used[page]:
+            if not self._num_owners[page]:
                 raise ValueError(f"page {page} is released but was free")
-            self._is_used[page] = False
-            self._free.append(page)
+            self._num_owners[page] -= 1
+            if not self._num_owners[page]:
+                self._free.append(page)
 
     def check_integrity(self, holders: list[list[int]]) -> None:
-        """Assert that `holders` (every live page list) own exactly the pages in use, once each."""
-        held = sorted(page for pages in holders for page in pages)
-        if held != [page for page, is_used in enumerate(self._is_used) if is_used]:
-            raise AssertionError("pages leaked or are owned twice")
-        unused = [page for page, is_used in enumerate(self._is_used) if not is_used]
+        """Assert that `holders` (every live page list) are all owners of all pages in use."""
+        held = Counter(page for pages in holders for page in pages)
+        if held != Counter({page: count for page, count in enumerate(self._num_owners) if count}):
+            raise AssertionError("pages leaked or are owned too often")
+        unused = [page for page, count in enumerate(self._num_owners) if not count]
         if [TRASH_PAGE, *sorted(self._free)] != unused:
             raise AssertionError("the free list differs from the pages that nobody owns")

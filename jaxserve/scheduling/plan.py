@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxserve.memory.manager import PageUpdate
 from jaxserve.request import End, Request
 
@@ -39,6 +41,17 @@ class PrefillLane(NamedTuple):
     samples: bool  # the chunk reaches the last known token, so a new token is sampled
 
 
+class Upload(NamedTuple):
+    """What the device must be told of a slot before the step: tokens and pages from 0 on.
+
+    The tokens were computed by another sequence, which the pages were shared with.
+    """
+
+    slot: int
+    tokens: np.ndarray  # int32
+    pages: list[int]
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Rows of one step. Sampled tokens come back in the order: decode rows, then lanes."""
@@ -46,13 +59,15 @@ class StepPlan:
     decode: DecodeRows = field(default_factory=DecodeRows)
     lanes: list[PrefillLane] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
 
     @property
     def num_prefill_tokens(self) -> int:
         return sum(lane.length for lane in self.lanes)
 
     def __bool__(self) -> bool:
-        return bool(self.decode or self.lanes)
+        # a row that waits may have had its slot prepared
+        return bool(self.decode or self.lanes or self.uploads)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
 from jaxserve.request import Request, RequestState
 from jaxserve.sampling_params import MAX_BIAS_ENTRIES
-from jaxserve.scheduling.plan import DecodeRows, PrefillLane, SeenTokens, StepPlan
+from jaxserve.scheduling.group import SequenceGroup
+from jaxserve.scheduling.plan import DecodeRows, PrefillLane, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import WaitingQueue
 
 
@@ -78,11 +79,17 @@ class Scheduler:
         self._next_order = 0
         self._biased: deque[Request] = deque()  # running ones with logit_bias, next to sample first
         self._bias_entries = 0  # of all of them
+        self._holding: dict[SequenceGroup, None] = {}  # groups with pages, the oldest first
         self._bias_turn: set[Request] | None = None  # who may sample; None: all of them
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._requests) - len(self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request. Its prompt must leave room for one token of output."""
@@ -97,6 +104,12 @@ class Scheduler:
         request.order = self._next_order
         self._next_order += 1
         self._requests[request.request_id] = request
+        group = request.group
+        if group is not None and group.front is not None:
+            group.behind.append(request)
+            return
+        if group is not None:
+            group.front = request
         self.waiting.push(request)
 
     def abort(self, request_id: str) -> Request | None:
@@ -110,8 +123,13 @@ class Scheduler:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
         plan = StepPlan()
         preemptions = self.num_preemptions
-        self._bias_turn = self._next_bias_turn()
-        prefilling = self._plan_decodes(plan)
+        prefilling: list[Request] = []
+        seen = -1
+        while not plan.decode and seen != self.num_preemptions:
+            # who had the turn may have lost its slot for want of a page: then it is another's
+            seen = self.num_preemptions
+            self._bias_turn = self._next_bias_turn()
+            prefilling = self._plan_decodes(plan)
         budget = min(
             self.limits.max_num_batched_tokens - len(plan.decode), self.limits.max_prefill_tokens
         )
@@ -179,6 +197,8 @@ class Scheduler:
             return False
         num_tokens = request.num_computed + 1
         while not self.pages.grow(request, num_tokens):
+            if self._drop_held_pages():
+                continue
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
@@ -228,6 +248,7 @@ class Scheduler:
         plan.lanes.append(PrefillLane(request, slot, start, length, samples))
         request.num_computed += length
         request.pending += samples
+        self._go_ahead(request)
         return length
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
@@ -238,18 +259,74 @@ class Scheduler:
                 return
             # nobody is admitted in the step that preempts, so a token in flight then is seen by now
             assert request.pending == 0
-            # room for the first generated token too, or the request would be preempted at once
-            if not self.pages.grow(request, min(request.num_tokens + 1, self.limits.max_model_len)):
-                return
+            if not self._reserve(request):
+                # held for sequences that wait behind this request, they would be held for ever
+                if self.running or plan or not self._drop_held_pages():
+                    return
+                continue
             self.waiting.pop()
             request.slot = self._free_slots.pop()
             request.state = RequestState.RUNNING
             request.start_prefill()
+            if request.num_computed:
+                shared = request.pages[: request.num_published]
+                known = request.prefill_tokens[: request.num_computed]
+                plan.uploads.append(Upload(request.slot, known, shared))
             insort(self.running, request, key=lambda r: r.order)
             if request.num_bias:
                 self._biased.append(request)
                 self._bias_entries += request.num_bias
             budget -= self._plan_chunk(plan, request, budget)
+
+    def _reserve(self, request: Request) -> bool:
+        """Give a waiting request its pages, shared ones among them; False: too few are free."""
+        if request.group is not None and request.group.pages:
+            self.pages.share(request, request.group.pages)
+        # room for the first generated token too, or the request would be preempted at once
+        if not self.pages.grow(request, min(request.num_tokens + 1, self.limits.max_model_len)):
+            self.pages.release(request)
+            return False
+        if request.group is not None:
+            request.num_published = len(request.group.pages)
+            request.num_computed = request.num_published * self.pages.page_size
+        return True
+
+    def _go_ahead(self, request: Request) -> None:
+        """Queue the next of the group if `request` has computed what the others share."""
+        group = request.group
+        if group is None or group.front is not request:
+            return
+        shared = (request.num_prompt - 1) // self.pages.page_size
+        if request.num_computed < shared * self.pages.page_size:
+            return
+        if shared and not group.pages:
+            group.pages = request.pages[:shared]
+            self.pages.pool.share(group.pages)
+            self._holding[group] = None
+        self._queue_next(group)
+
+    def _queue_next(self, group: SequenceGroup) -> None:
+        """Queue the next sequence of a group; without one, nothing is held any more."""
+        group.front = None
+        while group.behind and group.front is None:
+            following = group.behind.popleft()
+            if following.state is not RequestState.FINISHED:
+                group.front = following
+                self.waiting.push(following)
+        if group.front is None:
+            self._drop(group)
+
+    def _drop(self, group: SequenceGroup) -> None:
+        self.pages.pool.release(group.pages)
+        group.pages = []
+        self._holding.pop(group, None)
+
+    def _drop_held_pages(self) -> bool:
+        """Let go of what one group holds, so that its next sequence computes the prompt again."""
+        group = next(iter(self._holding), None)
+        if group is not None:
+            self._drop(group)
+        return group is not None
 
     def _preempt(self, request: Request) -> None:
         """Take slot and pages away; the request recomputes its tokens when its turn comes again."""
@@ -268,6 +345,8 @@ class Scheduler:
             self.waiting.discard(request)
         request.state = RequestState.FINISHED
         del self._requests[request.request_id]
+        if request.group is not None and request.group.front is request:
+            self._queue_next(request.group)
 
     def _leave_slot(self, request: Request) -> None:
         assert request.slot is not None
@@ -282,11 +361,14 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that slots and pages are owned by exactly the running requests."""
-        self.pages.pool.check_integrity([r.pages for r in self._requests.values()])
+        held = [group.pages for group in self._holding]
+        self.pages.pool.check_integrity([r.pages for r in self._requests.values()] + held)
         slots = [r.slot for r in self.running if r.slot is not None]
         if sorted(slots + self._free_slots) != list(range(self.limits.max_num_seqs)):
             raise AssertionError("slots leaked or are owned twice")
         if any(r.pages for r in self.waiting.requests()):
             raise AssertionError("a waiting request owns pages")
-        if len(self.running) + len(self.waiting) != len(self._requests):
+        groups = {r.group for r in self._requests.values() if r.group is not None}
+        behind = sum(r.state is not RequestState.FINISHED for g in groups for r in g.behind)
+        if len(self.running) + len(self.waiting) + behind != len(self._requests):
             raise AssertionError("a live request is neither running nor waiting")

@@ -79,6 +79,32 @@ def test_tokens_do_not_depend_on_the_batch_or_the_overlap(llm, make_llm, model_f
                 assert [list(p) for p in mine.logprobs] == [list(p) for p in its.logprobs]
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_completions_of_one_prompt_are_those_of_separate_requests(
+    llm, make_llm, model_folder, overlap: bool
+) -> None:
+    """They share the pages of the prompt; its tokens count for penalties and masks all the same."""
+    engine = llm if overlap else make_llm(model_folder(CASE, **ONE_LAYER), overlap=False, **SIZES)
+    (prompt,) = oracle.prompts(1, VOCAB_SIZE, 70, seed=8)
+    prompt = (prompt * 70)[:67]
+    options = {
+        "temperature": 1.2,
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.5,
+        "logprobs": 2,
+        "max_tokens": 12,
+    }
+    many = SamplingParams(n=6, seed=21, prompt_logprobs=1, **options)
+    (together,) = engine.generate([prompt], many, use_tqdm=False)
+    alone = [SamplingParams(seed=21 + i, **options) for i in range(6)]
+    for completion, single in zip(
+        together.outputs, engine.generate([prompt] * 6, alone, use_tqdm=False)
+    ):
+        assert completion.token_ids == single.outputs[0].token_ids
+    assert together.prompt_logprobs is not None and len(together.prompt_logprobs) == len(prompt)
+    assert engine._engine.scheduler.pages.pool.num_used == 0
+
+
 def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
     events: list[str] = []
 

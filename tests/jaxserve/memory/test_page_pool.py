@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxserve.memory.page_pool import PagePool
 
 
-@given(st.integers(2, 40), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9))))
+@given(st.integers(2, 40), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9))))
 def test_pages_are_conserved(num_pages: int, operations: list[tuple[int, int]]) -> None:
     pool, holders = PagePool(num_pages), []
     for operation, amount in operations:
@@ -19,8 +19,12 @@ def test_pages_are_conserved(num_pages: int, operations: list[tuple[int, int]]) 
                     pool.allocate(amount)
             else:
                 holders.append(pool.allocate(amount))
-        elif holders:
+        elif holders and operation == 1:
             pool.release(holders.pop(amount % len(holders)))
+        elif holders:
+            shared = holders[amount % len(holders)][: amount + 1]
+            pool.share(shared)
+            holders.append(shared)
         pool.check_integrity(holders)
         assert pool.num_free + pool.num_used == num_pages - 1
         assert all(page != 0 for pages in holders for page in pages)
@@ -35,6 +39,8 @@ def test_misuse_is_refused() -> None:
     pool = PagePool(4)
     with pytest.raises(ValueError, match="was free"):
         pool.release([2])
+    with pytest.raises(ValueError, match="was free"):
+        pool.share([2])
 
 
 def test_integrity_check_sees_a_leak_and_a_page_with_two_owners() -> None:

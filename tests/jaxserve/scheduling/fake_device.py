@@ -30,6 +30,12 @@ class FakeDevice:
         self.num_slots = num_slots
 
     def run(self, plan: StepPlan) -> list[int]:
+        for upload in plan.uploads:
+            for position, token in enumerate(upload.tokens.tolist()):
+                self.history[upload.slot, position] = token
+            for index, page in enumerate(upload.pages):
+                assert 0 < page < self.num_pages
+                self.table[upload.slot, index] = page
         for update in plan.page_updates:
             assert 0 < update.page < self.num_pages, "the trash page is never handed out"
             self.table[update.slot, update.page_index] = update.page

@@ -12,6 +12,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager
 from jaxserve.request import FinishReason, Request, RequestState, StopRule
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
@@ -30,6 +31,7 @@ class Arrival:
     abort_after: int | None
     needs_seen: bool
     num_bias: int
+    n: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ arrivals = st.builds(
     abort_after=st.none() | st.none() | st.integers(0, 20),
     needs_seen=st.booleans(),
     num_bias=st.sampled_from([0, 0, 3, 5, MAX_BIAS]),
+    n=st.sampled_from([1, 1, 1, 2, 4]),
 )
 workloads = st.builds(
     Workload,
@@ -70,12 +73,12 @@ workloads = st.builds(
 
 
 def make_request(
-    name: str, prompt: list[int], max_tokens: int, *, needs_seen=False, num_bias=0
+    name: str, prompt: list[int], max_tokens: int, *, needs_seen=False, num_bias=0, group=None
 ) -> Request:
     rule = StopRule(frozenset({EOS}), frozenset(), 0, min(max_tokens, MAX_LEN - len(prompt)))
     words = [[VOCAB + 1, VOCAB + 2]] if needs_seen else []
     params = SamplingParams(logit_bias=dict.fromkeys(range(num_bias), 1.0))
-    return Request(name, prompt, params, rule, seed=0, bad_words=words)
+    return Request(name, prompt, params, rule, seed=0, bad_words=words, group=group)
 
 
 def make_scheduler(w: Workload) -> Scheduler:
@@ -120,15 +123,18 @@ class Run:
         while pending or self.scheduler.has_unfinished or in_flight:
             while pending and pending[0][1].step <= step:
                 index, arrival = pending.pop(0)
-                request = make_request(
-                    f"r{index}",
-                    arrival.prompt,
-                    arrival.max_tokens,
-                    needs_seen=arrival.needs_seen,
-                    num_bias=arrival.num_bias,
-                )
-                self.requests.append(request)
-                self.scheduler.add(request)
+                group = SequenceGroup() if arrival.n > 1 else None
+                for sequence in range(arrival.n):
+                    request = make_request(
+                        f"{index}.{sequence}",
+                        arrival.prompt,
+                        arrival.max_tokens,
+                        needs_seen=arrival.needs_seen,
+                        num_bias=arrival.num_bias,
+                        group=group,
+                    )
+                    self.requests.append(request)
+                    self.scheduler.add(request)
             self._abort_some(step)
             plan = self.scheduler.plan()
             self._check_plan(plan)
@@ -147,8 +153,11 @@ class Run:
 
     def _abort_some(self, step: int) -> None:
         for request in self.requests:
-            arrival = self.workload.arrivals[int(request.request_id[1:])]
-            if arrival.abort_after is None or step < arrival.step + arrival.abort_after:
+            index, sequence = map(int, request.request_id.split("."))
+            arrival = self.workload.arrivals[index]
+            # the sequences of a group end one by one
+            delay = None if arrival.abort_after is None else arrival.abort_after + sequence
+            if delay is None or step < arrival.step + delay:
                 continue
             if self.scheduler.abort(request.request_id):
                 self.aborted.add(request.request_id)
@@ -182,9 +191,9 @@ class Run:
 @given(workloads)
 def test_every_request_gets_the_tokens_it_would_get_alone(workload: Workload) -> None:
     run = Run(workload).to_the_end()
-    for request, arrival in zip(
-        sorted(run.requests, key=lambda r: int(r.request_id[1:])), workload.arrivals
-    ):
+    assert len(run.requests) == sum(arrival.n for arrival in workload.arrivals)
+    for request in run.requests:
+        arrival = workload.arrivals[int(request.request_id.split(".")[0])]
         expected, reason = alone(arrival.prompt, arrival.max_tokens)
         if request.request_id in run.aborted:
             assert request.output_token_ids == expected[: len(request.output_token_ids)]
@@ -276,6 +285,61 @@ def test_the_youngest_request_is_preempted_and_resumes_with_its_tokens() -> None
         assert young.num_preemptions >= 1
     assert old.output_token_ids == alone([5] * 10, 14)[0]
     assert young.output_token_ids == alone([6] * 10, 14)[0]
+
+
+def group_of(n: int, prompt: list[int], max_tokens: int = 9) -> list[Request]:
+    group = SequenceGroup()
+    return [make_request(f"s{i}", prompt, max_tokens, group=group) for i in range(n)]
+
+
+def test_the_sequences_of_a_group_compute_their_prompt_once() -> None:
+    scheduler, device = start(simple(max_num_seqs=4, token_budget=16, max_prefill=16))
+    sequences = group_of(4, [5] * 14)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    computed = 0
+    for _ in range(4):
+        computed += step(scheduler, device).num_prefill_tokens
+        scheduler.check_integrity()
+    # pages of 4 tokens: 12 are shared, each of the others computes the last two
+    assert computed == 14 + 3 * 2
+    assert scheduler.pages.pool.num_used < 4 * 4
+    while scheduler.has_unfinished:
+        step(scheduler, device)
+        scheduler.check_integrity()
+    assert all(s.output_token_ids == alone([5] * 14, 9)[0] for s in sequences)
+    assert scheduler.pages.pool.num_used == 0
+
+
+def test_what_a_group_holds_is_given_up_before_anybody_is_preempted() -> None:
+    scheduler, device = start(
+        simple(max_num_seqs=2, page_size=1, spare_pages=1, token_budget=24, max_prefill=24)
+    )
+    other = make_request("other", [6], 20)
+    scheduler.add(other)
+    step(scheduler, device)
+    sequences = group_of(3, [5] * 12, 4)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    while scheduler.has_unfinished:
+        step(scheduler, device)
+        scheduler.check_integrity()
+    assert other.num_preemptions == 0
+    assert all(s.output_token_ids == alone([5] * 12, 4)[0] for s in sequences)
+
+
+def test_the_next_of_a_group_takes_over_when_the_first_is_aborted() -> None:
+    scheduler, device = start(simple(max_num_seqs=4, token_budget=6, max_prefill=6))
+    sequences = group_of(3, [5] * 14)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    step(scheduler, device)
+    scheduler.abort("s0")
+    scheduler.check_integrity()
+    while scheduler.has_unfinished:
+        step(scheduler, device)
+        scheduler.check_integrity()
+    assert [s.output_token_ids for s in sequences[1:]] == [alone([5] * 14, 9)[0]] * 2
 
 
 def test_rows_whose_biases_do_not_fit_take_turns() -> None:
