@@ -27,11 +27,11 @@ from checkpoints import bundled_model_path
 from jaxserve import LLM, RequestOutputKind, SamplingParams
 from jaxserve.bench.measure import environment
 from jaxserve.bench.shapes import write_config
-from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
+from jaxserve.execution.inputs import Result, StepOutputs
 from jaxserve.execution.programs import Program
 from jaxserve.execution.runner import Runner
+from jaxserve.execution.shapes import StepShape
 from jaxserve.observability.step_times import StepTimes
-from jaxserve.sampling.variant import Variant
 
 VOCAB = json.loads((bundled_model_path() / "config.json").read_text())["vocab_size"]
 SMALL = {
@@ -46,15 +46,15 @@ PHASES = ("plan", "pack", "dispatch", "commit", "detokenise")
 
 def stub_program(runner: Runner, shape: StepShape) -> Program:
     """A program with the operands and results of the real one, that computes nothing."""
-    layout = BlobLayout(shape, runner._page_size, VOCAB)
-    result = ResultLayout(replace(shape, variant=Variant.GREEDY), 0)
+    layout = runner.layouts(shape)[0]
+    result = runner.layouts(replace(shape, features=frozenset(), num_special=0))[1]
 
     def step(leaves: tuple[jax.Array, ...], state: Any, blob: jax.Array) -> tuple[Any, jax.Array]:
         # every leaf must be an operand that XLA keeps
         used = sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in leaves)
-        rows = layout.read(blob)
-        tokens = 31 * rows["slot"] + 17 * rows["position"] + 0 * used.astype(jnp.int32)
-        return state, result.write({"token": tokens % VOCAB})
+        rows = layout.read(blob).step
+        tokens = 31 * rows.slot + 17 * rows.position + 0 * used.astype(jnp.int32)
+        return state, result.write(Result(StepOutputs(tokens % VOCAB), {}))
 
     operands = (
         runner._leaves,

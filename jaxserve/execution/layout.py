@@ -57,15 +57,25 @@ class Layout(Generic[T]):
             dtype = np.dtype(field.metadata["dtype"])
             self.places[field.name] = Place(self.end, math.prod(shape), shape, dtype)
             self.end += self.places[field.name].size
+        # most arrays are flat int32 ones: what need not be done is not, once a step each
+        self._views = [
+            (
+                slice(place.offset, place.offset + place.size),
+                None if place.dtype == np.int32 else place.dtype,
+                None if len(place.shape) == 1 else place.shape,
+            )
+            for place in self.places.values()
+        ]
 
     def views(self, flat: np.ndarray) -> T:
         """The arrays of a NumPy int32 array, in place."""
-        return self.kind(
-            **{
-                name: flat[offset : offset + size].view(dtype).reshape(shape)
-                for name, (offset, size, shape, dtype) in self.places.items()
-            }
-        )
+        arrays = []
+        for part, dtype, shape in self._views:
+            array = flat[part]
+            if dtype is not None:
+                array = array.view(dtype)
+            arrays.append(array if shape is None else array.reshape(shape))
+        return self.kind(*arrays)
 
     def read(self, flat: jax.Array) -> T:
         """The arrays of a traced int32 array."""

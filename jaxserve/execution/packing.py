@@ -122,7 +122,7 @@ class RowPacker:
         if shape.num_prefill:
             self._pack_lanes(plan, layout, blob)
         step.prompt_len[:] = self._prompt_len[step.slot]
-        blob.rows[:] = self._rows[step.slot, : layout.row_table.width]
+        blob.rows[:] = self._rows[step.slot][:, : layout.row_table.width]
         if shape.num_special:
             self._pack_special(plan, needs, layout, blob)
         return flat

@@ -187,10 +187,14 @@ class Runner:
         self._state = None
         self._leaves = ()
 
+    def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
+        """Where everything lies in what a program of this shape takes and gives."""
+        blob = BlobLayout(shape, self._features, self._facts, self._page_size)
+        return blob, ResultLayout(shape, self._features, self._facts)
+
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
-        layout = BlobLayout(shape, self._features, self._facts, self._page_size)
-        result = ResultLayout(shape, self._features, self._facts)
+        layout, result = self.layouts(shape)
         spec = StepSpec(
             config=self._model_config,
             features=self._features,

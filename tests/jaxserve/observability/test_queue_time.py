@@ -8,6 +8,7 @@ import pytest
 
 from jaxserve import engine as engine_module
 from jaxserve.engine import Engine
+from jaxserve.execution.packing import Needs
 from jaxserve.execution.runner import Dispatched, StepResult
 from jaxserve.memory.manager import PageManager
 from jaxserve.request import Request, StopRule
@@ -43,12 +44,12 @@ class SimulatedDevice:
     def dispatch(self, plan, packed):
         end = self._free = max(self._free, self.clock()) + STEP_S
         result = SimpleNamespace(end=end, is_ready=lambda: self.clock() >= end)
-        return Dispatched(plan, None, result)
+        return Dispatched(plan, None, Needs(frozenset(), []), result)
 
     def fetch(self, step):
         self.clock.now = max(self.clock(), step.result.end)
         count = len(step.plan.decode) + len(step.plan.lanes)
-        return StepResult([5] * count, {}, list(range(count)))
+        return StepResult([5] * count, {}, {})
 
 
 @pytest.fixture
