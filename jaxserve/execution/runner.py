@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
+from jaxserve.errors import EngineDeadError
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.defaults import mesh_defaults
@@ -104,6 +106,7 @@ class Runner:
         )
         self.programs = ProgramTable(shapes, self.compile_program)
         self._state: DeviceState | None = None
+        self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
 
     @property
     def weight_bytes(self) -> int:
@@ -129,16 +132,41 @@ class Runner:
         )
         return Packed(program, self.packer.pack(plan, program.layout))
 
+    def check_alive(self) -> None:
+        """Raises EngineDeadError once a step has failed or the runner was closed."""
+        if self._death is not None:
+            message, cause = self._death
+            raise EngineDeadError(message) from cause
+
     def dispatch(self, plan: StepPlan, packed: Packed | None = None) -> Dispatched:
-        """Start a step on the device; returns before it has run."""
+        """Start a step on the device; returns before it has run.
+
+        Raises:
+            EngineDeadError: the call failed, and the device state that it was given is lost.
+        """
         program, blob = packed or self.pack(plan)
-        result = self._call(program, blob)
-        result.copy_to_host_async()
+        try:
+            result = self._call(program, blob)
+            result.copy_to_host_async()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise self._die(program, error) from error
+            if self._state is None:  # an interrupt is harmless where the state has come back
+                self._die(program, error)
+            raise
         return Dispatched(plan, program, result)
 
     def fetch(self, step: Dispatched) -> StepResult:
-        """Wait for a dispatched step and bring its result to the host."""
-        values = step.program.result.views(np.asarray(step.result))
+        """Wait for a dispatched step and bring its result to the host.
+
+        Raises:
+            EngineDeadError: the step failed while it ran, and all that it computed is lost.
+        """
+        try:
+            fetched = np.asarray(step.result)
+        except Exception as error:
+            raise self._die(step.program, error) from error
+        values = step.program.result.views(fetched)
         num_decode = len(step.plan.decode)
         first_lane = step.program.layout.shape.num_decode
         rows = [*range(num_decode), *range(first_lane, first_lane + len(step.plan.lanes))]
@@ -152,6 +180,8 @@ class Runner:
         self.programs.close()
         self._state = None
         self._leaves = ()
+        if self._death is None:
+            self._death = "the engine was closed: make a new one", None
 
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
@@ -191,9 +221,27 @@ class Runner:
         if self._mesh.size > 1:
             # arrays that are not placed yet would be transferred device by device from Python
             argument = jax.device_put(blob, self._replicated)
-        with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
-            self._state, result = program.call(self._leaves, state, argument)
+        try:
+            with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
+                self._state, result = program.call(self._leaves, state, argument)
+        except BaseException:
+            _delete(state)
+            raise
         return result
+
+    def _die(self, program: Program, error: BaseException) -> EngineDeadError:
+        """Give up after a failed step: what the device held for requests cannot be trusted."""
+        state, self._state = self._state, None
+        _delete(state)
+        # else the error, which callers may keep, would keep weights and pool alive in its frames
+        traceback.clear_frames(error.__traceback__)
+        name = program.layout.shape.name
+        message = (
+            f"the engine is dead: its step {name} failed and the KV cache is lost with it "
+            f"({type(error).__name__}: {error}); make a new engine, or restart the server"
+        )
+        self._death = message, error
+        return EngineDeadError(message)
 
     @property
     def _replicated(self) -> NamedSharding:
@@ -223,3 +271,9 @@ class Runner:
 
     def _make_state(self) -> DeviceState:
         return jax.jit(self._zero_state, out_shardings=self._state_shardings())()
+
+
+def _delete(state: DeviceState | None) -> None:
+    """Free device arrays now, whoever else refers to them."""
+    for array in state or ():
+        array.delete()
