@@ -33,4 +33,4 @@ class UnsupportedModelError(ValidationError):
 
 
 class EngineDeadError(JaxServeError):
-    """The engine was closed, or a step failed and took the KV cache along; only a new one serves."""
+    """The engine was closed, or a step failed and the KV cache is lost: only a new one serves."""

@@ -176,6 +176,10 @@ class ResultLayout:
             (prefix + "top_logprob", top, True),
         ]
 
+    @cached_property
+    def size(self) -> int:
+        return sum(field.size for field in self.fields.values())
+
     def write(self, values: dict[str, Any]) -> jax.Array:
         """Concatenate traced arrays into the result."""
         parts = []

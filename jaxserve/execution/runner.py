@@ -17,6 +17,7 @@ from jaxserve.errors import EngineDeadError
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.defaults import mesh_defaults
+from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import Program, ProgramTable, lanes_for, wanted_shapes
@@ -60,13 +61,14 @@ class StepResult(NamedTuple):
 class Runner:
     """Owns everything on the device.
 
+    It compiles once `set_pool` has told it the size of the pool, and serves after `warm_up`.
+
     Args:
         config: resolved engine configuration (no None left but `num_pages`).
         model_config: the model's configuration.
         model: the loaded model, parameters on the mesh.
         mesh: devices that hold it.
         backends: kernels of this device kind.
-        num_pages: KV pages a layer, trash page included.
     """
 
     def __init__(
@@ -76,7 +78,6 @@ class Runner:
         model: Llama,
         mesh: Mesh,
         backends: Backends,
-        num_pages: int,
     ):
         assert config.max_num_seqs and config.max_model_len and config.block_size
         assert config.max_num_batched_tokens
@@ -84,7 +85,7 @@ class Runner:
         self._model_config = model_config
         self._mesh = mesh
         self._backends = backends
-        self._num_pages = num_pages
+        self._num_pages = 0
         self._max_num_seqs = config.max_num_seqs
         self._max_model_len = config.max_model_len
         self._page_size = config.block_size
@@ -98,13 +99,13 @@ class Runner:
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
         self.packer = RowPacker(config.max_num_seqs, model_config.vocab_size)
         defaults = mesh_defaults(mesh)
-        shapes = wanted_shapes(
+        self._shapes = wanted_shapes(
             config.max_num_seqs,
             self.max_prefill_tokens,
             defaults.smallest_bucket,
             defaults.common,
         )
-        self.programs = ProgramTable(shapes, self.compile_program)
+        self.programs = ProgramTable(self._shapes, self.compile_program)
         self._state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
 
@@ -112,6 +113,40 @@ class Runner:
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in self._leaves)
+
+    def demand(self) -> Demand:
+        """What a device needs beside KV pages; the temporaries are a bound."""
+        # the first two programs are the largest: every slot, every region token, every feature
+        layouts = [self._layouts(shape) for shape in self._shapes[:2]]
+        itemsize = jnp.dtype(self._config.dtype).itemsize
+        return Demand(
+            weights=self.weight_bytes,
+            tables=table_bytes(self._max_num_seqs, self._max_model_len, self._page_size),
+            transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
+            temporaries=max(
+                temporary_bound(shape, self._model_config, itemsize) for shape in self._shapes[:2]
+            ),
+        )
+
+    def set_pool(self, num_pages: int, max_model_len: int) -> None:
+        """Settle the shapes of the device state; programs of other shapes are dropped.
+
+        Args:
+            num_pages: KV pages a layer, trash page included.
+            max_model_len: tokens that a slot's page table and history hold.
+        """
+        self._num_pages, self._max_model_len = num_pages, max_model_len
+        self.programs = ProgramTable(self._shapes, self.compile_program)
+
+    def compile_largest(self) -> int:
+        """Compile the two largest programs; bytes that a device holds while they run.
+
+        A second blob and result are counted: the next step is dispatched while one runs.
+        """
+        self.programs.compile_ahead(2, lambda shape: None)
+        return max(
+            p.device_bytes + 4 * (p.layout.size + p.result.size) for p in self.programs.programs
+        )
 
     def warm_up(self, progress: Any = lambda shape: None) -> None:
         """Make the device state, compile the most needed programs and run each once, idle."""
@@ -185,9 +220,7 @@ class Runner:
 
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
-        layout = BlobLayout(shape, self._page_size, self._model_config.vocab_size)
-        logprobs = self.num_logprobs if shape.variant >= Variant.RICH else 0
-        result = ResultLayout(shape, logprobs)
+        layout, result = self._layouts(shape)
         spec = StepSpec(
             config=self._model_config,
             layout=layout,
@@ -211,9 +244,12 @@ class Runner:
         blob = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
         options = compiler_options(self._mesh.devices.flat[0].platform)
         compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
-        analysis = compiled.memory_analysis()
-        temporary = analysis.temp_size_in_bytes if analysis is not None else 0
-        return Program(layout, result, compiled, temporary)
+        return Program(layout, result, compiled, _device_bytes(compiled))
+
+    def _layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
+        layout = BlobLayout(shape, self._page_size, self._model_config.vocab_size)
+        logprobs = self.num_logprobs if shape.variant >= Variant.RICH else 0
+        return layout, ResultLayout(shape, logprobs)
 
     def _call(self, program: Program, blob: np.ndarray) -> jax.Array:
         state, self._state = self._state, None  # donated: must not be reachable if the call fails
@@ -277,3 +313,13 @@ def _delete(state: DeviceState | None) -> None:
     """Free device arrays now, whoever else refers to them."""
     for array in state or ():
         array.delete()
+
+
+def _device_bytes(compiled: Any) -> int:
+    """What one device holds while a compiled function runs; 0 where XLA does not say."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return 0
+    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    size: int = held - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
+    return size

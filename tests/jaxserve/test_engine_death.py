@@ -108,7 +108,9 @@ def test_an_interrupt_inside_the_call_is_told_to_the_next_one(llm: LLM) -> None:
         llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
 
 
-def test_an_interrupt_while_a_step_is_waited_for_costs_only_that_call(llm: LLM, monkeypatch) -> None:
+def test_an_interrupt_while_a_step_is_waited_for_costs_only_that_call(
+    llm: LLM, monkeypatch
+) -> None:
     expected = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
     def interrupted(step: Any) -> Any:
