@@ -1,4 +1,4 @@
-"""The private call of JAX that one peer is: which versions have it, and what a table says without."""
+"""A peer that is a private call of JAX: which versions have it, and what is said without it."""
 
 from __future__ import annotations
 
