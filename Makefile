@@ -53,4 +53,4 @@ $(VENV)/.lint: pyproject.toml | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv312 build dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv312-* build dist .pytest_cache .ruff_cache .mypy_cache

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -157,13 +157,20 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:400]
 
 
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
 def serve(answer: Callable[[Any], Any], poisonous: tuple[type[BaseException], ...] = ()) -> None:
     """The child's loop: one request a line on standard input until it ends.
 
     Args:
         answer: from a request to something that JSON can hold.
         poisonous: exceptions after which this process is not to be used again, such as the
-            device's errors.
+            device's errors; also as the cause of another, such as the engine's.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
@@ -177,7 +184,7 @@ def serve(answer: Callable[[Any], Any], poisonous: tuple[type[BaseException], ..
             reply = {
                 "value": None,
                 "failure": describe(error),
-                "poisoned": isinstance(error, poisonous),
+                "poisoned": any(isinstance(one, poisonous) for one in with_causes(error)),
             }
             encoded = json.dumps(reply)
         answers.write(encoded.encode() + b"\n")

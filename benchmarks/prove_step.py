@@ -30,7 +30,12 @@ from benchmarks.memory_table import StepProof, memory_document
 from jaxserve.bench.shapes import SHAPES
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
-from jaxserve.execution.memory_plan import cache_budget, page_bytes, plan_num_pages
+from jaxserve.execution.memory_plan import (
+    cache_budget,
+    page_bytes,
+    plan_num_pages,
+    table_bytes,
+)
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import lanes_for
 from jaxserve.execution.step import DeviceState, StepSpec, run_step
@@ -151,11 +156,11 @@ def with_pages(setting: Setting, weights: int) -> Setting:
     if setting.num_pages is not None:
         return setting
     config = setting.config()
+    tables = table_bytes(setting.slots, setting.max_model_len, setting.page_size)
     budget = cache_budget(
         limit_bytes=device_memory(setting.kind),
         utilization=UTILIZATION,
-        weight_bytes=weights,
-        temporary_bytes=TEMPORARIES,
+        held_bytes=weights + tables + TEMPORARIES,
     )
     heads = config.num_kv_heads // setting.devices
     itemsize = jnp.dtype(DTYPE).itemsize

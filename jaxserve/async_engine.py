@@ -192,9 +192,21 @@ class AsyncEngine:
 
     def _check_alive(self) -> None:
         if self._ended.is_set():
-            raise EngineDeadError("the engine has ended") from self.error
+            raise self._death()
         if not self._ready.is_set():
             raise EngineDeadError("the engine is still loading")
+
+    def _death(self) -> EngineDeadError:
+        """What every caller is told, a new error each, with the reason as its cause."""
+        error = self.error
+        if isinstance(error, EngineDeadError):
+            death = EngineDeadError(str(error))
+            death.__cause__ = error.__cause__
+        else:
+            how = "was shut down" if error is None else "has ended with an error"
+            death = EngineDeadError(f"the engine {how}: make a new one, or restart the server")
+            death.__cause__ = error
+        return death
 
     def _abort(self, request_id: str) -> RequestOutput | None:
         if self._outputs is None:
@@ -207,18 +219,21 @@ class AsyncEngine:
     # -- the engine thread ------------------------------------------------------------------
 
     def _run(self) -> None:
+        engine: Engine | None = None
         try:
             engine = self._load()
             self._ready.set()
             self._serve(engine)
-            engine.close()
         except BaseException as error:
             self.error = error
-            if not isinstance(error, (JaxServeError, CheckpointError)):
+            # what loading refuses is for people, without a traceback
+            if engine is not None or not isinstance(error, (JaxServeError, CheckpointError)):
                 logger.exception("the engine thread ended with an error")
         finally:
             self._ended.set()
             self._call_in_loop(self._fail_streams)
+            if engine is not None:
+                engine.close()
 
     def _load(self) -> Engine:
         loaded = load_engine(self.config)
@@ -299,9 +314,7 @@ class AsyncEngine:
 
     def _fail_streams(self) -> None:
         for stream in self._streams.values():
-            error = EngineDeadError("the engine has ended")
-            error.__cause__ = self.error
-            stream.put_nowait(error)
+            stream.put_nowait(self._death())
 
 
 def _add_all(engine: Engine, prepared: PreparedRequest) -> None:

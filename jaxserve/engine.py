@@ -87,7 +87,17 @@ class Engine:
         """True while a request is unfinished or a step is in flight."""
         return self.scheduler.has_unfinished or self._in_flight is not None
 
+    def check_alive(self) -> None:
+        """Raises EngineDeadError once a step has failed or the engine was closed."""
+        self.runner.check_alive()
+
     def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            EngineDeadError: a step has failed or the engine was closed.
+        """
+        self.check_alive()
         self.scheduler.add(request)
         self._new.add(request)
 
@@ -97,7 +107,12 @@ class Engine:
         return self.scheduler.abort(request_id)
 
     def step(self) -> StepOutput:
-        """Dispatch the next step and return the tokens of the last one that has run."""
+        """Dispatch the next step and return the tokens of the last one that has run.
+
+        Raises:
+            EngineDeadError: the device failed, in this step or before, or the engine was closed.
+        """
+        self.check_alive()
         begin = monotonic()
         plan = self.scheduler.plan()
         self._times.plan += monotonic() - begin
@@ -155,7 +170,8 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop background work; the engine cannot step afterwards."""
+        """Stop background work, free weights and KV pool; the engine cannot step afterwards."""
+        self._in_flight = None
         self.runner.close()
         gc.unfreeze()  # `load_engine` froze what was alive then
 

@@ -33,4 +33,4 @@ class UnsupportedModelError(ValidationError):
 
 
 class EngineDeadError(JaxServeError):
-    """The engine thread has ended, so no request can be served any more."""
+    """The engine was closed, or a step failed and the KV cache is lost: only a new one serves."""

@@ -86,7 +86,9 @@ class LLM:
 
         Raises:
             ValidationError: a prompt or parameter that cannot be served; nothing is run then.
+            EngineDeadError: the device failed, in this call or before, or the LLM was closed.
         """
+        self._engine.check_alive()
         items = _as_list(prompts)
         params = self._params_for(items, sampling_params)
         prepared = [self._prepare(prompt, p) for prompt, p in zip(items, params)]

@@ -23,6 +23,7 @@ from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
     CacheBudget,
     cache_budget,
+    device_limit,
     page_bytes,
     plan_num_pages,
 )
@@ -116,11 +117,16 @@ def load_engine(
     loaded = time.monotonic()
     progress(f"loaded {resolved.model} in {loaded - chosen:.1f} s")
 
-    def make_runner(settings: EngineConfig, num_pages: int) -> Runner:
-        return Runner(settings, model_config, model, mesh, backends, num_pages)
-
+    runner = Runner(resolved, model_config, model, mesh, backends)
     head_dim = backends.stored_head_dim(model_config.head_dim)
-    resolved = _plan_memory(config, resolved, model_config, mesh, head_dim, make_runner)
+    longest = resolved.max_model_len
+    resolved = _plan_memory(config, resolved, model_config, mesh, head_dim, runner)
+    if resolved.max_model_len != longest:
+        logger.warning(
+            "max_model_len lowered from the model's %d to %d, what the KV cache holds",
+            longest,
+            resolved.max_model_len,
+        )
     assert resolved.num_pages and resolved.max_model_len and resolved.block_size
     assert resolved.max_num_seqs and resolved.max_num_batched_tokens
     progress(
@@ -128,7 +134,6 @@ def load_engine(
         f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs} "
         f"(planned in {time.monotonic() - loaded:.1f} s)"
     )
-    runner = make_runner(resolved, resolved.num_pages)
     limits = SchedulerLimits(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
@@ -154,7 +159,8 @@ def load_engine(
     engine = Engine(scheduler, runner, overlap=resolved.overlap)
     footprint = _footprint(resolved, model_config, mesh, runner)
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
-    # stops it for tenths of a second
+    # stops it for tenths of a second. What is garbage already would never be freed.
+    gc.collect()
     gc.freeze()
     seconds = time.monotonic() - start
     return Loaded(engine, resolved, model_config, tokenizer, footprint, seconds)
@@ -195,54 +201,62 @@ def _plan_memory(
     model: ModelConfig,
     mesh: Mesh,
     head_dim: int,
-    make_runner: Callable[[EngineConfig, int], Runner],
+    runner: Runner,
 ) -> EngineConfig:
-    """Settle `num_pages`, and lower `max_model_len` to what fits if the user left it open.
+    """Settle `num_pages`, give the runner its pool, lower an open `max_model_len` to what fits.
 
-    `head_dim` is that of the pool.
+    `head_dim` is that of the pool. Where the device says how much memory it has, the plan takes a
+    bound of the steps' temporaries, and the two largest programs are compiled to verify it. They
+    serve; only if they need more than the bound left is the plan made, and they compiled, again.
     """
+    heads = model.num_kv_heads // mesh.shape["model"]
+    size = page_bytes(model.num_layers, config.block_size or 0, heads, head_dim, _itemsize(config))
+    limit = device_limit(mesh.devices.flat[0])
+    if config.num_pages is not None or config.kv_cache_memory_bytes is not None or limit is None:
+        num_bytes = config.kv_cache_memory_bytes
+        budget = CacheBudget(
+            DEFAULT_HOST_CACHE_BYTES if num_bytes is None else num_bytes,
+            "kv_cache_memory_bytes",
+            num_bytes,
+        )
+        return _settle(asked, config, budget, size, runner)
+    share = int(limit * config.gpu_memory_utilization)
+    demand = runner.demand()
+    logger.info("of %d bytes of device memory: %s", share, demand)
+    held = sum(demand)
+    while True:
+        budget = cache_budget(
+            limit_bytes=limit, utilization=config.gpu_memory_utilization, held_bytes=held
+        )
+        settled = _settle(asked, config, budget, size, runner)
+        assert settled.num_pages
+        needed = runner.compile_largest()
+        if needed <= share:
+            return settled
+        held = needed - settled.num_pages * size
+        logger.info("the compiled steps need %d bytes: planned again", needed)
+
+
+def _settle(
+    asked: EngineConfig, config: EngineConfig, budget: CacheBudget, size: int, runner: Runner
+) -> EngineConfig:
+    """Pages of `size` bytes for a budget, and the context that they hold."""
     assert config.max_model_len and config.max_num_seqs and config.block_size
-    device = mesh.devices.flat[0]
     num_pages = config.num_pages
     if num_pages is None:
-        heads = model.num_kv_heads // mesh.shape["model"]
         num_pages = plan_num_pages(
-            budget=_cache_budget(config, device, make_runner),
-            bytes_per_page=page_bytes(
-                model.num_layers, config.block_size, heads, head_dim, _itemsize(config)
-            ),
+            budget=budget,
+            bytes_per_page=size,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             page_size=config.block_size,
         )
     fits = (num_pages - 1) * config.block_size
     if asked.max_model_len is None and config.max_model_len > fits:
-        logger.warning(
-            "max_model_len lowered from the model's %d to %d, what the KV cache holds",
-            config.max_model_len,
-            fits,
-        )
         config = replace(config, max_model_len=fits)
+    assert config.max_model_len
+    runner.set_pool(num_pages, config.max_model_len)
     return replace(config, num_pages=num_pages)
-
-
-def _cache_budget(
-    config: EngineConfig, device: jax.Device, make_runner: Callable[[EngineConfig, int], Runner]
-) -> CacheBudget:
-    asked = config.kv_cache_memory_bytes
-    stats = device.memory_stats() if asked is None else None
-    if not stats or "bytes_limit" not in stats:
-        num_bytes = DEFAULT_HOST_CACHE_BYTES if asked is None else asked
-        return CacheBudget(num_bytes, "kv_cache_memory_bytes", asked)
-    trial = make_runner(config, 2)
-    # the first two programs are the largest: every slot, every region token, every feature
-    temporary = max(trial.compile_program(s).temporary_bytes for s in trial.programs.wanted[:2])
-    return cache_budget(
-        limit_bytes=stats["bytes_limit"],
-        utilization=config.gpu_memory_utilization,
-        weight_bytes=trial.weight_bytes,
-        temporary_bytes=temporary,
-    )
 
 
 def _itemsize(config: EngineConfig) -> int:

@@ -120,15 +120,16 @@ dnn_version_info {{ major: 9 minor: 12 }}
 
 
 def find_ptxas() -> Path | None:
-    """The assembler on PATH, else the one in NVIDIA's Python wheels."""
-    found = shutil.which("ptxas")
-    if found:
-        return Path(found)
+    """The assembler in NVIDIA's Python wheels, else the one on PATH.
+
+    The wheels come with JAX's plugin; a toolkit on PATH may be older than the PTX of this JAX.
+    """
     nvidia = importlib.util.find_spec("nvidia")
     for folder in nvidia.submodule_search_locations or () if nvidia else ():
         for candidate in sorted(Path(folder).glob("*/bin/ptxas")):
             return candidate
-    return None
+    found = shutil.which("ptxas")
+    return Path(found) if found else None
 
 
 def require_compiler() -> Path:

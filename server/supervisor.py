@@ -23,7 +23,7 @@ from checkpoints.errors import CheckpointError
 from jaxserve.config import EngineConfig
 from jaxserve.errors import JaxServeError
 from server.app import create_app
-from server.connection import Connection
+from server.http_protocol import http_protocol
 from server.process import exit_now
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def serve(config: EngineConfig, args: argparse.Namespace) -> int:
     )
     settings = uvicorn.Config(
         app,
-        http=Connection,
+        http=http_protocol(),
         lifespan="on",
         log_config=_log_config(args.uvicorn_log_level),
         log_level=args.uvicorn_log_level,

@@ -1,7 +1,9 @@
 """JAX's persistent compilation cache, in a folder of this machine's own.
 
 Compiled CPU code is for the processor that compiled it, and a home folder may be shared by several:
-the folder's name holds what the code depends on beside what JAX's own key covers.
+the folder's name holds what the code depends on beside what JAX's own key covers. JAX compresses
+entries by what is installed (zstandard, or zlib) and reads only what it would write itself, so how
+it compresses is in the name too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import logging
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,26 @@ import jax
 import jaxlib
 
 from jaxserve.errors import ValidationError
+from jaxserve.execution.cache_format import (
+    UNKNOWN,
+    CacheFormat,
+    cache_format,
+    compression_of,
+)
 
 logger = logging.getLogger(__name__)
 
 WHOLE = "whole.json"  # which entries were found whole: their sizes and times, by name
 
 
-def default_folder() -> Path:
-    """`jaxserve/xla/<key>` in the user's cache folder (`$XDG_CACHE_HOME`, else `~/.cache`)."""
+def default_folder(compression: str) -> Path:
+    """`jaxserve/xla/<key>` in the user's cache folder (`$XDG_CACHE_HOME`, else `~/.cache`).
+
+    Args:
+        compression: how JAX compresses here, from `cache_format`.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jaxserve" / "xla" / _machine_key()
+    return Path(base) / "jaxserve" / "xla" / _machine_key(compression)
 
 
 def use(setting: str) -> Path | None:
@@ -55,7 +68,8 @@ def use(setting: str) -> Path | None:
     configured = jax.config.values["jax_compilation_cache_dir"]
     if setting == "auto" and configured:
         return Path(configured)
-    folder = default_folder() if setting == "auto" else Path(setting)
+    entries = cache_format()
+    folder = default_folder(entries.compression) if setting == "auto" else Path(setting)
     try:
         # compiled code is run as it is found: nobody else may write it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,30 +84,39 @@ def use(setting: str) -> Path | None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # JAX opens the cache once: a folder that is named later needs it opened again
         compilation_cache.reset_cache()
-    remove_torn(folder)
+    remove_torn(folder, entries)
     # every program is worth keeping: tracing is all that a warm start should cost
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     return folder
 
 
-def remove_torn(folder: Path) -> list[str]:
+def remove_torn(folder: Path, entries: CacheFormat) -> list[str]:
     """Remove entries that a process left half written when it was ended, or the disk was full.
 
     JAX would warn of them at every start and never write them anew. An entry is read once: what was
-    found whole and has not changed since is not read again.
+    found whole and has not changed since is not read again. Entries that another environment has
+    compressed in another way are its own and stay.
 
     Returns:
         The names that were removed, which is logged.
     """
+    if entries.decompress is None:
+        return []
     known = _known_whole(folder)
     whole: dict[str, list[int]] = {}
-    torn = []
+    torn, foreign = [], 0
     for path in folder.glob("*-cache"):
         try:
             facts = path.stat()
             stamp = [facts.st_size, facts.st_mtime_ns]
-            if known.get(path.name) == stamp or _is_whole(path):
+            if known.get(path.name) == stamp:
+                whole[path.name] = stamp
+                continue
+            entry = path.read_bytes()
+            if compression_of(entry) not in (entries.compression, UNKNOWN):
+                foreign += 1
+            elif _is_whole(entry, entries.decompress):
                 whole[path.name] = stamp
             else:
                 path.unlink()
@@ -106,17 +129,23 @@ def remove_torn(folder: Path) -> list[str]:
             len(torn),
             folder,
         )
+    if foreign:
+        logger.warning(
+            "%d entries of the compilation cache %s are of an environment where JAX compresses "
+            "otherwise (this one writes %s, by what is installed: zstandard or not): such programs "
+            "are compiled at every start; let each environment have a folder of its own",
+            foreign,
+            folder,
+            entries.compression,
+        )
     if whole != known:
         _write_whole(folder, whole)
     return torn
 
 
-def _is_whole(path: Path) -> bool:
-    from jax._src.compilation_cache import decompress_executable
-
-    data = path.read_bytes()
+def _is_whole(entry: bytes, decompress: Callable[[bytes], bytes]) -> bool:
     try:
-        decompress_executable(data)
+        decompress(entry)
     except Exception:  # zlib's, zstandard's or Python 3.14's error, by what JAX compresses with
         return False
     return True
@@ -140,8 +169,8 @@ def _write_whole(folder: Path, whole: dict[str, list[int]]) -> None:
         logger.warning("the compilation cache %s cannot be written: %s", folder, error)
 
 
-def _machine_key() -> str:
-    facts = [jaxlib.__version__, platform.machine(), platform.processor()]
+def _machine_key(compression: str) -> str:
+    facts = [jaxlib.__version__, compression, platform.machine(), platform.processor()]
     info = Path("/proc/cpuinfo")
     if info.is_file():
         lines = info.read_text().splitlines()

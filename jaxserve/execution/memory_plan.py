@@ -1,13 +1,33 @@
-"""How many KV pages fit: arithmetic on measured sizes, no guesses."""
+"""How many KV pages fit: arithmetic on known sizes and a bound, which the compiled steps verify."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxserve.errors import ValidationError
+from jaxserve.execution.shapes import StepShape
+from jaxserve.models.config import ModelConfig
 
 # Where the device does not report its memory (CPU): the size of the KV pool.
 DEFAULT_HOST_CACHE_BYTES = 4 << 30
+# Float32 arrays [R, V] that live at once in the sampler; XLA needs 4.2 to 4.4 on Hopper and Ampere.
+LOGITS_ARRAYS = 5
+
+
+class Demand(NamedTuple):
+    """Bytes on one device that are no KV pages.
+
+    Attributes:
+        weights: the parameters.
+        tables: page table and history.
+        transfers: blobs and results of two steps: one runs, the next is on its way.
+        temporaries: of the largest step.
+    """
+
+    weights: int
+    tables: int
+    transfers: int
+    temporaries: int
 
 
 class CacheBudget(NamedTuple):
@@ -44,16 +64,41 @@ def plan_num_pages(
             budget.field,
             budget.value,
             f"it leaves {budget.num_bytes} bytes for the KV cache and two pages need "
-            f"{2 * bytes_per_page}: raise it, or use a smaller block_size, a smaller model or more "
-            "devices",
+            f"{2 * bytes_per_page}: raise it, or use a smaller max_num_seqs, max_model_len, "
+            "block_size or model, or more devices",
         )
     useful = max_num_seqs * -(-max_model_len // page_size) + 1
     return min(fits, useful)
 
 
-def cache_budget(
-    *, limit_bytes: int, utilization: float, weight_bytes: int, temporary_bytes: int
-) -> CacheBudget:
-    """Bytes for KV pages on one device: its share less weights and the largest temporaries."""
-    num_bytes = int(limit_bytes * utilization) - weight_bytes - temporary_bytes
+def table_bytes(max_num_seqs: int, max_model_len: int, page_size: int) -> int:
+    """Bytes of page table and history, int32, with the trash row."""
+    pages = -(-max_model_len // page_size)
+    return 4 * (max_num_seqs + 1) * (pages + max_model_len + 1)
+
+
+def temporary_bound(shape: StepShape, model: ModelConfig, itemsize: int) -> int:
+    """Bytes that a step's temporaries should not exceed: the sampler's and one layer's arrays.
+
+    Args:
+        shape: of the step.
+        model: its widths, whole: a device that holds a share of them needs less.
+        itemsize: bytes of one activation.
+    """
+    logits = LOGITS_ARRAYS * shape.num_rows * model.vocab_size * 4
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads
+    return logits + (shape.num_decode + shape.num_prefill) * width * itemsize
+
+
+def cache_budget(*, limit_bytes: int, utilization: float, held_bytes: int) -> CacheBudget:
+    """Bytes for KV pages on one device: its share less what else it holds, see `Demand`."""
+    num_bytes = int(limit_bytes * utilization) - held_bytes
     return CacheBudget(num_bytes, "gpu_memory_utilization", utilization)
+
+
+def device_limit(device: Any) -> int | None:
+    """Bytes that a `jax.Device` may use; None where it does not say (CPU)."""
+    stats = device.memory_stats() or {}
+    limit: int | None = stats.get("bytes_limit")
+    return limit

@@ -27,12 +27,15 @@ MOST_COMPILE_THREADS = 4
 
 
 class Program(NamedTuple):
-    """One compiled step: `call(leaves, state, blob) -> (state, result)`; `state` is donated."""
+    """One compiled step: `call(leaves, state, blob) -> (state, result)`; `state` is donated.
+
+    `device_bytes` is what one device holds while it runs: operands, result and temporaries.
+    """
 
     layout: BlobLayout
     result: ResultLayout
     call: Callable[..., Any]
-    temporary_bytes: int
+    device_bytes: int
 
 
 def lanes_for(num_prefill: int, max_num_seqs: int) -> int:
@@ -151,17 +154,21 @@ class ProgramTable:
         return list(self._programs.values())
 
     def compile_ahead(self, count: int, progress: Callable[[StepShape], None]) -> None:
-        """Compile the `count` (at least two) most needed programs now; `progress` is told each."""
+        """Compile the `count` (at least two) most needed programs now; `progress` is told each.
+
+        What has been compiled is not compiled again.
+        """
         shapes = self.wanted[: max(2, count)]
 
         def work(shape: StepShape) -> Program:
-            program = self._compile(shape)
+            program = self._programs.get(shape) or self._compile(shape)
             progress(shape)
             return program
 
         # XLA compiles one program on one core and lets go of the interpreter lock
         with ThreadPoolExecutor(min(MOST_COMPILE_THREADS, os.cpu_count() or 1)) as pool:
             self._programs = dict(zip(shapes, pool.map(work, shapes)))
+            self._choices = {}
 
     def compile_rest_in_background(self) -> None:
         """Compile the other programs in a thread, while the engine serves with those it has."""

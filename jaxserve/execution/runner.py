@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
+from jaxserve.errors import EngineDeadError
 from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.control import UploadLayout
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.inputs import BlobLayout, Result, ResultLayout
+from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
 from jaxserve.execution.packing import Needs, RowPacker, program_row
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
@@ -72,13 +75,14 @@ class StepResult(NamedTuple):
 class Runner:
     """Owns everything on the device.
 
+    It compiles once `set_pool` has told it the size of the pool, and serves after `warm_up`.
+
     Args:
         config: resolved engine configuration (no None left but `num_pages`).
         model_config: the model's configuration.
         model: the loaded model, parameters on the mesh.
         mesh: devices that hold it.
         backends: kernels of this device kind.
-        num_pages: KV pages a layer, trash page included.
     """
 
     def __init__(
@@ -88,7 +92,6 @@ class Runner:
         model: Llama,
         mesh: Mesh,
         backends: Backends,
-        num_pages: int,
     ):
         assert config.max_num_seqs and config.max_model_len and config.block_size
         assert config.max_num_batched_tokens
@@ -96,7 +99,7 @@ class Runner:
         self._model_config = model_config
         self._mesh = mesh
         self._backends = backends
-        self._num_pages = num_pages
+        self._num_pages = 0
         self._max_num_seqs = config.max_num_seqs
         self._max_model_len = config.max_model_len
         self._page_size = config.block_size
@@ -112,25 +115,65 @@ class Runner:
         self._facts = Facts(model_config.vocab_size, self.num_logprobs)
         self.packer = RowPacker(config.max_num_seqs, self._features, self._facts)
         defaults = mesh_defaults(mesh)
-        shapes = wanted_shapes(
+        self._shapes = wanted_shapes(
             config.max_num_seqs, self.max_prefill_tokens, defaults.smallest_bucket
         )
-        flops = 2 * sum(leaf.size for leaf in self._leaves)
-        cost = partial(
-            predicted_cost,
-            features=self._features,
-            facts=self._facts,
-            numbers_per_token=flops / defaults.flops_per_number,
+        self._numbers_per_token = (
+            2 * sum(leaf.size for leaf in self._leaves) / defaults.flops_per_number
         )
-        self.programs = ProgramTable(shapes, self.compile_program, cost)
+        self.programs = self._program_table()
         self._upload_layout = UploadLayout(config.block_size, config.max_num_seqs)
         self._upload: Any = None  # compiled by `warm_up`
         self._state: DeviceState | None = None
+        self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in self._leaves)
+
+    def demand(self) -> Demand:
+        """What a device needs beside KV pages; the temporaries are a bound."""
+        # the first two programs are the largest: every slot, every region token, every feature
+        layouts = [self.layouts(shape) for shape in self._shapes[:2]]
+        itemsize = jnp.dtype(self._config.dtype).itemsize
+        return Demand(
+            weights=self.weight_bytes,
+            tables=table_bytes(self._max_num_seqs, self._max_model_len, self._page_size),
+            transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
+            temporaries=max(
+                temporary_bound(shape, self._model_config, itemsize) for shape in self._shapes[:2]
+            ),
+        )
+
+    def set_pool(self, num_pages: int, max_model_len: int) -> None:
+        """Settle the shapes of the device state; programs of other shapes are dropped.
+
+        Args:
+            num_pages: KV pages a layer, trash page included.
+            max_model_len: tokens that a slot's page table and history hold.
+        """
+        self._num_pages, self._max_model_len = num_pages, max_model_len
+        self.programs = self._program_table()
+
+    def _program_table(self) -> ProgramTable:
+        cost = partial(
+            predicted_cost,
+            features=self._features,
+            facts=self._facts,
+            numbers_per_token=self._numbers_per_token,
+        )
+        return ProgramTable(self._shapes, self.compile_program, cost)
+
+    def compile_largest(self) -> int:
+        """Compile the two largest programs; bytes that a device holds while they run.
+
+        A second blob and result are counted: the next step is dispatched while one runs.
+        """
+        self.programs.compile_ahead(2, lambda shape: None)
+        return max(
+            p.device_bytes + 4 * (p.layout.size + p.result.size) for p in self.programs.programs
+        )
 
     def warm_up(self, progress: Any = lambda shape: None) -> None:
         """Make the device state, compile the most needed programs and run each once, idle."""
@@ -159,18 +202,43 @@ class Runner:
         program = self.programs.select(wanted)
         return Packed(program, needs, self.packer.pack(plan, needs, program.layout))
 
+    def check_alive(self) -> None:
+        """Raises EngineDeadError once a step has failed or the runner was closed."""
+        if self._death is not None:
+            message, cause = self._death
+            raise EngineDeadError(message) from cause
+
     def dispatch(self, plan: StepPlan, packed: Packed | None = None) -> Dispatched:
-        """Start a step on the device; returns before it has run."""
+        """Start a step on the device; returns before it has run.
+
+        Raises:
+            EngineDeadError: the call failed, and the device state that it was given is lost.
+        """
         program, needs, blob = packed or self.pack(plan)
-        for upload in self._upload_layout.pack(plan.uploads):
-            self._run_upload(upload)
-        result = self._call(program, blob)
-        result.copy_to_host_async()
+        try:
+            for upload in self._upload_layout.pack(plan.uploads):
+                self._run_upload(upload)
+            result = self._call(program, blob)
+            result.copy_to_host_async()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise self._die(program, error) from error
+            if self._state is None:  # an interrupt is harmless where the state has come back
+                self._die(program, error)
+            raise
         return Dispatched(plan, program, needs, result)
 
     def fetch(self, step: Dispatched) -> StepResult:
-        """Wait for a dispatched step and bring its result to the host."""
-        found: Result = step.program.result.views(np.asarray(step.result))
+        """Wait for a dispatched step and bring its result to the host.
+
+        Raises:
+            EngineDeadError: the step failed while it ran, and all that it computed is lost.
+        """
+        try:
+            fetched = np.asarray(step.result)
+        except Exception as error:
+            raise self._die(step.program, error) from error
+        found: Result = step.program.result.views(fetched)
         shape, plan = step.program.layout.shape, step.plan
         num_decode, first_lane = len(plan.decode), shape.num_decode
         sampled = found.step.token[:num_decode].tolist()
@@ -186,6 +254,8 @@ class Runner:
         self.programs.close()
         self._state = None
         self._leaves = ()
+        if self._death is None:
+            self._death = "the engine was closed: make a new one", None
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
@@ -215,9 +285,7 @@ class Runner:
         state, blob = self._abstract_state(), self._abstract_blob(layout.size)
         options = compiler_options(self._mesh.devices.flat[0].platform)
         compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
-        analysis = compiled.memory_analysis()
-        temporary = analysis.temp_size_in_bytes if analysis is not None else 0
-        return Program(layout, result, compiled, temporary)
+        return Program(layout, result, compiled, _device_bytes(compiled))
 
     def _compile_upload(self) -> Any:
         upload = jax.jit(
@@ -227,9 +295,18 @@ class Runner:
         return upload.lower(self._abstract_state(), blob).compile()
 
     def _run_upload(self, blob: np.ndarray) -> None:
-        state, self._state = self._state, None
-        with jax.no_tracing(True):
-            self._state = self._upload(state, self._placed(blob))
+        self._donate(lambda state, blob: (self._upload(state, blob), None), blob)
+
+    def _donate(self, call: Any, blob: np.ndarray) -> Any:
+        """Give the device state to a program and keep the one that it returns."""
+        state, self._state = self._state, None  # donated: must not be reachable if the call fails
+        try:
+            with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
+                self._state, result = call(state, self._placed(blob))
+        except BaseException:
+            _delete(state)
+            raise
+        return result
 
     def _placed(self, blob: np.ndarray) -> Any:
         # arrays that are not placed yet would be transferred device by device from Python
@@ -246,10 +323,21 @@ class Runner:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._replicated)
 
     def _call(self, program: Program, blob: np.ndarray) -> jax.Array:
-        state, self._state = self._state, None  # donated: must not be reachable if the call fails
-        with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
-            self._state, result = program.call(self._leaves, state, self._placed(blob))
-        return result
+        return self._donate(partial(program.call, self._leaves), blob)
+
+    def _die(self, program: Program, error: BaseException) -> EngineDeadError:
+        """Give up after a failed step: what the device held for requests cannot be trusted."""
+        state, self._state = self._state, None
+        _delete(state)
+        # else the error, which callers may keep, would keep weights and pool alive in its frames
+        traceback.clear_frames(error.__traceback__)
+        name = program.layout.shape.name
+        message = (
+            f"the engine is dead: its step {name} failed and the KV cache is lost with it "
+            f"({type(error).__name__}: {error}); make a new engine, or restart the server"
+        )
+        self._death = message, error
+        return EngineDeadError(message)
 
     @property
     def _replicated(self) -> NamedSharding:
@@ -279,3 +367,19 @@ class Runner:
 
     def _make_state(self) -> DeviceState:
         return jax.jit(self._zero_state, out_shardings=self._state_shardings())()
+
+
+def _delete(state: DeviceState | None) -> None:
+    """Free device arrays now, whoever else refers to them."""
+    for array in state or ():
+        array.delete()
+
+
+def _device_bytes(compiled: Any) -> int:
+    """What one device holds while a compiled function runs; 0 where XLA does not say."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return 0
+    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    size: int = held - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
+    return size

@@ -55,9 +55,7 @@ def prove(
         estimate = xla_cost(compiled)
         costs += [estimate] if estimate else []
     seconds = time.perf_counter() - begin
-    recomputed = len(
-        re.findall(r"^\s*(?:ROOT )?%\S*\.remat\S* = ", compiled.as_text(), re.MULTILINE)
-    )
+    recomputed = count_recomputed(compiled.as_text())
     analysis = compiled.memory_analysis()
     memory = Memory(
         arguments=analysis.argument_size_in_bytes,
@@ -94,3 +92,12 @@ def attempt(name: str, kind: str, compilation: Callable[[], Proof]) -> Proof:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         failure = f"does not compile: {type(error).__name__}: {' '.join(lines[:2])[:300]}"
         return Proof(name, kind, time.perf_counter() - begin, None, (), (), (failure,))
+
+
+def count_recomputed(hlo: str) -> int:
+    """How many instructions of an optimised module are computed again to save memory.
+
+    `.rematerialized` is the name of sources that cost nothing, such as a broadcast constant.
+    """
+    form = r"^\s*(?:ROOT )?%\S*\.remat(?!erialized)\S* = "
+    return len(re.findall(form, hlo, re.MULTILINE))

@@ -23,6 +23,8 @@ def answer(request):
         raise ValueError("a | reason")
     if request == "poison":
         raise ZeroDivisionError("illegal access")
+    if request == "poison inside":
+        raise ValueError("the engine is dead") from ZeroDivisionError("illegal access")
     if request == "die":
         sys.stderr.write("last words")
         sys.stderr.flush()
@@ -48,10 +50,11 @@ def test_answers_come_from_one_process_until_it_fails(worker):
         worker.call("raise", 120)
     assert not raised.value.lost
     assert worker.call("x", 120) == ["x", 3]  # an exception in the work does not end the child
-    with pytest.raises(WorkerError, match="ZeroDivisionError") as poisoned:
-        worker.call("poison", 120)
-    assert poisoned.value.lost
-    assert worker.call("x", 120) == ["x", 1]  # one after which nothing can be trusted does
+    for request in ("poison", "poison inside"):  # one after which nothing can be trusted does
+        with pytest.raises(WorkerError, match=r"ZeroDivisionError|the engine is dead") as poisoned:
+            worker.call(request, 120)
+        assert poisoned.value.lost
+        assert worker.call("x", 120) == ["x", 1]
 
 
 def test_a_dead_child_tells_its_status_and_last_words_and_is_replaced(worker):

@@ -9,11 +9,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from jax._src.compilation_cache import compress_executable
 
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
+from jaxserve.execution.cache_format import cache_format
 from pallas_kernels.native.build import cache_folder
+from tests.jaxserve.execution.test_cache_format import entry_of, zlib_alone, zstandard_installed
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = textwrap.dedent(
@@ -64,10 +65,10 @@ def test_the_second_start_compiles_nothing(model_folder, tmp_path):
 
 def test_the_folder_is_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compilation_cache.default_folder()
+    folder = compilation_cache.default_folder(cache_format().compression)
     assert folder.parent == tmp_path / "jaxserve" / "xla"
     monkeypatch.setattr(compilation_cache.jaxlib, "__version__", "0.0.0")
-    assert compilation_cache.default_folder() != folder
+    assert compilation_cache.default_folder(cache_format().compression) != folder
 
 
 def test_a_folder_that_the_process_has_is_respected():
@@ -103,18 +104,46 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 def test_a_torn_entry_is_removed_once(tmp_path, caplog):
     whole, torn = (tmp_path / f"jit_{name}-cache" for name in ("whole", "torn"))
     for path in (whole, torn):
-        path.write_bytes(compress_executable(bytes(range(256)) * 50))
-    assert compilation_cache.remove_torn(tmp_path) == []
+        path.write_bytes(entry_of(bytes(range(256)) * 50))
+    assert compilation_cache.remove_torn(tmp_path, cache_format()) == []
     torn.write_bytes(torn.read_bytes()[:-20])
-    assert compilation_cache.remove_torn(tmp_path) == [torn.name]
+    assert compilation_cache.remove_torn(tmp_path, cache_format()) == [torn.name]
     assert whole.exists() and not torn.exists()
     assert "removed 1 unreadable" in caplog.text
-    assert compilation_cache.remove_torn(tmp_path) == []
+    assert compilation_cache.remove_torn(tmp_path, cache_format()) == []
 
 
 def test_a_whole_entry_is_read_once(tmp_path, monkeypatch):
-    (tmp_path / "jit_f-cache").write_bytes(compress_executable(b"code"))
-    compilation_cache.remove_torn(tmp_path)
+    (tmp_path / "jit_f-cache").write_bytes(entry_of(b"code"))
+    compilation_cache.remove_torn(tmp_path, cache_format())
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read again"))
-    assert compilation_cache.remove_torn(tmp_path) == []
+    assert compilation_cache.remove_torn(tmp_path, cache_format()) == []
     assert (tmp_path / "jit_f-cache").exists()
+
+
+def test_the_folder_is_of_how_jax_compresses(monkeypatch, tmp_path):
+    """Two environments of one user: one has zstandard, the other has not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folders = []
+    for environment in (zlib_alone, zstandard_installed, zlib_alone):
+        with environment():
+            folders.append(compilation_cache.default_folder(cache_format().compression))
+    assert folders[0] == folders[2] != folders[1]
+
+
+def test_entries_of_another_environment_stay_in_a_folder_that_both_were_given(tmp_path, caplog):
+    for environment in (zlib_alone, zstandard_installed):
+        with environment():
+            for name in ("whole", "torn"):
+                entry = entry_of(bytes(range(256)) * 50)
+                path = tmp_path / f"{environment.__name__}-{name}-cache"
+                path.write_bytes(entry if name == "whole" else entry[:-20])
+    with zlib_alone():
+        assert compilation_cache.remove_torn(tmp_path, cache_format()) == ["zlib_alone-torn-cache"]
+    assert "2 entries" in caplog.text and "this one writes zlib" in caplog.text
+    with zstandard_installed():
+        assert compilation_cache.remove_torn(tmp_path, cache_format()) == [
+            "zstandard_installed-torn-cache"
+        ]
+    left = sorted(path.name for path in tmp_path.glob("*-cache"))
+    assert left == ["zlib_alone-whole-cache", "zstandard_installed-whole-cache"]

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from jaxserve.bench.shapes import SHAPES
 from jaxserve.errors import ValidationError
+from jaxserve.execution.features import FULL, FULL_DECODE
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     cache_budget,
+    device_limit,
     page_bytes,
     plan_num_pages,
+    table_bytes,
+    temporary_bound,
 )
+from jaxserve.execution.shapes import StepShape
+from jaxserve.models.config import ModelConfig
 
 GIB = 1 << 30
+SCORED = StepShape(256, 2048, 32, FULL, 288)
+MASKED = StepShape(256, 0, 0, FULL_DECODE, 256)
 
 
 def test_llama_3_8b_on_141_gb() -> None:
     per_page = page_bytes(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, itemsize=2)
     assert per_page == 16 * 128 * 1024  # 128 KiB a token
-    budget = cache_budget(
-        limit_bytes=140 * GIB, utilization=0.9, weight_bytes=15 * GIB, temporary_bytes=GIB
-    )
+    budget = cache_budget(limit_bytes=140 * GIB, utilization=0.9, held_bytes=(15 + 1) * GIB)
     assert budget == (110 * GIB, "gpu_memory_utilization", 0.9)
     pages = plan_num_pages(
         budget=budget,
@@ -55,3 +64,31 @@ def test_a_budget_without_room_names_the_setting_it_follows_from(field, value) -
         with pytest.raises(ValidationError, match=f"{num_bytes} bytes .* two pages need 2048") as e:
             pages_of(num_bytes, field, value)
         assert (e.value.field, e.value.value) == (field, value)
+
+
+def test_page_table_and_history_of_256_slots_at_128k_tokens() -> None:
+    history, page_table = 257 * 131_073 * 4, 257 * 8192 * 4
+    assert history == 134_743_044 and page_table == 8_421_376
+    assert table_bytes(256, 131_072, 16) == history + page_table
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "compiled"),
+    [
+        ("llama-3-8b", SCORED, 647_413_824),
+        ("llama-3-8b", MASKED, 558_694_976),
+        ("llama-3-8b", StepShape(512, 4096, 32, FULL, 544), 1_199_116_096),
+        ("llama-125m", SCORED, 160_230_464),
+    ],
+)
+def test_the_bound_holds_what_xla_compiled_for_an_h200(name, shape, compiled) -> None:
+    """Temporaries of two layers, by jax 0.11.2; more layers reuse the memory of the first."""
+    bound = temporary_bound(shape, ModelConfig.from_hf(SHAPES[name]), itemsize=2)
+    assert compiled <= bound <= 2 * compiled
+
+
+@pytest.mark.parametrize(
+    ("stats", "limit"), [(None, None), ({}, None), ({"bytes_limit": 7}, 7), ({"other": 7}, None)]
+)
+def test_a_device_may_not_say_what_memory_it_has(stats, limit) -> None:
+    assert device_limit(SimpleNamespace(memory_stats=lambda: stats)) == limit

@@ -23,6 +23,7 @@ from pallas_kernels.prove import (
     prove,
     prove_case,
 )
+from pallas_kernels.prove.compilation import count_recomputed
 from pallas_kernels.tpu_targets import tpu_mesh
 
 
@@ -177,3 +178,12 @@ def test_a_tpu_kernel_shows_its_vector_memory_and_xla_its_cost():
     assert cost.flops >= 2 * 256**3
     plain = prove("plain", lambda x: x @ x, MATRIX, mesh=mesh, kind="v6e", wanted=wanted)
     assert len(plain.failures) == 2
+
+
+def test_what_is_computed_again_is_counted_without_free_sources() -> None:
+    hlo = """
+  %dot.1.remat = bf16[8,8]{1,0} dot(%a, %b)
+  ROOT %gather.remat2.1 = bf16[8,8]{1,0} gather(%dot.1.remat, %c)
+  %loop_broadcast_fusion.rematerialized = bf16[8,8]{1,0} fusion(), calls=%fused
+"""
+    assert count_recomputed(hlo) == 2

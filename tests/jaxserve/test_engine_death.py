@@ -1,0 +1,163 @@
+"""A step that fails takes the device state with it: everybody is told so, in the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from checkpoints import bundled_model_path
+from jaxserve import LLM, EngineConfig, SamplingParams
+from jaxserve.async_engine import AsyncEngine
+from jaxserve.engine import Engine
+from jaxserve.errors import EngineDeadError
+from jaxserve.execution.programs import Program
+
+SIZES: dict[str, Any] = {
+    "model": str(bundled_model_path()),
+    "max_model_len": 64,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "num_pages": 20,
+    "compile_ahead": 2,
+    "compile_in_background": False,
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+class Lost:
+    """The result of a step that fails on the device after it was dispatched."""
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+    def is_ready(self) -> bool:
+        return True
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("illegal address")
+
+
+def fail_dispatch(engine: Engine) -> None:
+    """Let the next compiled call fail."""
+
+    def call(*operands: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    replace_call(engine, lambda program: call)
+
+
+def fail_fetch(engine: Engine) -> None:
+    """Let the next step fail while it runs, which shows when its result is fetched."""
+
+    def failing(program: Program) -> Callable[..., Any]:
+        return lambda *operands: (program.call(*operands)[0], Lost())
+
+    replace_call(engine, failing)
+
+
+def replace_call(engine: Engine, change: Callable[[Program], Callable[..., Any]]) -> None:
+    table = engine.runner.programs
+    table._programs = {s: p._replace(call=change(p)) for s, p in table._programs.items()}
+    table._choices = {}
+
+
+FAILURES = {"dispatch": (fail_dispatch, "out of memory"), "fetch": (fail_fetch, "illegal address")}
+
+
+@pytest.fixture(params=[True, False], ids=["overlap", "serial"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    llm = LLM(**SIZES, overlap=request.param)
+    yield llm
+    llm.close()
+
+
+def check(error: EngineDeadError, reason: str) -> None:
+    assert reason in str(error) and "make a new" in str(error)
+    assert isinstance(error.__cause__, RuntimeError) and reason in str(error.__cause__)
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_a_failed_step_is_one_clear_error_then_and_ever_after(llm: LLM, where: str) -> None:
+    fail, reason = FAILURES[where]
+    fail(llm._engine)
+    state = llm._engine.runner._state
+    for _ in range(3):
+        with pytest.raises(EngineDeadError) as caught:
+            llm.generate([[1, 2, 3], [4, 5]], GREEDY, use_tqdm=False)
+        check(caught.value, reason)
+    assert llm.stats().num_running == llm.stats().num_waiting == 0
+    assert all(array.is_deleted() for array in state), "what is of no use holds no memory"
+    prepared = llm._prepare([1, 2], GREEDY)
+    for use in (lambda: llm._engine.add(prepared.sequences[0]), llm._engine.step):
+        with pytest.raises(EngineDeadError, match=reason):
+            use()
+
+
+def test_an_interrupt_inside_the_call_is_told_to_the_next_one(llm: LLM) -> None:
+    def interrupted(*operands: Any) -> Any:
+        raise KeyboardInterrupt
+
+    replace_call(llm._engine, lambda program: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):
+        llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+
+
+def test_an_interrupt_while_a_step_is_waited_for_costs_only_that_call(
+    llm: LLM, monkeypatch
+) -> None:
+    expected = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+    def interrupted(step: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine.runner, "fetch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    again = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    assert again[0].outputs[0].token_ids == expected
+
+
+def test_a_closed_engine_says_so() -> None:
+    llm = LLM(**SIZES)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError, match=r"was closed.*make a new"):
+        llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_the_asyncio_front_tells_all_requests(where: str, caplog) -> None:
+    fail, reason = FAILURES[where]
+
+    async def main() -> None:
+        engine = AsyncEngine(EngineConfig.from_settings(**SIZES))
+        await engine.wait_ready()
+
+        async def collect(name: str) -> None:
+            async for _ in engine.generate([1, 2, 3], GREEDY, name):
+                pass
+
+        await collect("good")
+        engine._commands.put(fail)
+        tasks = [asyncio.create_task(collect(name)) for name in ("a", "b", "c")]
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        with pytest.raises(EngineDeadError) as late:
+            await collect("late")
+        for error in (*errors, late.value):
+            assert isinstance(error, EngineDeadError)
+            check(error, reason)
+        assert engine.is_dead and not engine.is_ready
+        await engine.shutdown()
+        with pytest.raises(EngineDeadError, match=reason):
+            await collect("after the shutdown")
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(main())
+    assert "the engine thread ended" in caplog.text and reason in caplog.text
