@@ -252,11 +252,11 @@ class Runner:
         return layout, ResultLayout(shape, logprobs)
 
     def _call(self, program: Program, blob: np.ndarray) -> jax.Array:
-        state, self._state = self._state, None  # donated: must not be reachable if the call fails
         argument: Any = blob
         if self._mesh.size > 1:
             # arrays that are not placed yet would be transferred device by device from Python
             argument = jax.device_put(blob, self._replicated)
+        state, self._state = self._state, None  # donated: must not be reachable if the call fails
         try:
             with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
                 self._state, result = program.call(self._leaves, state, argument)
