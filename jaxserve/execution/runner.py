@@ -299,10 +299,11 @@ class Runner:
 
     def _donate(self, call: Any, blob: np.ndarray) -> Any:
         """Give the device state to a program and keep the one that it returns."""
+        placed = self._placed(blob)  # may fail, and then the state is whole
         state, self._state = self._state, None  # donated: must not be reachable if the call fails
         try:
             with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
-                self._state, result = call(state, self._placed(blob))
+                self._state, result = call(state, placed)
         except BaseException:
             _delete(state)
             raise
