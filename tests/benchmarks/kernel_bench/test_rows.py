@@ -105,7 +105,7 @@ def test_the_summary_names_each_target_and_who_misses_it_by_what():
         [replace(missing(case, OURS, ""), verdicts=v) for v in (told, good)]
     )
     assert found == {
-        "decode >= 85 % of copy bandwidth": (1, [f"{case.label} (80 %)"]),
+        "decode >= 85 % of the roofline": (1, [f"{case.label} (80 %)"]),
         f"decode >= 1.5x {JAX_OP}": (1, [f"{case.label} (1.20x)"]),
         f"decode within 5 % of {FLASHINFER}": (0, [f"{case.label} (0.90x)"]),
     }
