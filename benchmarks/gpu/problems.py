@@ -26,17 +26,6 @@ class Shape(NamedTuple):
         """Columns of the page table."""
         return -(-self.context // self.page_size)
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of keys and values that attention over full contexts must read."""
-        seen = self.context if self.window is None else min(self.context, self.window)
-        return self.slots * seen * self.token_bytes
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
-        return 2 * self.kv_heads * self.head_dim * jnp.dtype(self.dtype).itemsize
-
 
 class Problem(NamedTuple):
     """Operands of paged_decode_attention."""
@@ -84,24 +73,3 @@ def ragged(shape: Shape, seed: int) -> Problem:
     kv_lens = jnp.asarray(lengths, jnp.int32)
     q, pool = build(page_table, kv_lens)
     return Problem(q, pool, page_table, kv_lens)
-
-
-def full(shape: Shape, layers: int) -> Problem:
-    """Every slot at its full context, in a pool of several layers as an engine holds it."""
-    rng = np.random.default_rng(0)
-    per_layer = shape.slots * shape.pages + 1
-    key_q, key_pool = jax.random.split(jax.random.key(0))
-    sample = min(per_layer * layers, 4096)
-
-    @jax.jit
-    def build() -> tuple[jax.Array, jax.Array]:
-        tile = jax.random.normal(
-            key_pool, (sample, shape.page_size, 2, shape.kv_heads, shape.head_dim), shape.dtype
-        )
-        pool = tile[jnp.arange(per_layer * layers) % sample]
-        q = jax.random.normal(key_q, (shape.slots, shape.heads, shape.head_dim), shape.dtype)
-        return q, pool
-
-    q, pool = build()
-    kv_lens = jnp.full((shape.slots,), shape.context, jnp.int32)
-    return Problem(q, pool, jnp.asarray(page_tables(rng, shape)), kv_lens)

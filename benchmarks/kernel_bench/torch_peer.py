@@ -235,6 +235,10 @@ class Peer:
             from benchmarks.kernel_bench.torch_generate import generate
 
             return generate(request)
+        if request["do"] == "step":
+            from benchmarks.kernel_bench.torch_step import measure
+
+            return measure(request)
         self.drop()
         return None
 
