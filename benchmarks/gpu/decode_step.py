@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -162,14 +163,23 @@ def compiling_only(found: list[Case], seconds: dict[str, float]) -> Iterator[Non
 
 
 @contextmanager
+def ungraphed(module: ModuleType) -> Iterator[None]:
+    """What a module compiles in this block with the engine's options has no CUDA graphs."""
+    plain: Callable[..., Any] = module.compiler_options
+
+    def options(*which: Any, **named: Any) -> dict[str, Any]:
+        return plain(*which, **named) | NO_GRAPHS
+
+    with mock.patch.object(module, "compiler_options", options):
+        yield
+
+
+@contextmanager
 def without_graphs(bed: Bed, shape: StepShape) -> Iterator[None]:
     """In this block steps of a shape run on a program that is launched kernel by kernel."""
     engine = bed.llm._engine
-    plain: Callable[..., Any] = runner.compiler_options
     begin = time.perf_counter()
-    with mock.patch.object(
-        runner, "compiler_options", lambda *a, **k: {**plain(*a, **k), **NO_GRAPHS}
-    ):
+    with ungraphed(runner):
         program = engine.runner.compile_program(shape)
     bed.compile_s[f"{shape.name}, no graphs"] = time.perf_counter() - begin
     table = engine.runner.programs
