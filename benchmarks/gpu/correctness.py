@@ -33,6 +33,7 @@ GROUPS = (4, 1, 8)
 PAGE_SIZES = (16, 32, 64, 128)
 WHOLE, CUT = 200, 6000  # tokens: no kernel cuts so short a row, every GPU kernel so long a one
 LONGEST = (1500, WHOLE, CUT)
+QUERIES = (None, 4, None, 8, 1)  # of a decode row
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"window": 37},
@@ -54,12 +55,14 @@ class Small(NamedTuple):
     page_size: int
     longest: int  # tokens of a decode row
     options: dict[str, Any]
+    queries: int | None = None
 
     @property
     def label(self) -> str:
         """For a table."""
         told = ", ".join(f"{name} {value}" for name, value in self.options.items())
         sizes = f"{2 * self.group}/2x{self.head_dim} page {self.page_size} up to {self.longest}"
+        sizes += f", {self.queries} queries" if self.queries else ""
         return f"{self.pool} {sizes}{', ' if told else ''}{told}"
 
     @property
@@ -72,6 +75,7 @@ class Small(NamedTuple):
             group=self.group,
             pool_dtype=jnp.dtype(self.pool),
             query_dtype=jnp.dtype("bfloat16" if eight_bits else self.pool),
+            queries=self.queries,
         )
 
 
@@ -83,7 +87,8 @@ def matrix() -> list[Small]:
         if pool not in ("int8", "float8_e4m3fn"):
             options = {name: value for name, value in options.items() if name != "per_page"}
         group, page_size = GROUPS[index % 3], PAGE_SIZES[index % 4]
-        found.append(Small(pool, head_dim, group, page_size, LONGEST[index // 2 % 3], options))
+        longest, queries = LONGEST[index // 2 % 3], QUERIES[index // 3 % 5]
+        found.append(Small(pool, head_dim, group, page_size, longest, options, queries))
     return found
 
 
@@ -123,8 +128,8 @@ def decode_problem(setting: Setting, small: Small, chosen: bool) -> Posed:
     lengths = [3 * page - 1, 3 * page, 0, 1, page - 1, page, page + 1, 5 * page]
     if not setting.dry_run:
         lengths += [small.longest, *(int(n) for n in rng.integers(1, small.longest, 4))]
-    problem = _paged(rng, small, lengths)
-    options = call_options(small, problem.q.shape[1], rng)
+    problem = _paged(rng, small, lengths, queries=small.queries)
+    options = call_options(small, problem.q.shape[-2], rng)
     operands = (problem.q, problem.kv_pages, problem.page_table, problem.lengths)
     programs: Programs = {}
     for backend, interpret in setting.covering("decode", small.shape, chosen):
@@ -167,6 +172,7 @@ def run_all(section: Section, label: str, programs: Programs) -> Iterator[tuple[
 
 def prefill_problem(setting: Setting, small: Small, chosen: bool) -> tuple[Posed, PrefillLanes]:
     """Prefill attention by the backend that is chosen, or by the others; and its lanes."""
+    small = small._replace(queries=None)
     rng = np.random.default_rng(1)
     chunks, contexts = setting.pick((CHUNKS, CONTEXTS), ((20, 0, 1, 9), (0, 5, 40, 17)))
     lanes, region = packed_lanes(rng, list(chunks), list(contexts), gaps=True)
@@ -189,7 +195,7 @@ def prefill_problem(setting: Setting, small: Small, chosen: bool) -> tuple[Posed
 
 def prefill(setting: Setting, case: str, *, chosen: bool) -> Section:
     """One problem of prefill attention by the backend that is chosen, or by the others."""
-    small = as_small(case)
+    small = as_small(case)._replace(queries=None)
     (problem, options, programs), lanes = prefill_problem(setting, small, chosen)
     want = oracle.prefill(
         problem.q, problem.kv_pages, problem.page_table, lanes, **options, **problem.options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_a_program_that_hangs_ends_with_its_children(tool, tmp_path):
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
-        if open(f"/proc/{child}/stat").read().split()[2] == "Z":
+        if Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
             break  # nobody has waited for it yet
         time.sleep(0.1)
     else:
