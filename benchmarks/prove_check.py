@@ -26,7 +26,7 @@ import jax
 
 from benchmarks import prove_step
 from benchmarks.gpu import correctness, decode_step, large, products, smoke
-from benchmarks.gpu.problems import Shape, ragged
+from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import USABLE_MEMORY, Setting
 from benchmarks.kernel_bench.bench import JAX_SHARE, USABLE, Bench
 from benchmarks.kernel_bench.cases import all_cases, anchor_cases

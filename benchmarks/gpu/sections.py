@@ -14,10 +14,10 @@ from benchmarks.gpu import (
     large,
     machine,
     memcheck,
-    peers,
+    other_engines,
     products,
     smoke,
-    vllm_peer,
+    torch_peer,
     writes,
 )
 from benchmarks.gpu.decode_step import LLAMA_2, LLAMA_3
@@ -118,9 +118,16 @@ def steps(every: tuple[str, ...], part: str, keep_s: float = 0) -> Several:
     return Several(cases, run, part, 270, keep_s=keep_s)
 
 
-def beside(run: Callable[[Setting, str], Section], shape: str, part: str) -> Several:
-    """What torch makes of a model's shape."""
-    return Several(functools.partial(peers.cases, shape=shape), run, part, 120, apart=True)
+def beside(
+    run: Callable[[Setting, str], Section], shape: str, part: str, limit_s: float = 120
+) -> Several:
+    """What others make of a model's shape."""
+    cases = functools.partial(other_engines.cases, shape=shape)
+    return Several(cases, run, part, limit_s, apart=True)
+
+
+transformers = functools.partial(other_engines.generate, engine=other_engines.TRANSFORMERS)
+vllm = functools.partial(other_engines.generate, engine=other_engines.VLLM)
 
 
 # within a part the ones that matter most come first: what is not begun in time is left out
@@ -133,8 +140,8 @@ SECTIONS: dict[str, AnySection] = {
     ),
     "anchors": Table("A", "anchors", anchor_cases, dry_cases, peers=False),
     "decode step": steps(decode_step.STEPS, "B", keep_s=130),
-    "torch step": beside(peers.torch_step, LLAMA_3, "B"),
-    "transformers": beside(peers.generate, LLAMA_3, "B"),
+    "torch step": beside(torch_peer.torch_step, LLAMA_3, "B"),
+    "transformers": beside(transformers, LLAMA_3, "B"),
     "decode correctness": attention(correctness.decode, correctness.cases, chosen=True),
     "prefill correctness": attention(correctness.prefill, correctness.cases, chosen=True),
     "matmul correctness": quantised(chosen=True),
@@ -146,9 +153,9 @@ SECTIONS: dict[str, AnySection] = {
     "write_kv speed": Single(writes.speed, "rest"),
     "host time": Single(engine.host, "rest"),
     "mixed workload": steps(decode_step.MIXES, "rest"),
-    "vllm": Several(vllm_peer.cases, vllm_peer.generate, "rest", 420, apart=True),
+    "vllm": beside(vllm, LLAMA_3, "rest", 420),
     "decode step, Llama-2-7B": steps(decode_step.OLDER, "rest"),
-    "transformers, Llama-2-7B": beside(peers.generate, LLAMA_2, "rest"),
+    "transformers, Llama-2-7B": beside(transformers, LLAMA_2, "rest"),
     "decode correctness, other backends": attention(
         correctness.decode, correctness.cases, chosen=False
     ),

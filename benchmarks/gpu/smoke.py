@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.gpu import correctness, engine, large, products
 from benchmarks.gpu.correctness import CUT, WHOLE, Posed, Programs, Small
-from benchmarks.gpu.problems import Shape, ragged
+from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
 

@@ -47,36 +47,6 @@ def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[P
     return [path]
 
 
-def steps(rows: Sequence[Sequence[Any]], parts: Sequence[str], folder: Path) -> list[Path]:
-    """decode_step.png: milliseconds of some parts of each workload's step.
-
-    Args:
-        rows: workload, part, something, milliseconds, remark.
-        parts: those that are drawn, side by side.
-        folder: where to.
-    """
-    shown = [(row[0], row[1], row[3]) for row in rows if row[1] in parts]
-    workloads = list(dict.fromkeys(workload for workload, _, _ in shown))
-    if not workloads:
-        return []
-    from matplotlib.figure import Figure  # costs most of a second, and only a report needs it
-
-    figure = Figure(figsize=(8, 1.5 + INCHES_A_CASE * len(workloads)), layout="constrained")
-    panel = figure.subplots()
-    thick = 0.8 / len(parts)
-    for index, part in enumerate(parts):
-        found = [(workloads.index(w), ms) for w, name, ms in shown if name == part]
-        at = [place + index * thick for place, _ in found]
-        panel.barh(at, [ms for _, ms in found], thick, label=part)
-    panel.set_yticks([place + thick for place in range(len(workloads))], workloads, fontsize=7)
-    panel.invert_yaxis()
-    panel.set_xlabel("ms")
-    panel.legend(fontsize=7)
-    path = folder / "decode_step.png"
-    figure.savefig(path, dpi=110)
-    return [path]
-
-
 def _first_cases(rows: Sequence[Row], operation: str) -> list[str]:
     found = (
         row.label for row in rows if row.case["operation"] == operation and row.percent is not None
