@@ -13,7 +13,6 @@ fails, 3 this machine lacks a compiler.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import sys
 from collections import Counter
@@ -26,6 +25,7 @@ import jax
 
 from benchmarks import prove_step
 from benchmarks.gpu import correctness, decode_step, large, products, smoke
+from benchmarks.gpu.engine import compiling_with
 from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import USABLE_MEMORY, Setting
 from benchmarks.kernel_bench.bench import JAX_SHARE, USABLE, Bench
@@ -209,7 +209,7 @@ def engine_items(kind: str, layers: int | None) -> Iterator[Item]:
 
 def engine_proof(setting: prove_step.Setting, step: StepShape, graphs: bool = True) -> Proof:
     """One program of the engine, as it is or launched kernel by kernel."""
-    with decode_step.ungraphed(prove_step) if not graphs else contextlib.nullcontext():
+    with compiling_with({} if graphs else decode_step.NO_GRAPHS, prove_step):
         return prove_step.prove_step(setting, step).proof
 
 

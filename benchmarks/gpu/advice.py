@@ -1,13 +1,18 @@
 """What to do next, from what gpu_check found: rules over its failures and its figures.
 
+    python -m benchmarks.gpu.advice FOLDER...     # the page of parts whose files lie there
+
 Each rule is a guess at the cause with the file where it would be mended and the command that proves
 a mend; it is advice to a reader, not a verdict.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.decode_step import BUSY, FILTERED, GREEDY, LEAST, ROOFLINE_TARGET, UNGRAPHED
@@ -17,6 +22,7 @@ from benchmarks.gpu.sections import PARTS, SECTIONS
 from benchmarks.kernel_bench.rows import OURS, RAGGED_TARGET, UNIFORM
 from pallas_kernels.paged_attention.api import DECODE_MODULES, PREFILL_MODULES
 
+ALL = "all"  # the name of a run without parts
 Report = dict[str, Any]  # of one part: device, facts, sections
 
 GAPS = 0.10  # share of a step in which the device does nothing
@@ -241,7 +247,7 @@ def page(reports: dict[str, Report]) -> str:
     lines = ["# What to do next", "", "Made by rules (benchmarks/gpu/advice.py): advice, no proof."]
     for name, report in reports.items():
         lines += ["", f"Part {name}: {report['device']}, {len(report['sections'])} sections."]
-    absent = [part for part in PARTS if part not in reports and "all" not in reports]
+    absent = [part for part in PARTS if part not in reports and ALL not in reports]
     if absent:
         lines += ["", f"Without results here: part {', '.join(absent)}."]
     found = advise(reports)
@@ -250,3 +256,14 @@ def page(reports: dict[str, Report]) -> str:
     if not found:
         lines += ["", "No rule found anything in what ran."]
     return "\n".join(lines) + "\n"
+
+
+def reports_in(folders: list[Path]) -> dict[str, Report]:
+    """What gpu_check wrote into some folders, by part."""
+    files = [folder / f"gpu_check-{part}.json" for part in (*PARTS, ALL) for folder in folders]
+    read = {file.stem.removeprefix("gpu_check-"): file for file in files if file.is_file()}
+    return {part: json.loads(file.read_text()) for part, file in read.items()}
+
+
+if __name__ == "__main__":
+    print(page(reports_in([Path(argument) for argument in sys.argv[1:]])), end="")

@@ -36,7 +36,6 @@ START_LIMIT_S = 120
 BUDGET_S = 450  # of a call of eight minutes, the last kill and the machine's start left out
 END_S = 15  # left for the last report
 MOST_FAILURES = 2  # of cases of a group that hang or crash: then the others are left out
-ALL = "all"  # the name of a run without parts
 
 Results = dict[str, dict[str, Any]]
 
@@ -242,7 +241,7 @@ class Pages:
 
     Args:
         folder: where they are.
-        part: of PARTS, or ALL.
+        part: of PARTS, or advice.ALL.
         kind: of the device.
         dry_run: said in the report.
     """
@@ -254,14 +253,8 @@ class Pages:
 
     def reports(self) -> dict[str, advice.Report]:
         """The parts that ran on this kind of device, by name."""
-        found = {}
-        for part in (*PARTS, ALL):
-            file = self._folder / f"gpu_check-{part}.json"
-            if file.is_file():
-                read = json.loads(file.read_text())
-                if read["device"] == self._kind:
-                    found[part] = read
-        return found
+        found = advice.reports_in([self._folder])
+        return {part: read for part, read in found.items() if read["device"] == self._kind}
 
     def facts(self) -> dict[str, float]:
         """The figures of the other parts, beside which this one's are told."""
@@ -350,7 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
         device.close()
         return EXIT_NO_GPU
     folder = results_folder(options, kind)
-    pages = Pages(folder, options.part or ALL, kind, options.dry_run)
+    pages = Pages(folder, options.part or advice.ALL, kind, options.dry_run)
     check.shared |= pages.facts()
 
     def keep(name: str, begin: float, section: Section) -> None:

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
 from benchmarks.device_busy import BUSY_TARGET, measure_busy
 from benchmarks.device_trace import NoTraceError, traced
-from benchmarks.gpu.engine import TINY, begin_decoding, make_llm
+from benchmarks.gpu.engine import TINY, begin_decoding, compiling_with, make_llm
 from benchmarks.gpu.kernel_classes import by_class
 from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
@@ -163,23 +162,11 @@ def compiling_only(found: list[Case], seconds: dict[str, float]) -> Iterator[Non
 
 
 @contextmanager
-def ungraphed(module: ModuleType) -> Iterator[None]:
-    """What a module compiles in this block with the engine's options has no CUDA graphs."""
-    plain: Callable[..., Any] = module.compiler_options
-
-    def options(*which: Any, **named: Any) -> dict[str, Any]:
-        return plain(*which, **named) | NO_GRAPHS
-
-    with mock.patch.object(module, "compiler_options", options):
-        yield
-
-
-@contextmanager
 def without_graphs(bed: Bed, shape: StepShape) -> Iterator[None]:
     """In this block steps of a shape run on a program that is launched kernel by kernel."""
     engine = bed.llm._engine
     begin = time.perf_counter()
-    with ungraphed(runner):
+    with compiling_with(NO_GRAPHS, runner):
         program = engine.runner.compile_program(shape)
     bed.compile_s[f"{shape.name}, no graphs"] = time.perf_counter() - begin
     table = engine.runner.programs

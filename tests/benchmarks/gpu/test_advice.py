@@ -37,7 +37,11 @@ def test_where_all_is_well_there_is_nothing_to_do():
         ("prefill head_dim 256: no answer within 20 s", "it hung", "paged_attention/"),
         ("int4 product: the process died", "it read or wrote", "quantized_matmul"),
         ("decode int8 pages: error 0.3 > 0.01", "pallas_kernels/paged", "decode"),
-        ("engine tokens: logits differ from plain XLA's by 0.4", "jaxserve/execution", "step.py"),
+        (
+            "engine tokens: logits differ from those of plain XLA by 0.4",
+            "jaxserve/execution",
+            "step.py",
+        ),
     ],
 )
 def test_a_failed_smoke_case_names_the_kernel_and_a_proof(failure, first, file):

@@ -16,13 +16,13 @@ def test_a_near_tie_is_no_difference_and_another_distribution_is():
     want[:, 7] = want[:, 9] = 3.0  # two tokens that are equally likely
     got = want.copy()
     got[:, 7] += 0.01  # now one of them is greedy's choice
-    section = engine.compare("road", [(got, want)])
+    section = engine.compare("road", "plain XLA", [(got, want)])
     assert section.rows[0][:2] == ("road", 4) and not section.failures
     wrong = want.copy()
     wrong[2, 20] += 0.2 * want[2].std()
-    (failure,) = engine.compare("road", [(wrong, want)]).failures
-    assert failure.startswith("road: logits differ from plain XLA's by 0.2")
-    assert engine.compare("road", [(want * np.nan, want)]).failures
+    (failure,) = engine.compare("road", "plain XLA", [(wrong, want)]).failures
+    assert failure.startswith("road: logits differ from those of plain XLA by 0.2")
+    assert engine.compare("road", "plain XLA", [(want * np.nan, want)]).failures
 
 
 @pytest.mark.slow
