@@ -150,7 +150,7 @@ def compare(road: str, referee: str, pairs: list[tuple[np.ndarray, np.ndarray]])
     section.rows.append((road, len(errors), round(worst, 4), BOUND))
     if not worst <= BOUND:
         section.failures.append(
-            f"{road}: logits differ from those of {referee} by {worst:.3f} > {BOUND} of their spread"
+            f"{road}: logits differ from those of {referee} by {worst:.3f} of the spread > {BOUND}"
         )
     return section
 
