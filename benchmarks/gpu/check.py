@@ -161,7 +161,7 @@ class Check:
             device.close()
             if build is not None:
                 build.close()
-        section.notes += [*notes, *drawn(plots.kernels, rows, told, folder)]
+        section.notes += [*notes, *drawn(plots.kernels, rows, told, folder, wanted.file)]
         return section
 
     def tuning(self, folder: Path, progress: Callable[[Section], None]) -> Section:

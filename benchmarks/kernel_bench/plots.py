@@ -13,8 +13,10 @@ MOST_CASES = 24  # in one picture
 INCHES_A_CASE = 0.45
 
 
-def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[Path]:
-    """kernels.png: the share of the ceiling of every candidate, one panel an operation."""
+def kernels(
+    rows: Sequence[Row], device: dict[str, Any], folder: Path, name: str = "kernels"
+) -> list[Path]:
+    """NAME.png: the share of the ceiling of every candidate, one panel an operation."""
     operations = [
         operation
         for operation in TITLES
@@ -42,7 +44,7 @@ def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[P
         panel.set_xlabel("% of the ceiling that was measured in the same run")
         panel.set_title(f"{TITLES[operation]}, {device['device_kind']}")
         panel.legend(fontsize=7)
-    path = folder / "kernels.png"
+    path = folder / f"{name}.png"
     figure.savefig(path, dpi=110)
     return [path]
 
