@@ -98,6 +98,9 @@ class Check:
                 self.ask_section(name, "prepare", START_LIMIT_S)
             except WorkerError as error:
                 found.failures.append(f"preparing: {error}")
+                if error.lost and (reason := self.restart()):
+                    found.failures.append(f"{len(cases)} cases were not run: {reason}")
+                    return found
         for done, case in enumerate(cases):
             if self.left < end_s:
                 found.failures.append(f"{len(cases) - done} cases were not run: time is up")

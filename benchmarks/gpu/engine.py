@@ -105,10 +105,9 @@ def by_token(positions: list[Any]) -> np.ndarray:
 def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN) -> Section:
     """A road's own tokens are fed to a referee, whose logits must be the road's but for rounding.
 
-    The road decodes and the referee computes prompts: even of one road these are other kernels.
-
-    So a near-tie that falls the other way in another program is no difference: both programs see
-    the tokens that one of them chose.
+    A near-tie that falls the other way in another program is no difference: both see the tokens
+    that one of them chose, which must be the most likely ones there. The road decodes and the
+    referee computes prompts: even of one road these are other kernels.
     """
     section = Section(columns=("road", "positions", "largest difference", "bound"))
     rng = random.Random(0)
@@ -135,15 +134,23 @@ def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN) -> 
             llm = make_llm(folder, **(common | ROADS[referee]))
         for road, found in scored.items():
             wanted = forced(llm, [tokens for tokens, _ in found], length)
-            pairs = [(got, want) for (_, got), want in zip(found, wanted)]
-            section.join(compare(road, referee, pairs))
+            told = [(tokens[-length:], got, want) for (tokens, got), want in zip(found, wanted)]
+            section.join(compare(road, referee, told))
         llm.close()
     return section
 
 
-def compare(road: str, referee: str, pairs: list[tuple[np.ndarray, np.ndarray]]) -> Section:
-    """The largest difference of a road's log-probabilities from the wanted ones, [positions, V]."""
-    got, want = (np.concatenate(side) for side in zip(*pairs))
+def compare(
+    road: str, referee: str, told: list[tuple[list[int], np.ndarray, np.ndarray]]
+) -> Section:
+    """The largest difference of log-probabilities from the wanted ones.
+
+    Args:
+        road: whose they are.
+        referee: whose the wanted ones are.
+        told: of each request its tokens, and both [tokens, V].
+    """
+    tokens, got, want = (np.concatenate(side) for side in zip(*told))
     errors = np.abs(got - want).max(axis=1) / want.std(axis=1)
     worst = float(errors.max())
     section = Section(("road", "positions", "largest difference", "bound"))
@@ -152,6 +159,9 @@ def compare(road: str, referee: str, pairs: list[tuple[np.ndarray, np.ndarray]])
         section.failures.append(
             f"{road}: logits differ from those of {referee} by {worst:.3f} of the spread > {BOUND}"
         )
+    others = int((got[np.arange(len(got)), tokens] < got.max(axis=1)).sum())
+    if others:
+        section.failures.append(f"{road}: {others} greedy tokens are not its most likely ones")
     return section
 
 

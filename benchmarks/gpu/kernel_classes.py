@@ -11,9 +11,9 @@ from benchmarks.gpu.roofline import ATTENTION, PRODUCTS
 # class and what is in the names of its kernels; the first that fits counts
 CLASSES = (
     (ATTENTION, "paged_|attention|flash|fmha"),
-    ("KV write", "scatter|dynamic.update|write_kv|rope"),
+    ("KV write", "scatter|dynamic.update|write|rope|rotat"),
     (PRODUCTS, "gemm|nvjet|cutlass|xmma|cublas|splitk|dot|matmul|linear"),
-    ("sampling", "sort|top_?k|argm(ax|in)|threefry|rng|sampl|filter|search"),
+    ("sampling", "sort|top_?k|argm(ax|in)|threefry|rng|sampl|filter|thresh|kept"),
     ("copies", "memcpy|memset|copy|transpose|concatenate|pad_|bitcast"),
     ("reductions", "reduce|norm"),
     ("other fusions", "fusion|loop|wrapped"),

@@ -15,14 +15,24 @@ def test_a_near_tie_is_no_difference_and_another_distribution_is():
     want = rng.standard_normal((4, 32))
     want[:, 7] = want[:, 9] = 3.0  # two tokens that are equally likely
     got = want.copy()
-    got[:, 7] += 0.01  # now one of them is greedy's choice
-    section = engine.compare("road", "plain XLA", [(got, want)])
+    got[:, 9] += 0.01  # now one of them is greedy's choice
+    greedy = got.argmax(axis=1).tolist()
+    assert set(greedy) != set(want.argmax(axis=1).tolist())
+    section = engine.compare("road", "plain XLA", [(greedy, got, want)])
     assert section.rows[0][:2] == ("road", 4) and not section.failures
     wrong = want.copy()
     wrong[2, 20] += 0.2 * want[2].std()
-    (failure,) = engine.compare("road", "plain XLA", [(wrong, want)]).failures
+    (failure,) = engine.compare("road", "plain XLA", [(wrong.argmax(axis=1), wrong, want)]).failures
     assert failure.startswith("road: logits differ from those of plain XLA by 0.2")
-    assert engine.compare("road", "plain XLA", [(want * np.nan, want)]).failures
+    assert engine.compare("road", "plain XLA", [(greedy, want * np.nan, want)]).failures
+
+
+def test_a_token_that_is_not_the_most_likely_one_is_a_failure():
+    want = np.random.default_rng(0).standard_normal((4, 32))
+    tokens = want.argmax(axis=1)
+    tokens[1] = want[1].argmin()
+    (failure,) = engine.compare("road", "plain XLA", [(tokens, want, want)]).failures
+    assert failure == "road: 1 greedy tokens are not its most likely ones"
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from benchmarks.gpu.roofline import ATTENTION, PRODUCTS
         ("input_reduce_fusion", "reductions"),
         ("MemcpyD2D", "copies"),
         ("loop_multiply_fusion", "other fusions"),
+        ("rotate_and_write", "KV write"),
+        ("residual_norm", "reductions"),
         ("sort_12", "sampling"),
         ("ThunkExecutor::Execute", OTHER),
     ],
