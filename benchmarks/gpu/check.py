@@ -156,6 +156,7 @@ class Check:
                 deadline=time.monotonic() + self.left - END_S,
                 progress=written,
                 build=build,
+                limit_s=wanted.limit_s,
             )
         except WorkerError as error:
             section.failures.append(str(error))

@@ -77,6 +77,7 @@ class Table:
         cases: what is measured.
         dry: what is measured in a dry run.
         peers: whether others are measured as well, torch's among them.
+        limit_s: of a case.
     """
 
     part: str
@@ -84,6 +85,7 @@ class Table:
     cases: Callable[[], list[Case]]
     dry: Callable[[], list[Case]]
     peers: bool
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ SECTIONS: dict[str, AnySection] = {
     "memcheck": Several(
         memcheck.cases, memcheck.memcheck, "A", memcheck.LIMIT_S + 10, apart=True, keep_s=150
     ),
-    "anchors": Table("A", "anchors", anchor_cases, dry_cases, peers=False),
+    "anchors": Table("A", "anchors", anchor_cases, dry_cases, peers=False, limit_s=40),
     "decode step": steps(decode_step.STEPS, "B", keep_s=130),
     "torch step": beside(torch_peer.torch_step, LLAMA_3, "B"),
     "transformers": beside(transformers, LLAMA_3, "B"),
@@ -149,7 +151,7 @@ SECTIONS: dict[str, AnySection] = {
     "engine correctness": Single(engine.correctness, "C", 180),
     "decode correctness, large": attention(large.decode, large.cases, chosen=True),
     "tuning": Tuning("C"),
-    "kernels": Table("rest", "kernels", all_cases, dry_cases, peers=True),
+    "kernels": Table("rest", "kernels", all_cases, dry_cases, peers=True, limit_s=90),
     "write_kv speed": Single(writes.speed, "rest"),
     "host time": Single(engine.host, "rest"),
     "mixed workload": steps(decode_step.MIXES, "rest"),

@@ -93,7 +93,7 @@ def entries(bench: Bench, case: MatmulCase) -> Entries:
     for name, quantize, activations, size, tolerance in FORMATS:
         bits[name] = size
         stored = copies(jax.jit(quantize)(weight), layers)
-        # without peers the engine's choice alone, or the next where it refuses the format
+        # without peers the most specialised, and the next one where it refuses the format
         for backend in offered[: None if bench.peers else TRIED]:
             multiply = functools.partial(quantized_matmul, activations=activations, backend=backend)
             setting = f"{name}, {backend}"
