@@ -49,7 +49,7 @@ def ragged_decode() -> Probe:
     """Very different lengths beside one another, at the heads of a served model."""
 
     def case(setting: Setting) -> str:
-        shape = Shape(64, 4096, 32, 8, 128)
+        shape = Shape(64, 2048, 32, 8, 128)
         return json.dumps(setting.pick(shape, json.loads(large.cases(setting)[0])))
 
     def programs(setting: Setting) -> Programs:
