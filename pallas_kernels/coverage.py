@@ -220,6 +220,7 @@ OPERATIONS = {
     "decode": DECODE,
     "decode_and_write": DECODE_AND_WRITE,
     "rotate_and_write": ROTATE_AND_WRITE,
+    "residual_norm": {},  # every shape and type of a stream
     "prefill": PREFILL,
     "write_kv": WRITE,
     "linear": LINEAR,

@@ -76,17 +76,19 @@ def cost(tiling: Tiling, splits: int, multiprocessors: int) -> float:
     return working + parts
 
 
-def number_of_splits(tiling: Tiling, multiprocessors: int) -> int:
+def number_of_splits(tiling: Tiling, multiprocessors: int, *, equal: bool = False) -> int:
     """The number of parts of K that costs least; of equals the smallest.
 
     Args:
         tiling: the product.
         multiprocessors: of the GPU.
+        equal: whether all parts must have the same number of steps.
     """
     candidates = [
         splits
         for splits in range(1, min(MAX_SPLITS, max(1, tiling.steps // MIN_STEPS)) + 1)
         # parts of ceil(steps / splits) steps: the last must not be empty
         if -(-tiling.steps // -(-tiling.steps // splits)) == splits
+        and not (equal and tiling.steps % splits)
     ]
     return min(candidates, key=lambda splits: cost(tiling, splits, multiprocessors))

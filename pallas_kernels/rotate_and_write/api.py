@@ -32,7 +32,7 @@ def rotate_and_write(
     backend: str,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:  # [T, KVH * G, D], [NP, page_size, 2, KVH, D]
-    """The sum of S parts of a fused projection, `split_rotate`, then `write_kv`: on a GPU one kernel.
+    """Adds S parts of a fused projection, then `split_rotate` and `write_kv`: on a GPU one kernel.
 
     The pool is updated in place when the caller's jit donates it. Several padding tokens may share
     one place, whose content is then any of theirs.
@@ -89,8 +89,9 @@ def rotate_and_write(
         cos,
         sin,
         kv_pages,
-        page_ids + first_page,
+        page_ids,
         offsets,
+        jnp.int32(first_page),
         dtype=rounded,
         q_norm=q_norm,
         k_norm=k_norm,

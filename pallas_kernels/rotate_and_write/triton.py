@@ -36,6 +36,7 @@ class Operands(NamedTuple):
     sin: Any  # float32[T, D / 2]
     pages: Any  # int32[T]
     offsets: Any  # int32[T]
+    first_page: Any  # int32[1]
     q_weight: Any  # [D]
     k_weight: Any  # [D]
     pool: Any  # the pool as rows, which is the second result
@@ -102,7 +103,8 @@ def _kernel(
         plt.store(place, values.astype(q.dtype), mask=of_queries)
     key = turned(normed(heads(group + one, inside[None, :]), given.k_weight, k_eps))
     value = heads(group + 1 + one, inside[None, :])
-    token_row = (given.pages[token] * page_size + given.offsets[token]) * (2 * kv_heads)
+    page = given.first_page[0] + given.pages[token]
+    token_row = (page * page_size + given.offsets[token]) * (2 * kv_heads)
     for row_of_it, stored in ((kv_head, key), (kv_heads + kv_head, value)):
         for values, columns in zip(stored, halves, strict=True):
             kept = values.astype(q.dtype).astype(value_dtype(pool.dtype))
@@ -117,6 +119,7 @@ def rotate_and_write(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_ids: jax.Array,  # int32[T]
     offsets: jax.Array,  # int32[T]
+    first_page: jax.Array,  # int32[]
     *,
     dtype: jnp.dtype,
     q_norm: Norm | None,
@@ -136,6 +139,7 @@ def rotate_and_write(
         sin=sin,
         pages=page_ids,
         offsets=offsets,
+        first_page=first_page.reshape(1),
         q_weight=None if q_norm is None else q_norm.weight,
         k_weight=None if k_norm is None else k_norm.weight,
         pool=pool_rows(kv_pages),

@@ -17,6 +17,7 @@ def rotate_and_write(
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_ids: jax.Array,  # int32[T]
     offsets: jax.Array,  # int32[T]
+    first_page: jax.Array,  # int32[]
     *,
     dtype: jnp.dtype,
     q_norm: Norm | None,
@@ -25,4 +26,4 @@ def rotate_and_write(
     """As `pallas_kernels.rotate_and_write.rotate_and_write`."""
     whole = qkv.sum(axis=0, dtype=jnp.float32).astype(dtype)
     q, k, v = split_rotate(whole, cos, sin, q_norm=q_norm, k_norm=k_norm)
-    return q, write_kv(kv_pages, k, v, page_ids, offsets, backend="xla")
+    return q, write_kv(kv_pages, k, v, page_ids + first_page, offsets, backend="xla")

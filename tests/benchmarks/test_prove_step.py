@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from benchmarks import prove_step
 from benchmarks.memory_table import memory_document
+from jaxserve.models.layers import PLAIN
 from jaxserve.sampling.variant import Variant
 from pallas_kernels.gpu_targets import CompilerMissingError
 from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Cost, Memory, Proof, device_name
@@ -39,6 +40,7 @@ def proved(setting, step, **changes) -> prove_step.StepProof:
         pool=POOL,
         proof=proof,
         cpu_seconds=12.6,
+        blob=384,
     )
     return replace(made, proof=replace(proof, **changes))
 
@@ -128,7 +130,7 @@ def test_a_failed_step_and_a_missing_compiler_have_their_exit_codes(monkeypatch,
 
 def test_weights_and_pool_are_those_of_one_device() -> None:
     config = SETTING.config()
-    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16")
+    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16", PLAIN)
     weights = prove_step.device_bytes(leaves)
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     layer = config.hidden_size * (heads + config.num_heads * config.head_dim)

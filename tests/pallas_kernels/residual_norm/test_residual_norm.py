@@ -25,9 +25,7 @@ TOLERANCE = {"bfloat16": 1.2e-2, "float32": 2e-6, "float16": 2e-3}
 def call(backend: str, *given, eps: float):
     residual, product, weight = given
     interpret = True if backend == "triton" else None
-    return residual_norm(
-        residual, product, Norm(weight, eps), backend=backend, interpret=interpret
-    )
+    return residual_norm(residual, product, Norm(weight, eps), backend=backend, interpret=interpret)
 
 
 def problem(rows: int, columns: int, parts: int, dtype: str, seed: int):

@@ -175,9 +175,11 @@ def test_three_layers_write_the_donated_pool_in_place_on_an_absent_gpu():
             qkv = qkv + q.sum()
         return qkv, pool
 
-    given = abstract(LLAMA, 3 * 1024)
-    compiled = gpu_targets.compile_for(gpu_targets.gpu_mesh("h200"), layers, *given, donate_argnums=3)
-    pool = given[3]
+    operands = abstract(LLAMA, 3 * 1024)
+    compiled = gpu_targets.compile_for(
+        gpu_targets.gpu_mesh("h200"), layers, *operands, donate_argnums=3
+    )
+    pool = operands[3]
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == pool.size * pool.dtype.itemsize
     assert memory.temp_size_in_bytes < pool.size / 10
@@ -203,7 +205,7 @@ def test_refused_operands():
     run = functools.partial(rotate_and_write, dtype="bfloat16", backend="triton")
     qkv, cos, sin, pool, *places = abstract(LLAMA, 64)
     shape = jax.ShapeDtypeStruct
-    for given, message in (
+    for refused, message in (
         ((shape(qkv.shape[1:], qkv.dtype), cos, sin, pool, *places), r"qkv\.shape"),
         ((qkv, cos, shape((16, 128), jnp.float32), pool, *places), r"sin=float32\(16, 128\)"),
         ((qkv, cos, sin, shape((64, 16, 2, 4, 128), pool.dtype), *places), r"kv_pages\.shape"),
@@ -211,7 +213,7 @@ def test_refused_operands():
         ((qkv, cos, sin, pool, places[0], shape((3,), jnp.int32)), r"offsets=int32\(3,\)"),
     ):
         with pytest.raises(KernelError, match=message):
-            jax.eval_shape(run, *given)
+            jax.eval_shape(run, *refused)
 
 
 def test_8_bit_pages_are_the_two_operations():
