@@ -272,7 +272,9 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             wanted=requirements(setting, backends, step, pool),
             cost=step_cost(setting, config, step, weights),
             layers=config.num_layers,
-            compiler_options=compiler_options(platform_of(setting.kind)),
+            compiler_options=compiler_options(
+                platform_of(setting.kind), divides_products=backends.divides_products
+            ),
             donate_argnums=1,
             out_shardings=(
                 shardings(state.kv_pages.sharding, everywhere, everywhere),

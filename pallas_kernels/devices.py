@@ -109,6 +109,11 @@ class Backends:
     rotate_and_write: str | None = None
     residual_norm: str | None = None
 
+    @property
+    def divides_products(self) -> bool:
+        """Whether the linear layers leave products in parts, for `residual_norm` to add."""
+        return self.residual_norm is not None
+
     def sharded(self) -> Backends:
         """The choice where the linear layers are divided over devices.
 

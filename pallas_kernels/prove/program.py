@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 PRODUCT, FUSION, COPY = "product", "fusion", "copy"
 OWN_TARGETS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "tpu_custom_call")
@@ -34,7 +35,7 @@ class Counts:
     Attributes:
         kernels: how many of each class: "product", a kernel's own name, "fusion", "copy", or what
             XLA calls another operation.
-        a_layer: the same for one layer: what is launched from one call of the kernel that every
+        a_layer: the same for one layer: what is launched from one call of a kernel that every
             layer has to the next; empty where there are fewer than two layers.
         loops: `while` instructions, wherever they are.
         in_parts: products of 16-bit numbers that leave float32 parts for another kernel to add.
@@ -93,6 +94,8 @@ def _computations(hlo: str) -> tuple[dict[str, list[_Instruction]], str]:
 
 def _class_of(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> str:
     body = bodies.get(one.names() or "", [])
+    # a kernel that reads a part of an operand where it lies is wrapped in a fusion
+    one = next((inner for inner in body if inner.op == "custom-call"), one)
     if one.op in ("dot", "convolution") or any(inner.op == "dot" for inner in body):
         return PRODUCT
     if one.op == "custom-call":
@@ -139,16 +142,19 @@ def _launched(
 
 
 def _one_layer(classes: list[str], layers: int) -> dict[str, int]:
-    """The classes from the first call of a kernel that every layer has once to the second."""
+    """The classes from one call of a kernel that every layer has once to the next call.
+
+    Where that gives several answers the least one: the first layer's kernels may stand among some
+    that are there once in the program.
+    """
     if layers < 2:
         return {}
-    known = (PRODUCT, FUSION, COPY)
-    anchors = [name for name, n in Counter(classes).items() if n == layers and name not in known]
-    if not anchors:
-        return {}
-    first = classes.index(anchors[0])
-    second = classes.index(anchors[0], first + 1)
-    return dict(Counter(classes[first:second]))
+    windows = []
+    for name, count in Counter(classes).items():
+        if count == layers and name not in (PRODUCT, FUSION, COPY):
+            calls = [place for place, called in enumerate(classes) if called == name]
+            windows += [classes[begin:end] for begin, end in pairwise(calls)]
+    return dict(Counter(min(windows, key=len, default=[])))
 
 
 def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:

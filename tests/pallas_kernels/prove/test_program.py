@@ -13,7 +13,8 @@ from pallas_kernels.prove.program import counts
 OWN = (
     'custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/jit(g)/NAME/pallas_call"}'
 )
-HLO = """\
+HLO = (
+    """\
 HloModule jit_f, is_scheduled=true
 
 %product_body (p.0: bf16[16,64], p.1: bf16[32,64]) -> f32[16,32] {
@@ -30,6 +31,12 @@ HloModule jit_f, is_scheduled=true
 %move_body (p.3: bf16[16,32]) -> bf16[32,16] {
   %p.3 = bf16[16,32]{1,0} parameter(0)
   ROOT %transpose.1 = bf16[32,16]{1,0} transpose(%p.3), dimensions={1,0}
+}
+
+%slice_body (p.4: bf16[16,32]) -> bf16[8,32] {
+  %p.4 = bf16[16,32]{1,0} parameter(0)
+  %slice.1 = bf16[8,32]{1,0} slice(%p.4), slice={[8:16], [0:32]}
+  ROOT %call.1 = bf16[8,32]{1,0} custom-call(%slice.1), SLICED
 }
 
 %body (carry: (s32[])) -> (s32[]) {
@@ -51,11 +58,15 @@ ENTRY %main (x: bf16[16,64], w: bf16[32,64]) -> bf16[16,32] {
   %again = bf16[16,32]{1,0} get-tuple-element(%own.2), index=0
   %moved = bf16[32,16]{1,0} fusion(%again), kind=kLoop, calls=%move_body
   %copy.1 = bf16[32,16]{0,1} copy(%moved)
+  %wrapped = bf16[8,32]{1,0} fusion(%again), kind=kCustom, calls=%slice_body
   %loop = (s32[]) while(%carried), condition=%body, body=%body
   %cublas = f32[16,32]{1,0} custom-call(%x, %w), custom_call_target="__cublas$lt$matmul"
   ROOT %out = f32[16]{0} fusion(%cublas), kind=kInput, calls=%reduce_body
 }
-""".replace("ATTEND", OWN.replace("NAME", "attend")).replace("NORM", OWN.replace("NAME", "norm"))
+""".replace("ATTEND", OWN.replace("NAME", "attend"))
+    .replace("NORM", OWN.replace("NAME", "norm"))
+    .replace("SLICED", OWN.replace("NAME", "prefill"))
+)
 THUNKS = """\
 000: kCommandBuffer [source | sink]
     001: kCustomKernel [source] first grid: [8, 1, 1]
@@ -69,7 +80,7 @@ THUNKS = """\
 def test_a_program_by_class():
     found = counts(HLO, layers=2)
     assert found.kernels == {
-        "product": 3, "fusion": 2, "attend": 2, "norm": 1, "copy": 2, "while": 1
+        "product": 3, "fusion": 2, "attend": 2, "norm": 1, "prefill": 1, "copy": 2, "while": 1
     }  # fmt: skip
     assert found.loops == 1
     assert found.copies == 2, "a fusion that only moves is one"
