@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 logger = logging.getLogger(__name__)
 
-Options = dict[str, str | bool | int]
+Options = dict[str, str | bool]  # numbers as text, which XLA parses
 
 # What may be in a graph: kernels that XLA generates and Triton's (FUSION), Mosaic's (CUSTOM_CALL)
 # and the libraries' products. Not loops and branches: steps of greedy and filtered requests have
@@ -33,9 +33,9 @@ Options = dict[str, str | bool | int]
 # graph and begins another. Not the collectives of tensor parallelism: no machine with several GPUs
 # has run them in a graph.
 GRAPH_COMMANDS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION")
-LEAST_GRAPH = 5  # launches, XLA's default; fewer, between two loops, are started one by one
+LEAST_GRAPH = "5"  # launches, XLA's default; fewer, between two loops, are started one by one
 # the highest: candidates get operands of the same numbers, and one with another result is not taken
-AUTOTUNE_LEVEL = 4
+AUTOTUNE_LEVEL = "4"
 # This pass counts each in-place write as a new KV pool, so with a pool of a third of the device it
 # finds the memory exceeded, and computes matrix products and gathers twice to save memory that the
 # program never uses.

@@ -55,9 +55,19 @@ def in_parts(
     """As `pallas_kernels.linear.linear_in_parts`; one part where a scale or a bias follows."""
     parts = 1
     if scale is None and bias is None:
-        parts = number_of_parts(*x.shape[:1], *weight.shape, x.dtype.itemsize)
+        rows, (outputs, inputs) = x.shape[0], weight.shape
+        parts = number_of_parts(rows, outputs, inputs, x.dtype.itemsize)
     if parts == 1:
-        options = {"norm": None, "residual": None, "gated": False, "out_dtype": x.dtype}
-        return linear(x, weight, scale=scale, bias=bias, **options)[None]
-    divided = (rows.reshape(rows.shape[0], parts, -1) for rows in (x, weight))
-    return xla.dot(*divided, jnp.float32)
+        whole = linear(
+            x,
+            weight,
+            scale=scale,
+            bias=bias,
+            norm=None,
+            residual=None,
+            gated=False,
+            out_dtype=x.dtype,
+        )
+        return whole[None]
+    divided, weights = (matrix.reshape(matrix.shape[0], parts, -1) for matrix in (x, weight))
+    return xla.dot(divided, weights, jnp.float32)

@@ -35,8 +35,7 @@ class Counts:
     Attributes:
         kernels: how many of each class: "product", a kernel's own name, "fusion", "copy", or what
             XLA calls another operation.
-        a_layer: the same for one layer: what is launched from one call of a kernel that every
-            layer has to the next; empty where there are fewer than two layers.
+        a_layer: the same for one layer; empty where there are fewer than two layers.
         loops: `while` instructions, wherever they are.
         in_parts: products of 16-bit numbers that leave float32 parts for another kernel to add.
         rounded_elsewhere: products of 16-bit numbers whose float32 result another kernel rounds.
@@ -92,22 +91,29 @@ def _computations(hlo: str) -> tuple[dict[str, list[_Instruction]], str]:
     return found, entry
 
 
+def _inner(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> _Instruction:
+    """The call in a fusion that lets it read a part of an operand where it lies; else itself."""
+    body = bodies.get(one.names() or "", [])
+    return next((inner for inner in body if inner.op == "custom-call"), one)
+
+
+def _called(one: _Instruction) -> str:
+    target = re.search(r'custom_call_target="([^"]*)"', one.line)
+    return target.group(1) if target else ""
+
+
 def _class_of(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> str:
     body = bodies.get(one.names() or "", [])
-    # a kernel that reads a part of an operand where it lies is wrapped in a fusion
-    one = next((inner for inner in body if inner.op == "custom-call"), one)
     if one.op in ("dot", "convolution") or any(inner.op == "dot" for inner in body):
         return PRODUCT
-    if one.op == "custom-call":
-        target = re.search(r'custom_call_target="([^"]*)"', one.line)
-        called = target.group(1) if target else ""
-        if called.startswith(PRODUCT_TARGETS):
+    called = _inner(one, bodies)
+    if called.op == "custom-call":
+        target = _called(called)
+        if target.startswith(PRODUCT_TARGETS):
             return PRODUCT
-        if called.startswith(OWN_TARGETS):
-            place = re.search(r'op_name="([^"]*)"', one.line)
-            steps = place.group(1).split("/") if place else []
-            return steps[-2] if len(steps) > 1 else called
-        return called
+        place = re.search(r'op_name="([^"]*)"', called.line)
+        steps = place.group(1).split("/") if place and target.startswith(OWN_TARGETS) else []
+        return steps[-2] if len(steps) > 1 else target
     if one.op in ("copy", "copy-start") or _only_copies(body):
         return COPY
     return FUSION if one.op == "fusion" else one.op
@@ -141,20 +147,28 @@ def _launched(
     return kernels, bodies, entry
 
 
-def _one_layer(classes: list[str], layers: int) -> dict[str, int]:
-    """The classes from one call of a kernel that every layer has once to the next call.
+def _one_layer(classes: list[str], own: set[str], layers: int) -> dict[str, int]:
+    """What one layer launches: of this package's kernels the layers' share, of the others what
+    stands between two calls of a kernel that every layer has once.
 
-    Where that gives several answers the least one: the first layer's kernels may stand among some
-    that are there once in the program.
+    That may be more between some calls than between others, by what the program has once: the
+    least counts.
     """
     if layers < 2:
         return {}
+    total = Counter(classes)
     windows = []
-    for name, count in Counter(classes).items():
-        if count == layers and name not in (PRODUCT, FUSION, COPY):
+    for name in own:
+        if total[name] == layers:
             calls = [place for place, called in enumerate(classes) if called == name]
-            windows += [classes[begin:end] for begin, end in pairwise(calls)]
-    return dict(Counter(min(windows, key=len, default=[])))
+            windows += [Counter(classes[begin:end]) for begin, end in pairwise(calls)]
+    if not windows:
+        return {}
+    layer = {
+        name: total[name] // layers if name in own else min(window[name] for window in windows)
+        for name in total
+    }
+    return {name: count for name, count in layer.items() if count}
 
 
 def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
@@ -167,6 +181,7 @@ def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
     """
     kernels, bodies, entry = _launched(hlo)
     types = {one.name: one.type for one in bodies.get(entry, ())}
+    own = {kind for kind, one in kernels if _called(_inner(one, bodies)).startswith(OWN_TARGETS)}
     in_parts = rounded = 0
     for kind, product in kernels:
         if kind != PRODUCT or not _float32_of_halves(product, bodies, types):
@@ -183,7 +198,7 @@ def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
     graphs, outside = (None, None) if thunks is None else _graphs(thunks)
     return Counts(
         kernels=dict(Counter(kind for kind, _ in kernels)),
-        a_layer=_one_layer([kind for kind, _ in kernels], layers),
+        a_layer=_one_layer([kind for kind, _ in kernels], own, layers),
         loops=sum(one.op == "while" for body in bodies.values() for one in body),
         in_parts=in_parts,
         rounded_elsewhere=rounded,
