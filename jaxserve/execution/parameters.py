@@ -44,7 +44,8 @@ def split_model(model: Llama) -> tuple[ModelStructure, tuple[jax.Array, ...]]:
     the fusion that uses it. Matrices stay apart: a slice of a stack would be copied; and so do the
     vectors where a kernel that is not XLA's takes them, for the same reason.
     """
-    takes_vectors = model.form.residual_norm is not None or model.form.qkv_in_parts
+    form = model.form
+    takes_vectors = form.residual_norm is not None or (form.qkv_in_parts and model.config.qk_norm)
     module_def, params = nnx.split(model)
     leaves, treedef = jax.tree.flatten(params)
     kinds: dict[Any, list[int]] = defaultdict(list)
