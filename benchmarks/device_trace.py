@@ -71,6 +71,11 @@ def summed(events: Iterable[tuple[str, float, float]]) -> DeviceTime:
     return found
 
 
+def serves_traced() -> bool:
+    """Whether the device works under the profiler as without: a GPU leaves its CUDA graphs."""
+    return jax.default_backend() != "gpu"
+
+
 def device_events(profile: Any) -> list[tuple[str, float, float]]:
     """Kernels and copies on the first GPU's streams, or XLA:CPU's runs where there is no GPU.
 

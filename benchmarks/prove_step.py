@@ -7,7 +7,8 @@
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
-the pool stays in place. Exit codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
+the pool stays in place; and what they launch: kernels a layer, loops, copies, CUDA graphs. Exit
+codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
 from jaxserve.bench.shapes import SHAPES
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
@@ -36,6 +38,7 @@ from jaxserve.execution.programs import lanes_for
 from jaxserve.execution.step import DeviceState, StepSpec, run_step
 from jaxserve.models.attention import kv_pages_spec
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layers import LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.sampling.variant import Variant
@@ -114,13 +117,16 @@ class Setting:
             query_dtype=jnp.dtype(DTYPE),
             kv_heads=config.num_kv_heads // self.devices,
         )
-        return choose_backends(device_name(self.kind), platform_of(self.kind), shape)
+        chosen = choose_backends(device_name(self.kind), platform_of(self.kind), shape)
+        return chosen.sharded() if self.devices > 1 else chosen
 
 
-def abstract_leaves(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[Any, tuple[Any, ...]]:
+def abstract_leaves(
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
     rules = ShardingRules.for_model(mesh, config)
-    model = nnx.eval_shape(lambda: Llama(config, dtype))
+    model = nnx.eval_shape(lambda: Llama(config, dtype, form))
     graph, state = nnx.split(model)
     placed = []
     for place, variable in nnx.to_flat_state(state):
@@ -233,7 +239,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """
     begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
-    structure, leaves = abstract_leaves(config, mesh, DTYPE)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))
     weights = device_bytes(leaves)
     setting = with_pages(setting, weights)
     assert setting.num_pages
@@ -265,7 +271,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             kind=setting.kind,
             wanted=requirements(setting, backends, step, pool),
             cost=step_cost(setting, config, step, weights),
-            compiler_options=compiler_options(platform_of(setting.kind)),
+            layers=config.num_layers,
+            compiler_options=compiler_options(
+                platform_of(setting.kind), divides_products=backends.divides_products
+            ),
             donate_argnums=1,
             out_shardings=(
                 shardings(state.kv_pages.sharding, everywhere, everywhere),
@@ -285,6 +294,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         pool=pool,
         proof=proof,
         cpu_seconds=cpu_seconds() - begin,
+        blob=4 * layout.size,
     )
 
 
@@ -341,7 +351,8 @@ def main(arguments: list[str] | None = None) -> int:
             missing.append(f"cannot prove anything for {setting.kind} here: {error}")
     proofs = [step.proof for step in steps]
     if steps:
-        print(f"jax {jax.__version__}\n\n{markdown(proofs)}\n{memory_document(steps)}")
+        tables = (markdown(proofs), launch_table(steps), memory_document(steps))
+        print("\n".join([f"jax {jax.__version__}\n", *tables]))
     if options.json:
         write_json(options.json, proofs)
     for line in missing:

@@ -162,6 +162,16 @@ def triton_prefill(shape: AttentionShape) -> KernelError | None:
     return triton_decode(shape)
 
 
+def triton_rotate_and_write(shape: AttentionShape) -> KernelError | None:
+    """Why the Triton kernel does not rotate and write at once; None when it does.
+
+    8-bit pages need scales: there the two operations are called.
+    """
+    if shape.pool_dtype is not None and is_quantized(shape.pool_dtype):
+        return KernelError("kv_pages.dtype", shape.pool_dtype, "float32, float16 or bfloat16")
+    return triton_decode(shape)
+
+
 def native(shape: AttentionShape) -> KernelError | None:
     """Why the native kernels cannot be called on this machine; None when they can.
 
@@ -206,6 +216,9 @@ DECODE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 DECODE_AND_WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_tpu": mosaic_tpu_write,
 }
+ROTATE_AND_WRITE: dict[str, Callable[[AttentionShape], KernelError | None]] = {
+    "triton": triton_rotate_and_write,
+}
 PREFILL: dict[str, Callable[[AttentionShape], KernelError | None]] = {
     "mosaic_gpu": mosaic_gpu_prefill,
     "mosaic_tpu": mosaic_tpu,
@@ -223,6 +236,8 @@ LINEAR: dict[str, Callable[[AttentionShape], KernelError | None]] = {
 OPERATIONS = {
     "decode": DECODE,
     "decode_and_write": DECODE_AND_WRITE,
+    "rotate_and_write": ROTATE_AND_WRITE,
+    "residual_norm": {},  # every shape and type of a stream
     "prefill": PREFILL,
     "write_kv": WRITE,
     "linear": LINEAR,

@@ -13,7 +13,7 @@ from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
 
 LIMIT_S = 20  # of a case; a kernel that never ends costs no more
-UNTUNED = {"xla_gpu_autotune_level": 0}
+UNTUNED = {"xla_gpu_autotune_level": "0"}
 PAGED = {"decode": correctness.decode_problem, "prefill": correctness.prefill_problem}
 
 

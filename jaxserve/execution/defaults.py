@@ -25,15 +25,17 @@ class DeviceDefaults:
     page_size: int
     smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
     compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
+    compile_in_background: bool  # a GPU drops its graphs whenever something is compiled
     common: tuple[Variant, ...]  # variants compiled in all sizes, the most needed first
 
 
 ACCELERATOR_VARIANTS = (Variant.FILTERED, Variant.GREEDY, Variant.PLAIN)
+ALL = 1000  # programs, more than there are
 DEFAULTS = {
     # a CPU searches filter borders only in rows that need it: plain rows run on filtered programs
-    "cpu": DeviceDefaults(32, 512, 16, 2, 4, (Variant.FILTERED, Variant.GREEDY)),
-    "gpu": DeviceDefaults(256, 2048, 16, 1, 16, ACCELERATOR_VARIANTS),
-    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, ACCELERATOR_VARIANTS),
+    "cpu": DeviceDefaults(32, 512, 16, 2, 4, True, (Variant.FILTERED, Variant.GREEDY)),
+    "gpu": DeviceDefaults(256, 2048, 16, 1, ALL, False, ACCELERATOR_VARIANTS),
+    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, True, ACCELERATOR_VARIANTS),
 }
 
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
@@ -88,5 +90,10 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Eng
         max_num_batched_tokens=budget,
         block_size=config.block_size or defaults.page_size,
         compile_ahead=config.compile_ahead or defaults.compile_ahead,
+        compile_in_background=(
+            defaults.compile_in_background
+            if config.compile_in_background is None
+            else config.compile_in_background
+        ),
         served_model_name=config.served_model_name or (config.model,),
     )

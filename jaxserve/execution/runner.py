@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
-from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.parameters import split_model
@@ -86,6 +86,11 @@ class Runner:
         self._max_num_seqs = config.max_num_seqs
         self._max_model_len = config.max_model_len
         self._page_size = config.block_size
+        self._compiler_options = accepted(
+            compiler_options(
+                mesh.devices.flat[0].platform, divides_products=backends.divides_products
+            )
+        )
         self._structure, self._leaves = split_model(model)
         self.num_logprobs = min(
             config.max_logprobs if config.max_logprobs >= 0 else model_config.vocab_size,
@@ -118,6 +123,7 @@ class Runner:
         for program in self.programs.programs:
             idle = self.packer.pack(StepPlan(), program.layout)
             self._call(program, idle).block_until_ready()
+        assert self._config.compile_in_background is not None
         if self._config.compile_in_background:
             self.programs.compile_rest_in_background()
 
@@ -179,8 +185,9 @@ class Runner:
             state_shardings,
         )
         blob = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
-        options = compiler_options(self._mesh.devices.flat[0].platform)
-        compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
+        compiled = step.lower(self._leaves, state, blob).compile(
+            compiler_options=self._compiler_options
+        )
         analysis = compiled.memory_analysis()
         temporary = analysis.temp_size_in_bytes if analysis is not None else 0
         return Program(layout, result, compiled, temporary)
