@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """In how much of the time the device executes a step while requests are waiting.
 
-More requests than slots, prompts and outputs of mixed lengths, for some seconds under JAX's
-profiler: busy is the union of the intervals in which the device runs, over the time from the first
-to the last of them. Prints a line for each number of slots, with overlap and without.
+More requests than slots, prompts and outputs of mixed lengths, for some seconds as they are served
+and for as many under JAX's profiler. On a CPU busy is the union of the intervals in which the
+device runs in the trace, over the time from the first to the last of them. A GPU is not in its
+serving mode while it is traced: XLA then launches kernel by kernel, where it serves with CUDA
+graphs. There busy is what the host's clock says at least while nothing is traced, and the trace
+gives shares only.
+Prints a line for each number of slots, with overlap and without.
 
     python benchmarks/device_busy.py --rows 16 64
 """
@@ -22,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.device_trace import traced
+from benchmarks.device_trace import serves_traced, traced
 from checkpoints import bundled_model_path
 from jaxserve import LLM
 from jaxserve.bench.measure import environment
@@ -34,7 +38,7 @@ LEAST_STEPS = 3  # of a measurement: two pauses
 FILLED_STEPS = 20  # before anything is measured: the slots fill, the first prompts are behind
 COLUMNS = (
     "rows", "overlap", "step, ms", "step traced, ms", "device busy, %", "pause, us (median)",
-    "pause, us (p99)", "busy, % (host's bound)",
+    "pause, us (p99)", "busy, % (host's bound)", "busy, % (traced)",
 )  # fmt: skip
 
 
@@ -43,17 +47,25 @@ class Busy:
     """The device under a backlog.
 
     Attributes:
-        busy: share of the traced time in which the device ran, 0 to 1.
+        traced: share of the traced time in which the device ran, 0 to 1.
         bound: what the host's own clock says of it at least, while nothing is traced.
+        serves_traced: whether the device works under the profiler as it does without.
         step_ms: of a step that is not traced; traced_ms: of one that is.
-        pauses_us: of the device, between two runs; a step of one executable has one at most.
+        pauses_us: of the device in the trace, between two runs; a step of one executable has one at
+            most where it serves traced.
     """
 
-    busy: float
+    traced: float
     bound: float
+    serves_traced: bool
     step_ms: float
     traced_ms: float
     pauses_us: list[float]
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which the device runs, in the mode that serves."""
+        return self.traced if self.serves_traced else self.bound
 
 
 class Backlog:
@@ -118,7 +130,14 @@ def measure_busy(llm: LLM, items: list[WorkItem], slots: int, seconds: float) ->
     finally:
         backlog.drop()
     pauses = [1e6 * pause for pause in found.pauses]
-    return Busy(found.busy / found.span, bound, step_ms, samples[0][0], pauses)
+    return Busy(
+        traced=found.busy / found.span,
+        bound=bound,
+        serves_traced=serves_traced(),
+        step_ms=step_ms,
+        traced_ms=samples[0][0],
+        pauses_us=pauses,
+    )
 
 
 def row_of(slots: int, overlap: bool, busy: Busy) -> dict[str, Any]:
@@ -133,6 +152,7 @@ def row_of(slots: int, overlap: bool, busy: Busy) -> dict[str, Any]:
         round(percentile(pauses, 50), 1),
         round(percentile(pauses, 99), 1),
         round(100 * busy.bound, 2),
+        round(100 * busy.traced, 2),
     )
     return dict(zip(COLUMNS, values, strict=True))
 

@@ -32,6 +32,7 @@ class DeviceTime:
         busy: seconds in which at least one ran.
         span: seconds from the first one's begin to the last one's end.
         pauses: seconds of each interval between in which none ran, in order.
+        before: seconds of the pauses that a kernel of that name ended.
     """
 
     calls: dict[str, int] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class DeviceTime:
     busy: float = 0.0
     span: float = 0.0
     pauses: list[float] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
 
     def largest(self, count: int) -> list[tuple[str, int, float]]:
         """Name, calls and seconds of the kernels that took the longest."""
@@ -54,17 +56,24 @@ def summed(events: Iterable[tuple[str, float, float]]) -> DeviceTime:
         short = name[:LONGEST_NAME]
         found.calls[short] = found.calls.get(short, 0) + 1
         found.seconds[short] = found.seconds.get(short, 0.0) + duration / 1e9
-        intervals.append((start, start + duration))
+        intervals.append((start, start + duration, short))
     intervals.sort()
     reached = intervals[0][0] if intervals else 0.0
-    for begin, end in intervals:
+    for begin, end, short in intervals:
         if begin > reached:
-            found.pauses.append((begin - reached) / 1e9)
+            pause = (begin - reached) / 1e9
+            found.pauses.append(pause)
+            found.before[short] = found.before.get(short, 0.0) + pause
         found.busy += max(0.0, end - max(begin, reached)) / 1e9
         reached = max(reached, end)
     if intervals:
         found.span = (reached - intervals[0][0]) / 1e9
     return found
+
+
+def serves_traced() -> bool:
+    """Whether the device works under the profiler as without: a GPU leaves its CUDA graphs."""
+    return jax.default_backend() != "gpu"
 
 
 def device_events(profile: Any) -> list[tuple[str, float, float]]:

@@ -53,6 +53,7 @@ class StepProof:
         pool: bytes of the KV pool on one device.
         proof: what the compiler made of it.
         cpu_seconds: processor time of tracing and compiling, of this process and its children.
+        blob: bytes that the host sends for the step.
     """
 
     shape: str
@@ -65,6 +66,7 @@ class StepProof:
     pool: int
     proof: Proof
     cpu_seconds: float
+    blob: int
 
 
 def _gib(size: int) -> str:

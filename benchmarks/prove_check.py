@@ -17,25 +17,26 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks import prove_step
-from benchmarks.gpu import correctness, decode_step, large, products
-from benchmarks.gpu.problems import Shape, ragged
+from benchmarks.gpu import correctness, decode_step, large, products, smoke
+from benchmarks.gpu.engine import compiling_with
+from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import USABLE_MEMORY, Setting
 from benchmarks.kernel_bench.bench import JAX_SHARE, USABLE, Bench
-from benchmarks.kernel_bench.cases import all_cases
+from benchmarks.kernel_bench.cases import all_cases, anchor_cases
 from benchmarks.kernel_bench.rows import BF16, OURS
 from benchmarks.kernel_bench.tuning import CASES as TUNING_CASES
 from benchmarks.kernel_bench.tuning import alike, build, choices_of, runs_of
 from benchmarks.kernel_bench.worker import entries_of
-from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import device_defaults
 from jaxserve.execution.programs import wanted_shapes
+from jaxserve.execution.shapes import StepShape
 from pallas_kernels import choose_backends
 from pallas_kernels.devices import FAMILIES, device_family
 from pallas_kernels.gpu_targets import GPU_TARGETS, CompilerMissingError
@@ -134,8 +135,11 @@ def items_of(kind: str, label: str, programs: Programs, choices: bool = False) -
 
 
 def correctness_items(kind: str) -> Iterator[Item]:
-    """The correctness sections of attention and of quantised products."""
+    """The smoke cases, and the correctness sections of attention and of quantised products."""
     setting = absent_setting(kind)
+    for name, probe in smoke.PROBES.items():
+        found = unbuilt(functools.partial(probe.programs, setting))
+        yield from items_of(kind, f"smoke {name}", found)
     for small in correctness.matrix():
         for chosen in (True, False):
             posed = correctness.decode_problem(setting, small, chosen).programs
@@ -151,16 +155,17 @@ def correctness_items(kind: str) -> Iterator[Item]:
             return {name: program for found in both for name, program in found.items()}
 
         yield from items_of(kind, f"large {shape}", unbuilt(programs))
-    for case in products.cases(setting):
+    for case in [*products.cases(setting, True), *products.cases(setting, False)]:
         found = unbuilt(functools.partial(products.programs_of, setting, case))
         yield from items_of(kind, "product", found)
 
 
 def kernel_items(kind: str) -> Iterator[Item]:
-    """The kernel benchmark."""
+    """The anchors, which have no peers, and the kernel benchmark."""
     bench = absent_bench(kind)
-    for case in all_cases():
-        found = unbuilt(lambda case=case: entries_of(bench, case).to_compile())
+    tables = ((replace(bench, peers=False), anchor_cases()), (bench, all_cases()))
+    for used, case in [(used, case) for used, cases in tables for case in cases]:
+        found = unbuilt(lambda used=used, case=case: entries_of(used, case).to_compile())
         yield from items_of(kind, f"{case.operation} {case.label}", found)
 
 
@@ -181,24 +186,31 @@ def tuning_items(kind: str) -> Iterator[Item]:
 
 
 def engine_items(kind: str, layers: int | None) -> Iterator[Item]:
-    """The steps of gpu_check's engine section, with all layers of the model or the first few."""
+    """The steps of gpu_check's engine sections, with all layers of the model or the first few."""
     defaults = device_defaults("gpu")
-    models = decode_step.CASES.items()
-    for shape, batch in [(shape, batch) for shape, batches in models for batch in batches]:
-        slots = decode_step.MIXED_SLOTS if batch == decode_step.MIXED else max(2, int(batch))
+    for section in (decode_step.STEPS, decode_step.MIXES, decode_step.OLDER):
+        cases = [decode_step.Case.of(case) for case in section]
+        slots = max(2, *(case.rows for case in cases))
         setting = prove_step.Setting(
-            kind, 1, shape, layers, PAGES, defaults.page_size, slots, decode_step.MAX_MODEL_LEN
-        )
+            kind, 1, cases[0].shape, layers, PAGES, defaults.page_size, slots,
+            decode_step.MAX_MODEL_LEN,
+        )  # fmt: skip
         tokens = max(defaults.max_num_batched_tokens, slots)
-        shapes = wanted_shapes(slots, tokens, defaults.smallest_bucket, defaults.common)
-        rows = slots if batch == decode_step.MIXED else int(batch)
-        prompts = None if batch == decode_step.MIXED else int(batch) * decode_step.LENGTH
-        for step in decode_step.measured_shapes(shapes, rows, prompts):
+        shapes = wanted_shapes(slots, tokens, defaults.smallest_bucket)
+        for step in decode_step.measured_shapes(shapes, cases):
+            compilation = functools.partial(engine_proof, setting, step)
+            yield Item(f"{setting.shape}, {slots} slots: {step.name}", compilation)
+        for case in cases:
+            if case.kind == decode_step.UNGRAPHED:
+                compilation = functools.partial(engine_proof, setting, case.program, graphs=False)
+                name = f"{setting.shape}, {slots} slots: {case.program.name} without graphs"
+                yield Item(name, compilation)
 
-            def compilation(setting: prove_step.Setting = setting, step: StepShape = step) -> Proof:
-                return prove_step.prove_step(setting, step).proof
 
-            yield Item(f"{shape} {batch}: {step.name}", compilation)
+def engine_proof(setting: prove_step.Setting, step: StepShape, graphs: bool = True) -> Proof:
+    """One program of the engine, as it is or launched kernel by kernel."""
+    with compiling_with({} if graphs else decode_step.NO_GRAPHS, prove_step):
+        return prove_step.prove_step(setting, step).proof
 
 
 GROUPS = ("correctness", "kernels", "tuning", "engine")

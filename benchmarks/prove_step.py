@@ -7,7 +7,8 @@
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
-the pool stays in place. Exit codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
+the pool stays in place; and what they launch: kernels a layer, loops, copies, CUDA graphs. Exit
+codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
 from jaxserve.bench.shapes import SHAPES
-from jaxserve.execution.batch import BlobLayout, ResultLayout, StepShape
 from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features
+from jaxserve.execution.inputs import BlobLayout, ResultLayout
 from jaxserve.execution.memory_plan import (
     cache_budget,
     page_bytes,
@@ -37,13 +40,14 @@ from jaxserve.execution.memory_plan import (
     table_bytes,
 )
 from jaxserve.execution.parameters import split_model
-from jaxserve.execution.programs import lanes_for
+from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
+from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.step import DeviceState, StepSpec, run_step
 from jaxserve.models.attention import kv_pages_spec
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layers import LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.sharding import ShardingRules
-from jaxserve.sampling.variant import Variant
 from pallas_kernels import AttentionShape, Backends, choose_backends, storage_dtype
 from pallas_kernels.gpu_targets import CompilerMissingError
 from pallas_kernels.prove import (
@@ -69,10 +73,12 @@ MAX_NUM_SEQS = 256
 DTYPE = "bfloat16"
 UTILIZATION = 0.9  # of a device's memory: the engine's default
 TEMPORARIES = 2**30  # kept free of pages
+MAX_LOGPROBS = 20  # the engine's default
 STEPS = {
-    "decode[16]": StepShape(16, 0, 0, Variant.GREEDY),
-    "decode[256]": StepShape(256, 0, 0, Variant.FILTERED),
-    "mixed[256,2048]": StepShape(256, 2048, lanes_for(2048, 256), Variant.GREEDY),
+    "decode[16]": StepShape(16, 0, 0, FAST, 0),
+    "decode[256]": StepShape(256, 0, 0, FAST, 0),
+    "full[256]": StepShape(256, 0, 0, FULL_DECODE, MOST_SPECIAL),
+    "mixed[256,2048]": StepShape(256, 2048, lanes_for(2048, 256), FAST, 0),
 }
 # shape, devices that share its heads and weights, kinds: what docs/memory.md shows
 FULL = (
@@ -119,13 +125,16 @@ class Setting:
             query_dtype=jnp.dtype(DTYPE),
             kv_heads=config.num_kv_heads // self.devices,
         )
-        return choose_backends(device_name(self.kind), platform_of(self.kind), shape)
+        chosen = choose_backends(device_name(self.kind), platform_of(self.kind), shape)
+        return chosen.sharded() if self.devices > 1 else chosen
 
 
-def abstract_leaves(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[Any, tuple[Any, ...]]:
+def abstract_leaves(
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
     rules = ShardingRules.for_model(mesh, config)
-    model = nnx.eval_shape(lambda: Llama(config, dtype))
+    model = nnx.eval_shape(lambda: Llama(config, dtype, form))
     graph, state = nnx.split(model)
     placed = []
     for place, variable in nnx.to_flat_state(state):
@@ -238,15 +247,18 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """
     begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
-    structure, leaves = abstract_leaves(config, mesh, DTYPE)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))
     weights = device_bytes(leaves)
     setting = with_pages(setting, weights)
     assert setting.num_pages
-    layout = BlobLayout(step, setting.page_size, config.vocab_size)
+    features, facts = make_features(), Facts(config.vocab_size, MAX_LOGPROBS)
+    layout = BlobLayout(step, features, facts, setting.page_size)
     spec = StepSpec(
         config=config,
+        features=features,
+        facts=facts,
         layout=layout,
-        result=ResultLayout(step, 20 if step.variant >= Variant.RICH else 0),
+        result=ResultLayout(step, features, facts),
         num_pages=setting.num_pages,
         max_num_seqs=setting.slots,
         backends=backends,
@@ -270,7 +282,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             kind=setting.kind,
             wanted=requirements(setting, backends, step, pool),
             cost=step_cost(setting, config, step, weights),
-            compiler_options=compiler_options(platform_of(setting.kind)),
+            layers=config.num_layers,
+            compiler_options=compiler_options(
+                platform_of(setting.kind), divides_products=backends.divides_products
+            ),
             donate_argnums=1,
             out_shardings=(
                 shardings(state.kv_pages.sharding, everywhere, everywhere),
@@ -290,6 +305,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         pool=pool,
         proof=proof,
         cpu_seconds=cpu_seconds() - begin,
+        blob=4 * layout.size,
     )
 
 
@@ -346,7 +362,8 @@ def main(arguments: list[str] | None = None) -> int:
             missing.append(f"cannot prove anything for {setting.kind} here: {error}")
     proofs = [step.proof for step in steps]
     if steps:
-        print(f"jax {jax.__version__}\n\n{markdown(proofs)}\n{memory_document(steps)}")
+        tables = (markdown(proofs), launch_table(steps), memory_document(steps))
+        print("\n".join([f"jax {jax.__version__}\n", *tables]))
     if options.json:
         write_json(options.json, proofs)
     for line in missing:

@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.isolated import Inline, WorkerError
 from benchmarks.kernel_bench import search
 from benchmarks.kernel_bench.report import number, table
-from benchmarks.kernel_bench.run import device_worker
+from benchmarks.kernel_bench.run import Answering, device_worker
 from benchmarks.kernel_bench.tuning import KINDS, table_row
 
 KERNELS_OWN = "left to the kernel"
@@ -58,6 +59,41 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measure(
+    worker: Answering,
+    operations: list[str],
+    folder: Path,
+    *,
+    dry_run: bool,
+    rounds: int,
+    deadline: float,
+    progress: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """The search; tuning.json and tuning.md are written after every case.
+
+    Args:
+        worker: the process that owns the device.
+        operations: of KINDS.
+        folder: where to.
+        dry_run: tiny shapes: finds errors only.
+        rounds: turns of each choice.
+        deadline: time.monotonic() after which no choice is begun.
+        progress: called after every case as well.
+
+    Raises:
+        WorkerError: the device could not be used.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(found: dict[str, Any]) -> None:
+        (folder / "tuning.json").write_text(json.dumps(found, indent=1))
+        (folder / "tuning.md").write_text(markdown(found))
+        progress(found)
+
+    options = {"dry_run": dry_run, "torch": False, "rounds": rounds}
+    return search.search(worker, operations, options, deadline=deadline, progress=write)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """0 when the search ended, 1 when the device could not be used."""
     parser = argparse.ArgumentParser(
@@ -69,14 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes: finds errors only")
     parser.add_argument("--output", type=Path, help="folder for tuning.json and tuning.md")
     options = parser.parse_args(arguments)
-    deadline = time.monotonic() + options.budget_seconds
     folder = options.output or Path(tempfile.mkdtemp(prefix="tuning-"))
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def write(found: dict[str, Any]) -> None:
-        (folder / "tuning.json").write_text(json.dumps(found, indent=1))
-        (folder / "tuning.md").write_text(markdown(found))
-
     if options.dry_run:
         from benchmarks.kernel_bench.worker import Answers
 
@@ -84,12 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         worker = device_worker(with_torch=False)
     try:
-        found = search.search(
+        found = measure(
             worker,
             options.only or list(KINDS),
-            {"dry_run": options.dry_run, "torch": False, "rounds": options.rounds},
-            deadline=deadline,
-            progress=write,
+            folder,
+            dry_run=options.dry_run,
+            rounds=options.rounds,
+            deadline=time.monotonic() + options.budget_seconds,
         )
     except WorkerError as error:
         print(f"the search ended early: {error}; written to {folder}", file=sys.stderr)

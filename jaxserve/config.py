@@ -41,8 +41,9 @@ class EngineConfig:
             an output, and rounds each token's activations to 8-bit integers at every step; None
             keeps `dtype`.
         compile_ahead: programs that are compiled before the engine is ready, chosen by the device
-            kind when None; the rest are compiled in the background while a larger one serves.
-        compile_in_background: whether that rest is compiled at all.
+            kind when None: all on a GPU, which drops its recorded CUDA graphs when it compiles.
+        compile_in_background: whether the rest is compiled at all, while a larger one serves;
+            None: unless the device is a GPU.
         kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
         compilation_cache: where compiled programs are kept for the next start: "auto" (the user's
             cache folder), "off" or a folder.
@@ -72,7 +73,7 @@ class EngineConfig:
     linear_backend: str | None = None
     quantization: str | None = None
     compile_ahead: int | None = None
-    compile_in_background: bool = True
+    compile_in_background: bool | None = None
     kv_cache_memory_bytes: int | None = None
     compilation_cache: str = "auto"
     preset: str = "ab"
@@ -98,9 +99,13 @@ class EngineConfig:
             raise ValidationError("gpu_memory_utilization", share, "a number in (0, 1]")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValidationError("seed", self.seed, "an integer")
-        for name in ("skip_tokenizer_init", "overlap", "compile_in_background"):
+        for name in ("skip_tokenizer_init", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ValidationError(name, getattr(self, name), "true or false")
+        if not isinstance(self.compile_in_background, bool | None):
+            raise ValidationError(
+                "compile_in_background", self.compile_in_background, "true, false or none"
+            )
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:

@@ -112,7 +112,7 @@ def load_engine(
         dtype=resolved.dtype,
         load_format=resolved.load_format,
         seed=resolved.seed,
-        form=LinearForm(backends.linear, resolved.quantization),
+        form=LinearForm.of(backends, resolved.quantization),
     )
     loaded = time.monotonic()
     progress(f"loaded {resolved.model} in {loaded - chosen:.1f} s")
@@ -177,10 +177,8 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
         kv_heads=model.num_kv_heads // config.tensor_parallel_size,
     )
     chosen = choose_backends(device.device_kind, device.platform, shape)
-    if config.tensor_parallel_size > 1 and chosen.linear != "xla":
-        # XLA splits its own products over the devices and would gather the weights for others
-        reason = f"{chosen.reason}; sharded linear layers run on xla"
-        chosen = replace(chosen, linear="xla", reason=reason)
+    if config.tensor_parallel_size > 1:
+        chosen = chosen.sharded()
     for operation in ("decode", "prefill", "linear"):
         asked = getattr(config, f"{operation}_backend")
         if asked is not None:
@@ -191,6 +189,8 @@ def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Devic
             changed: dict[str, Any] = {operation: asked}
             if operation == "decode" and asked != chosen.decode_and_write:
                 changed["decode_and_write"] = None
+            if operation == "linear" and asked != "gpu":
+                changed["residual_norm"] = None
             chosen = replace(chosen, **changed)
     return chosen
 

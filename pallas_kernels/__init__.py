@@ -27,6 +27,8 @@ from pallas_kernels.quantized_matmul import (
     repack_awq,
     repack_gptq,
 )
+from pallas_kernels.residual_norm import residual_norm
+from pallas_kernels.rotate_and_write import rotate_and_write
 from pallas_kernels.tuning import ChipTuning, DecodeTuning, MatmulTuning, PrefillTuning, chip_tuning
 from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
 
@@ -57,6 +59,8 @@ __all__ = [
     "repack_awq",
     "repack_gptq",
     "require_backend",
+    "residual_norm",
+    "rotate_and_write",
     "storage_dtype",
     "write_kv",
     "write_kv_scaled",

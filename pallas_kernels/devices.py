@@ -23,8 +23,9 @@ HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 class Candidates:
     """Backends of each operation on a family of devices, the best first.
 
-    `decode_and_write` may have none: then the two operations are called. `head_dim_multiple`: heads
-    are stored padded with zeros to a multiple of so many elements.
+    `decode_and_write` and `rotate_and_write` may have none: then the two operations are called;
+    `residual_norm` too: then the linear layers do it. `head_dim_multiple`: heads are stored padded
+    with zeros to a multiple of so many elements.
     """
 
     decode: Sequence[str] = ("xla",)
@@ -33,6 +34,8 @@ class Candidates:
     write_kv: Sequence[str] = ("xla",)
     linear: Sequence[str] = ("xla",)
     matmul: Sequence[str] = ("xla",)
+    rotate_and_write: Sequence[str] = ()
+    residual_norm: Sequence[str] = ()
     head_dim_multiple: int = 1
 
 
@@ -55,12 +58,20 @@ FAMILIES = {
     "a Hopper GPU": Candidates(
         decode=("mosaic_gpu", "triton", "xla"),
         prefill=("mosaic_gpu", "triton", "xla"),
+        linear=("gpu", "xla"),
         matmul=("mosaic_gpu", "triton", "xla"),
+        rotate_and_write=("triton",),
+        residual_norm=("triton",),
     ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
-        decode=("triton", "xla"), prefill=("triton", "xla"), matmul=("triton", "xla")
+        decode=("triton", "xla"),
+        prefill=("triton", "xla"),
+        linear=("gpu", "xla"),
+        matmul=("triton", "xla"),
+        rotate_and_write=("triton",),
+        residual_norm=("triton",),
     ),
-    "an NVIDIA GPU": Candidates(),
+    "an NVIDIA GPU": Candidates(linear=("gpu", "xla")),
 }
 
 
@@ -80,6 +91,10 @@ class Backends:
         head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
         decode_and_write: for paged_decode_and_write, which a step calls in place of the two for
             its decode rows; None where the two are called.
+        rotate_and_write: for rotate_and_write, in place of split_rotate and write_kv; None where
+            the two are called.
+        residual_norm: for residual_norm between the linear layers, which must then be "gpu"; None
+            where they do that themselves.
     """
 
     decode: str
@@ -91,6 +106,23 @@ class Backends:
     linear: str = "xla"
     head_dim_multiple: int = 1
     decode_and_write: str | None = None
+    rotate_and_write: str | None = None
+    residual_norm: str | None = None
+
+    @property
+    def divides_products(self) -> bool:
+        """Whether the linear layers leave products in parts, for `residual_norm` to add."""
+        return self.residual_norm is not None
+
+    def sharded(self) -> Backends:
+        """The choice where the linear layers are divided over devices.
+
+        XLA divides its own products, and would gather the weights for others.
+        """
+        if self.linear == "xla":
+            return self
+        reason = f"{self.reason}; sharded linear layers run on xla"
+        return replace(self, linear="xla", residual_norm=None, reason=reason)
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""
@@ -106,6 +138,12 @@ class Backends:
         """The keyword arguments of paged_decode_and_write that the device decides."""
         assert self.decode_and_write
         return self._options(self.decode_and_write, tuning=self.tuning.decode)
+
+    @property
+    def rotate_and_write_options(self) -> dict[str, Any]:
+        """The keyword arguments of rotate_and_write that the device decides."""
+        assert self.rotate_and_write
+        return self._options(self.rotate_and_write)
 
     @property
     def prefill_options(self) -> dict[str, Any]:
@@ -184,11 +222,10 @@ def choose_backends(
             notes.append(f"the {name} {operation} kernel does not cover {refusal}")
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
-    together = [
-        name
-        for name in FAMILIES[family].decode_and_write
-        if _refusal("decode_and_write", name, judged) is None
-    ]
+    def together(operation: str) -> str | None:
+        names = getattr(FAMILIES[family], operation)
+        return next((name for name in names if _refusal(operation, name, judged) is None), None)
+
     decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
     if "native" in (decode, prefill, linear):
         notes.append(native.availability().reason)
@@ -200,7 +237,9 @@ def choose_backends(
         reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind),
         head_dim_multiple=multiple,
-        decode_and_write=together[0] if together else None,
+        decode_and_write=together("decode_and_write"),
+        rotate_and_write=together("rotate_and_write"),
+        residual_norm=together("residual_norm") if linear == "gpu" else None,
     )
 
 

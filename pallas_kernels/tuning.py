@@ -6,7 +6,9 @@ A chip without a row uses the defaults, which were chosen by reasoning, not by m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pallas_kernels.multiprocessors import multiprocessors
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,8 @@ class DecodeTuning:
         stages: blocks of keys and values on their way or being attended.
         consumers: warpgroups that attend (Mosaic GPU).
         num_warps: warps of a program (Triton).
-        multiprocessors: of the chip; the number of splits is chosen to fill them.
+        multiprocessors: of the chip, by default of the device that is traced for; the number of
+            splits is chosen to fill them.
         waves: thread blocks wanted for every multiprocessor.
     """
 
@@ -26,7 +29,7 @@ class DecodeTuning:
     stages: int = 4
     consumers: int = 1
     num_warps: int = 4
-    multiprocessors: int = 132
+    multiprocessors: int = field(default_factory=multiprocessors)
     waves: int = 2
 
 

@@ -17,26 +17,24 @@ from typing import Any
 
 import jax
 
+from benchmarks import tune_kernels
 from benchmarks.cuda_toolkit import toolkit_environment
-from benchmarks.gpu.decode_step import BUSY, LEAST, STEP
-from benchmarks.gpu.sections import SECTIONS, Several
+from benchmarks.gpu import advice
+from benchmarks.gpu.sections import EVERY, PARTS, SECTIONS, Several, Single, Table
 from benchmarks.gpu.setting import Section, bare_setting
-from benchmarks.gpu.worker import answer, answer_section
+from benchmarks.gpu.worker import Answers, answer_section
 from benchmarks.isolated import Inline, Worker, WorkerError, describe, importing_from
-from benchmarks.kernel_bench import plots, report
-from benchmarks.kernel_bench.cases import all_cases, dry_cases
-from benchmarks.kernel_bench.report import table
+from benchmarks.kernel_bench import plots, report, worker
 from benchmarks.kernel_bench.rows import Row, verdicts_by_target
 from benchmarks.kernel_bench.run import Answering, Build, device_worker, failures_of, run_cases
-from benchmarks.kernel_bench.worker import ROOT, Answers
+from benchmarks.kernel_bench.tuning import KINDS, table_row
 
+ROOT = worker.ROOT
 EXIT_FAILED = 1
 EXIT_NO_GPU = 3
-KERNELS = "kernels"  # the section that benchmarks/kernels.py is as well
-KERNELS_PART = 2
 START_LIMIT_S = 120
-TOGETHER = 3  # parts
-END_S = 15  # left for plots and the last report
+BUDGET_S = 450  # of a call of eight minutes, the last kill and the machine's start left out
+END_S = 15  # left for the last report
 MOST_FAILURES = 2  # of cases of a group that hang or crash: then the others are left out
 
 Results = dict[str, dict[str, Any]]
@@ -74,10 +72,19 @@ class Check:
         here = Inline(functools.partial(answer_section, setting))
         return here.call(request | {"do": do}, seconds)
 
+    def restart(self) -> str:
+        """Starts the device's process again outside of the next case's limit; why it does not."""
+        try:
+            self.ask("device", START_LIMIT_S)
+        except WorkerError as error:
+            return f"the device's process does not start again: {error}"
+        return ""
+
     def section(self, name: str) -> Section:
         """A whole section; a case that fails, crashes or hangs is a failure of the section."""
         found = Section()
         wanted = SECTIONS[name]
+        assert isinstance(wanted, (Single, Several))
         group: Callable[[Any], str] = wanted.group if isinstance(wanted, Several) else str
         end_s = END_S + (wanted.keep_s if isinstance(wanted, Several) else 0)
         failed: Counter[str] = Counter()
@@ -86,6 +93,14 @@ class Check:
             cases = self.ask_section(name, "cases", START_LIMIT_S) or [None]
         except WorkerError as error:
             return Section(failures=[str(error)])
+        if isinstance(wanted, Several) and wanted.prepare is not None:
+            try:
+                self.ask_section(name, "prepare", START_LIMIT_S)
+            except WorkerError as error:
+                found.failures.append(f"preparing: {error}")
+                if error.lost and (reason := self.restart()):
+                    found.failures.append(f"{len(cases)} cases were not run: {reason}")
+                    return found
         for done, case in enumerate(cases):
             if self.left < end_s:
                 found.failures.append(f"{len(cases) - done} cases were not run: time is up")
@@ -98,6 +113,10 @@ class Check:
             except WorkerError as error:
                 found.failures.append(f"{case or name}: {error}")
                 failed[group(case)] += error.lost
+                reason = self.restart() if error.lost else ""
+                if reason:
+                    found.failures.append(f"{len(cases) - done - 1} cases were not run: {reason}")
+                    break
                 continue
             self.shared |= answer["shared"]
             found.join(Section(**answer["section"]))
@@ -105,45 +124,80 @@ class Check:
             found.failures.append(f"{count} cases were not run: too many {name} failed")
         return found
 
+    def table(self, wanted: Table, folder: Path, progress: Callable[[Section], None]) -> Section:
+        """Cases of the kernel benchmark in the time that is left, written after each."""
+        section = Section(notes=[f"The rows are in {wanted.file}.md."])
 
-def kernels(
-    dry_run: bool, budget: float, folder: Path, progress: Callable[[Section], None]
-) -> Section:
-    """The kernel benchmark in the time that is left; its own files are kernels.json and so on."""
-    section = Section(notes=["The rows are in kernels.md."])
+        def written(rows: list[Row], device: dict[str, Any], notes: list[str]) -> None:
+            report.write(folder, wanted.file, rows, device, notes)
+            section.columns = ("target", "met", "of", "missed by")
+            section.rows = [
+                (target, met, met + len(missed), "; ".join(missed))
+                for target, (met, missed) in verdicts_by_target(rows).items()
+            ]
+            section.failures = failures_of(rows)
+            for row in rows:
+                if row.us is not None:
+                    what = f"us {row.case['operation']} {row.label}: {row.candidate}"
+                    self.shared[what] = row.us
+            progress(section)
 
-    def written(rows: list[Row], device: dict[str, Any], notes: list[str]) -> None:
-        report.write(folder, KERNELS, rows, device, notes)
-        section.columns = ("target", "met", "of", "missed by")
-        section.rows = [
-            (target, met, met + len(missed), "; ".join(missed))
-            for target, (met, missed) in verdicts_by_target(rows).items()
-        ]
-        section.failures = failures_of(rows)
-        progress(section)
-
-    answers = Answers() if dry_run else None
-    worker: Answering = Inline(answers) if answers else device_worker(with_torch=True)
-    build = None if dry_run else Build()
-    options = {"dry_run": dry_run, "torch": not dry_run, "rounds": 3}
-    try:
-        rows, device, notes = run_cases(
-            worker,
-            dry_cases() if dry_run else all_cases(),
-            options,
-            deadline=time.monotonic() + budget,
-            progress=written,
-            build=build,
+        torch = wanted.peers and not self.dry_run
+        device: Answering = (
+            Inline(worker.Answers()) if self.dry_run else device_worker(with_torch=torch)
         )
-    except WorkerError as error:
-        section.failures.append(str(error))
+        build = Build() if torch else None
+        options = {"dry_run": self.dry_run, "torch": torch, "peers": wanted.peers, "rounds": 3}
+        try:
+            rows, told, notes = run_cases(
+                device,
+                wanted.dry() if self.dry_run else wanted.cases(),
+                options,
+                deadline=time.monotonic() + self.left - END_S,
+                progress=written,
+                build=build,
+                limit_s=wanted.limit_s,
+            )
+        except WorkerError as error:
+            section.failures.append(str(error))
+            return section
+        finally:
+            device.close()
+            if build is not None:
+                build.close()
+        section.notes += [*notes, *drawn(plots.kernels, rows, told, folder, wanted.file)]
         return section
-    finally:
-        worker.close()
-        if build is not None:
-            build.close()
-    section.notes += [*notes, *drawn(plots.kernels, rows, device, folder)]
-    return section
+
+    def tuning(self, folder: Path, progress: Callable[[Section], None]) -> Section:
+        """The search for the kernels' static choices in the time that is left."""
+        section = Section(("operation", "backend", "best choice"), notes=["All is in tuning.md."])
+
+        def written(found: dict[str, Any]) -> None:
+            operations = found["operations"]
+            section.rows = [(n, entry["backend"], entry["best"]) for n, entry in operations.items()]
+            best = {name: entry["best"] for name, entry in operations.items()}
+            line = table_row(found["device"]["device_kind"], best)
+            section.notes = [section.notes[0], *([line] if any(best.values()) else [])]
+            progress(section)
+
+        device: Answering = (
+            Inline(worker.Answers()) if self.dry_run else device_worker(with_torch=False)
+        )
+        try:
+            tune_kernels.measure(
+                device,
+                list(KINDS),
+                folder,
+                dry_run=self.dry_run,
+                rounds=3,
+                deadline=time.monotonic() + self.left - END_S - tune_kernels.search.GRACE_S,
+                progress=written,
+            )
+        except WorkerError as error:
+            section.failures.append(str(error))
+        finally:
+            device.close()
+        return section
 
 
 def drawn(plot: Callable[..., Any], *arguments: Any) -> list[str]:
@@ -174,17 +228,55 @@ def markdown(kind: str, dry_run: bool, results: Results) -> str:
         lines += [f"## {name}", "", f"{result['seconds']} s"]
         lines += ["", *(f"FAILED: {failure}" for failure in result["failures"]), *result["notes"]]
         if result["rows"]:
-            lines += ["", *table(result["columns"], result["rows"])]
+            lines += ["", *report.table(result["columns"], result["rows"])]
         lines.append("")
     return "\n".join(lines)
 
 
-def chosen(only: list[str], part: int | None) -> list[str]:
+def chosen(only: list[str], part: str | None) -> list[str]:
     """Names of the sections to run: the machine and its bandwidth belong to every part."""
-    parts = {name: section.part for name, section in SECTIONS.items()} | {KERNELS: KERNELS_PART}
     if only:
-        return [name for name in parts if name in only]
-    return [name for name, place in parts.items() if part is None or place in (0, part)]
+        return [name for name in SECTIONS if name in only]
+    return [name for name, s in SECTIONS.items() if part in (None, s.part) or s.part == EVERY]
+
+
+class Pages:
+    """The files of a run: its results by section, its report, and the advice of all parts there.
+
+    Args:
+        folder: where they are.
+        part: of PARTS, or advice.ALL.
+        kind: of the device.
+        dry_run: said in the report.
+    """
+
+    def __init__(self, folder: Path, part: str, kind: str, dry_run: bool):
+        self._folder, self._part, self._kind, self._dry_run = folder, part, kind, dry_run
+        self.results: Results = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def reports(self) -> dict[str, advice.Report]:
+        """The parts that ran on this kind of device, by name."""
+        found = advice.reports_in([self._folder])
+        return {part: read for part, read in found.items() if read["device"] == self._kind}
+
+    def facts(self) -> dict[str, float]:
+        """The figures of the other parts, beside which this one's are told."""
+        reports = self.reports().values()
+        return {name: value for one in reports for name, value in one["facts"].items()}
+
+    def write(self, facts: dict[str, float]) -> None:
+        """All of them, from everything so far; a reader never sees half a file."""
+        told = {"device": self._kind, "facts": facts, "sections": self.results}
+        stem = f"gpu_check-{self._part}"
+        self._replace(f"{stem}.json", json.dumps(told, indent=1))
+        self._replace(f"{stem}.md", markdown(self._kind, self._dry_run, self.results))
+        self._replace("advice.md", advice.page(self.reports()))
+
+    def _replace(self, name: str, text: str) -> None:
+        partial = self._folder / f".{name}.partial"
+        partial.write_text(text)
+        partial.replace(self._folder / name)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -193,25 +285,28 @@ def parser() -> argparse.ArgumentParser:
         prog="benchmarks/gpu_check",
         description="Checks and measures jaxserve's kernels and engine on the GPU of this machine.",
     )
-    names = [*SECTIONS, KERNELS]
     made.add_argument(
         "--dry-run", action="store_true", help="run every section on the CPU with tiny shapes"
     )
     made.add_argument(
         "--only",
         action="append",
-        choices=names,
+        choices=SECTIONS,
         default=[],
         metavar="SECTION",
-        help=f"run this section (repeatable): {'; '.join(names)}",
+        help=f"run this section (repeatable): {'; '.join(SECTIONS)}",
     )
     made.add_argument(
         "--part",
-        choices=[f"{part}/{TOGETHER}" for part in range(1, TOGETHER + 1)],
-        help="1/3: correctness; 2/3: the kernels' speed; 3/3: the engine",
+        choices=PARTS,
+        help="A: smoke cases and anchors; B: the decode step; C: correctness, then tuning; "
+        "rest: everything else",
     )
     made.add_argument(
-        "--budget-seconds", type=float, default=570, help="what is not begun by then is left out"
+        "--budget-seconds",
+        type=float,
+        default=BUDGET_S,
+        help="what is not begun by then is left out",
     )
     made.add_argument("--output", type=Path, help="folder for the results")
     return made
@@ -220,7 +315,7 @@ def parser() -> argparse.ArgumentParser:
 def device_process(dry_run: bool) -> Answering:
     """What answers for the device: a process of its own, in a dry run this one."""
     if dry_run:
-        return Inline(answer)
+        return Inline(Answers())
     environment = importing_from(ROOT) | toolkit_environment()
     return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], environment)
 
@@ -240,8 +335,8 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.budget_seconds
     if options.dry_run:
         jax.config.update("jax_platforms", "cpu")
-    worker = device_process(options.dry_run)
-    check = Check(worker, options.dry_run, deadline)
+    device = device_process(options.dry_run)
+    check = Check(device, options.dry_run, deadline)
     try:
         kind = check.ask("device", START_LIMIT_S)
     except WorkerError as error:
@@ -249,39 +344,39 @@ def main(arguments: list[str] | None = None) -> int:
             f"gpu_check needs an NVIDIA GPU: {error}. --dry-run runs without one.",
             file=sys.stderr,
         )
-        worker.close()
+        device.close()
         return EXIT_NO_GPU
     folder = results_folder(options, kind)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = int(options.part[0]) if options.part else None
-    stem = f"gpu_check-part{part}" if part else "gpu_check"
-    results: Results = {}
+    pages = Pages(folder, options.part or advice.ALL, kind, options.dry_run)
+    check.shared |= pages.facts()
 
     def keep(name: str, begin: float, section: Section) -> None:
-        results[name] = {**asdict(section), "seconds": round(time.monotonic() - begin, 1)}
-        (folder / f"{stem}.json").write_text(json.dumps(results, indent=1))
-        (folder / f"{stem}.md").write_text(markdown(kind, options.dry_run, results))
+        seconds = round(time.monotonic() - begin, 1)
+        pages.results[name] = {**asdict(section), "seconds": seconds}
+        pages.write(check.shared)
 
-    for name in chosen(options.only, part):
+    for name in chosen(options.only, options.part):
         begin = time.monotonic()
         print(f"{name} ...", flush=True)
+        wanted = SECTIONS[name]
+        progress = functools.partial(keep, name, begin)
         if check.left < END_S:
             section = Section(failures=["not run: time is up"])
-        elif name == KERNELS:
-            worker.close()  # it would hold the device's memory
-            budget = check.left - END_S
-            progress = functools.partial(keep, KERNELS, begin)
-            section = guarded(functools.partial(kernels, options.dry_run, budget, folder, progress))
-        else:
+        elif isinstance(wanted, (Single, Several)):
             section = guarded(functools.partial(check.section, name))
-        if name == STEP:
-            section.notes += drawn(plots.steps, section.rows, (LEAST, BUSY, STEP), folder)
+        else:
+            device.close()  # it would hold the device's memory
+            run = functools.partial(check.tuning, folder)
+            if isinstance(wanted, Table):
+                run = functools.partial(check.table, wanted, folder)
+            section = guarded(functools.partial(run, progress))
         keep(name, begin, section)
         for failure in section.failures:
             print(f"  FAILED: {failure}", flush=True)
-    worker.close()
-    print(f"\n{markdown(kind, options.dry_run, results)}\nwritten to {folder}")
-    failed = [name for name, result in results.items() if result["failures"]]
+    device.close()
+    print(f"\n{markdown(kind, options.dry_run, pages.results)}\nwritten to {folder}")
+    print(f"\n{(folder / 'advice.md').read_text()}")
+    failed = [name for name, result in pages.results.items() if result["failures"]]
     if failed:
         print(f"FAILED: {', '.join(failed)}", file=sys.stderr)
     return EXIT_FAILED if failed else 0

@@ -24,7 +24,6 @@ from pallas_kernels import (
     paged_decode_attention,
     paged_prefill_attention,
 )
-from pallas_kernels.devices import PORTABLE
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import packed_lanes, paged_case
 
@@ -32,7 +31,9 @@ POOLS = ("bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
 HEAD_DIMS = (128, 64, 80, 96, 256)
 GROUPS = (4, 1, 8)
 PAGE_SIZES = (16, 32, 64, 128)
-SPLITS = (None, 1, 7)
+WHOLE, CUT = 200, 6000  # tokens: no kernel cuts so short a row, every GPU kernel so long a one
+LONGEST = (1500, WHOLE, CUT)
+QUERIES = (None, 4, None, 8, 1)  # of a decode row
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"window": 37},
@@ -52,16 +53,17 @@ class Small(NamedTuple):
     head_dim: int
     group: int
     page_size: int
-    splits: int | None
+    longest: int  # tokens of a decode row
     options: dict[str, Any]
+    queries: int | None = None
 
     @property
     def label(self) -> str:
         """For a table."""
         told = ", ".join(f"{name} {value}" for name, value in self.options.items())
-        splits = f", splits {self.splits}" if self.splits else ""
-        sizes = f"{2 * self.group}/2x{self.head_dim} page {self.page_size}"
-        return f"{self.pool} {sizes}{splits}{', ' if told else ''}{told}"
+        sizes = f"{2 * self.group}/2x{self.head_dim} page {self.page_size} up to {self.longest}"
+        sizes += f", {self.queries} queries" if self.queries else ""
+        return f"{self.pool} {sizes}{', ' if told else ''}{told}"
 
     @property
     def shape(self) -> AttentionShape:
@@ -73,6 +75,7 @@ class Small(NamedTuple):
             group=self.group,
             pool_dtype=jnp.dtype(self.pool),
             query_dtype=jnp.dtype("bfloat16" if eight_bits else self.pool),
+            queries=self.queries,
         )
 
 
@@ -84,7 +87,8 @@ def matrix() -> list[Small]:
         if pool not in ("int8", "float8_e4m3fn"):
             options = {name: value for name, value in options.items() if name != "per_page"}
         group, page_size = GROUPS[index % 3], PAGE_SIZES[index % 4]
-        found.append(Small(pool, head_dim, group, page_size, SPLITS[index // 2 % 3], options))
+        longest, queries = LONGEST[index // 2 % 3], QUERIES[index // 3 % 5]
+        found.append(Small(pool, head_dim, group, page_size, longest, options, queries))
     return found
 
 
@@ -123,9 +127,9 @@ def decode_problem(setting: Setting, small: Small, chosen: bool) -> Posed:
     page = small.page_size
     lengths = [3 * page - 1, 3 * page, 0, 1, page - 1, page, page + 1, 5 * page]
     if not setting.dry_run:
-        lengths += [int(length) for length in rng.integers(1, 1500, 5)]
-    problem = _paged(rng, small, lengths)
-    options = call_options(small, problem.q.shape[1], rng)
+        lengths += [small.longest, *(int(n) for n in rng.integers(1, small.longest, 4))]
+    problem = _paged(rng, small, lengths, queries=small.queries)
+    options = call_options(small, problem.q.shape[-2], rng)
     operands = (problem.q, problem.kv_pages, problem.page_table, problem.lengths)
     programs: Programs = {}
     for backend, interpret in setting.covering("decode", small.shape, chosen):
@@ -133,7 +137,6 @@ def decode_problem(setting: Setting, small: Small, chosen: bool) -> Posed:
             paged_decode_attention,
             backend=backend,
             interpret=interpret,
-            splits=None if backend in PORTABLE else small.splits,
             **_on_device(options),
             **problem.options,
         )
@@ -169,6 +172,7 @@ def run_all(section: Section, label: str, programs: Programs) -> Iterator[tuple[
 
 def prefill_problem(setting: Setting, small: Small, chosen: bool) -> tuple[Posed, PrefillLanes]:
     """Prefill attention by the backend that is chosen, or by the others; and its lanes."""
+    small = small._replace(queries=None)
     rng = np.random.default_rng(1)
     chunks, contexts = setting.pick((CHUNKS, CONTEXTS), ((20, 0, 1, 9), (0, 5, 40, 17)))
     lanes, region = packed_lanes(rng, list(chunks), list(contexts), gaps=True)
@@ -191,7 +195,7 @@ def prefill_problem(setting: Setting, small: Small, chosen: bool) -> tuple[Posed
 
 def prefill(setting: Setting, case: str, *, chosen: bool) -> Section:
     """One problem of prefill attention by the backend that is chosen, or by the others."""
-    small = as_small(case)
+    small = as_small(case)._replace(queries=None)
     (problem, options, programs), lanes = prefill_problem(setting, small, chosen)
     want = oracle.prefill(
         problem.q, problem.kv_pages, problem.page_table, lanes, **options, **problem.options

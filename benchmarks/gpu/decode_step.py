@@ -1,7 +1,9 @@
-"""Section: the engine on a full-size shape with random weights; its decode step in parts.
+"""Sections: the decode step of full-size shapes with random weights, its kernels and its programs.
 
-One case is one batch size: tok/s over whole requests, then the step in the steady state, next to
-the least time that its bytes need at the copy bandwidth, then where the device spends it.
+The cases of a section share one engine, whose programs are compiled at the same time. A case is
+whole requests in tok/s, then the step in the steady state by the host's clock, with CUDA graphs as
+an engine has them, beside the least time of its operations; then the shares of its kernels. Under
+the profiler there are no graphs: what it says of times is told as shares.
 """
 
 from __future__ import annotations
@@ -10,34 +12,47 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from benchmarks.device_busy import BUSY_TARGET, measure_busy
 from benchmarks.device_trace import NoTraceError, traced
 from benchmarks.gpu.engine import TINY, begin_decoding, make_llm
+from benchmarks.gpu.kernel_classes import by_class
+from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
-from jaxserve import LLM
+from jaxserve import LLM, SamplingParams
 from jaxserve.bench.measure import run_workload
-from jaxserve.bench.shapes import SHAPES, write_config
-from jaxserve.bench.workloads import WorkItem, bytes_moved, fixed, uniform
+from jaxserve.bench.shapes import write_config
+from jaxserve.bench.workloads import WorkItem, fixed, uniform
 from jaxserve.engine import Engine
 from jaxserve.execution import runner
-from jaxserve.execution.batch import StepShape
 from jaxserve.execution.defaults import device_defaults
+from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
-from jaxserve.sampling.variant import Variant
+from jaxserve.execution.shapes import StepShape
 
-MIXED, MIXED_SLOTS = "mixed", 64
-# batches of each shape, or the mixed workload; the most telling ones first
-CASES: dict[str, tuple[int | str, ...]] = {
-    "llama-3-8b": (64, 16, 1, 256, MIXED),
-    "llama-2-7b": (16, 64),
-}
-DRY_SHAPE, DRY_CASES = "llama-125m", (2, MIXED)
+FILTERED, GREEDY, UNGRAPHED, MIXED = "filtered", "greedy", "graphs-off", "mixed"
+MIXED_SLOTS = 64
+LLAMA_3, LLAMA_2 = "llama-3-8b", "llama-2-7b"
+# the cases of each section, the most telling ones first
+STEPS = tuple(
+    f"{LLAMA_3} {case}"
+    for case in (
+        f"{FILTERED} 64", f"{FILTERED} 16", f"{FILTERED} 1", f"{FILTERED} 256",
+        f"{GREEDY} 64", f"{UNGRAPHED} 64",
+    )
+)  # fmt: skip
+MIXES = (f"{LLAMA_3} {MIXED} {MIXED_SLOTS}",)
+OLDER = (f"{LLAMA_2} {FILTERED} 16", f"{LLAMA_2} {FILTERED} 64")
+DRY_SHAPE, DRY_ROWS = "llama-125m", 2
+SAMPLING = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}  # of filtered requests
+# a program of XLA on a GPU that is launched kernel by kernel
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": "", "xla_gpu_graph_min_graph_size": str(2**31 - 1)}
 LENGTH = 128  # tokens of a prompt and of an output
 MAX_MODEL_LEN = 512
 PAGE_SIZE = device_defaults("gpu").page_size
@@ -47,45 +62,113 @@ WAIT_STEPS = 4  # after the prompts: the first decode steps may still be one pro
 SHOWN_KERNELS = 8
 ROOFLINE_TARGET = 1.25  # times the least time
 BACKLOG_S = 2.0  # traced, and as long untraced
-LEAST, BUSY, STEP = "least time", "device busy", "decode step"  # parts that the plot shows
+LEAST, BUSY, STEP = "least time", "kernels", "decode step"
 
 
-def cases(setting: Setting, shape: str) -> list[str]:
-    """Shape and batch size, or the mixed workload."""
-    batches = setting.pick(CASES[shape], DRY_CASES)
-    return [f"{setting.pick(shape, DRY_SHAPE)} {batch}" for batch in batches]
+class Case(NamedTuple):
+    """One workload: the shape of the model, how tokens are chosen, and rows of the step."""
+
+    shape: str
+    kind: str
+    rows: int
+
+    @staticmethod
+    def of(text: str) -> Case:
+        """From "shape kind rows"."""
+        shape, kind, rows = text.split()
+        return Case(shape, kind, int(rows))
+
+    @property
+    def program(self) -> StepShape:
+        """Of its decode steps."""
+        return StepShape(self.rows, 0, 0, FAST, 0)
 
 
-def measured_shapes(
-    wanted: list[StepShape], batch: int, prompt_tokens: int | None
-) -> list[StepShape]:
-    """Of the programs that an engine wants, those that greedy steps of so many rows run on.
+@dataclass(frozen=True, slots=True)
+class SampledItem(WorkItem):
+    """A request whose tokens are drawn from a filtered distribution."""
 
-    One for prompts, the smallest that takes so many tokens at once, or all for prompts of any
-    length (None); and one for decode steps.
+    def params(self, **how: Any) -> SamplingParams:
+        return replace(WorkItem.params(self, **how), seed=0, **SAMPLING)
+
+
+@dataclass(slots=True)
+class Bed:
+    """An engine, and the seconds in which each of its programs was compiled."""
+
+    llm: LLM
+    compile_s: dict[str, float] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        self.llm.close()
+
+
+def cases(setting: Setting, every: tuple[str, ...]) -> list[str]:
+    """Shape, kind and rows of every case; in a dry run one of each kind."""
+    kinds = dict.fromkeys(Case.of(case).kind for case in every)
+    return setting.pick(list(every), [f"{DRY_SHAPE} {kind} {DRY_ROWS}" for kind in kinds])
+
+
+def measured_shapes(wanted: list[StepShape], found: list[Case]) -> list[StepShape]:
+    """Of the programs that an engine wants, those on which the steps of some cases run.
+
+    The first two serve every step of the cases: the largest for prompts and for decode steps. The
+    smallest for prompts follows, which one short request takes.
     """
-    fitting = [s for s in wanted if s.variant == Variant.GREEDY and s.num_decode >= batch]
+    rows = max(case.rows for case in found)
+    fitting = [s for s in wanted if s.features == FAST]
     mixed = sorted(
         (s for s in fitting if s.num_prefill), key=lambda s: (s.num_decode, s.num_prefill)
     )
-    decode = min((s for s in fitting if not s.num_prefill), key=lambda s: s.num_decode)
-    if prompt_tokens is not None:
-        mixed = [next((s for s in mixed if s.num_prefill >= prompt_tokens), mixed[-1])]
-    return [*mixed, decode]
+    decode = min(
+        (s for s in fitting if not s.num_prefill and s.num_decode >= rows),
+        key=lambda s: s.num_decode,
+    )
+    prompts = mixed if any(case.kind == MIXED for case in found) else mixed[:1]
+    exact = [case.program for case in found if case.program in wanted]
+    return list(dict.fromkeys([mixed[-1], decode, *prompts, *exact]))
 
 
 @contextmanager
-def compiling_only(batch: int, prompt_tokens: int | None) -> Iterator[None]:
-    """Engines that are made in this block compile the programs that are measured and no others.
+def compiling_only(found: list[Case], seconds: dict[str, float]) -> Iterator[None]:
+    """Engines made in this block compile the programs that are measured and no others.
 
-    Their own first programs serve requests of every kind: more work a step than greedy ones need,
-    and minutes of compilation.
+    Their own first programs serve requests of every kind: minutes of compilation. What each takes,
+    several at the same time, is put into `seconds`.
     """
+    compile_program: Callable[..., Any] = runner.Runner.compile_program
 
-    def few(*sizes: Any) -> list[StepShape]:
-        return measured_shapes(wanted_shapes(*sizes), batch, prompt_tokens)
+    def few(*sizes: Any, **named: Any) -> list[StepShape]:
+        return measured_shapes(wanted_shapes(*sizes, **named), found)
 
-    with mock.patch.object(runner, "wanted_shapes", few):
+    def timed(self: Any, shape: StepShape, *others: Any) -> Any:
+        begin = time.perf_counter()
+        program = compile_program(self, shape, *others)
+        seconds[shape.name] = time.perf_counter() - begin
+        return program
+
+    with (
+        mock.patch.object(runner, "wanted_shapes", few),
+        mock.patch.object(runner.Runner, "compile_program", timed),
+    ):
+        yield
+
+
+@contextmanager
+def without_graphs(bed: Bed, shape: StepShape) -> Iterator[None]:
+    """In this block steps of a shape run on a program that is launched kernel by kernel."""
+    engine = bed.llm._engine
+    options = {**engine.runner._compiler_options, **NO_GRAPHS}
+    begin = time.perf_counter()
+    with mock.patch.object(engine.runner, "_compiler_options", options):
+        program = engine.runner.compile_program(shape)
+    bed.compile_s[f"{shape.name}, no graphs"] = time.perf_counter() - begin
+    table = engine.runner.programs
+    with (
+        mock.patch.object(table, "_programs", {**table._programs, shape: program}),
+        mock.patch.object(table, "_choices", {}),
+    ):
         yield
 
 
@@ -94,9 +177,9 @@ def rate_key(shape: str, batch: int | str) -> str:
     return f"tok_s {shape} {batch}"
 
 
-def copy_bandwidth(setting: Setting) -> float:
-    """GB/s that this run measured; NaN where that section failed, which costs no step's time."""
-    return setting.shared.get("copy_gb_s", math.nan)
+def step_key(case: str, part: str = STEP) -> str:
+    """Where later sections and the advice find the milliseconds of a part of a case's step."""
+    return f"ms {case}: {part}"
 
 
 def step_seconds(engine: Engine, steps: int) -> float:
@@ -113,127 +196,141 @@ def mixed_items(setting: Setting, vocab: int) -> list[WorkItem]:
     return uniform(count, 8, longest, vocab, seed=1234)
 
 
-def mixed(setting: Setting, llm: LLM, vocab: int, shape: str, slots: int) -> Section:
-    """The mixed workload; then in how much of the time the device is busy under a backlog."""
-    items = mixed_items(setting, vocab)
-    run_workload(llm, items)
-    run = run_workload(llm, items)
-    rate, wide = run.output_tokens_per_second, run.gigabytes_per_second
-    share = 100 * wide / copy_bandwidth(setting)
-    what = f"{shape}, mixed, {len(items)} requests at {slots} slots"
-    values = (round(rate, 1), round(1e3 * run.elapsed_time / run.num_steps, 3))
-    setting.shared[rate_key(shape, MIXED)] = rate
-    section = Section(rows=[(what, "whole requests", *values, f"{wide:.0f} GB/s, {share:.0f} %")])
-    try:
-        found = measure_busy(llm, items, slots, setting.pick(BACKLOG_S, 0.05))
-    except NoTraceError as error:
-        section.failures.append(f"{what}: {error}")
-        return section
-    verdict = "met" if found.busy >= BUSY_TARGET else "missed"
-    told = f"{100 * found.busy:.1f} % busy; >= {BUSY_TARGET:.0%}: {verdict}"
-    told += f"; untraced step {found.step_ms:.3f} ms, at least {100 * found.bound:.1f} % busy"
-    traced_ms = round(found.traced_ms, 3)
-    section.rows.append((what, "device under a backlog, traced step", "", traced_ms, told))
-    return section
-
-
-def decode_step(setting: Setting, case: str) -> Section:
-    """One batch size, or the mixed workload at 64 slots."""
-    columns = ("workload", "part", "tok/s or calls", "ms", "remark")
-    shape, kind = case.split()
-    overrides: dict[str, Any] = setting.pick({}, TINY)
-    vocab = (SHAPES[shape] | overrides)["vocab_size"]
-    batch = setting.pick(MIXED_SLOTS, 2) if kind == MIXED else int(kind)
-    length = setting.pick(LENGTH, 8)
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_config(shape, Path(name), **overrides)
-        slots = max(2, batch)
-        with compiling_only(batch, None if kind == MIXED else batch * length):
+def bed_of(setting: Setting, shape: str, every: list[Case]) -> Bed:
+    """The engine of a section's cases; the first of them makes it."""
+    if shape not in setting.held:
+        slots = max(2, *(case.rows for case in every))
+        seconds: dict[str, float] = {}
+        with tempfile.TemporaryDirectory() as name, compiling_only(every, seconds):
             llm = make_llm(
-                folder,
+                write_config(shape, Path(name), **setting.pick({}, TINY)),
                 max_num_seqs=slots,
                 max_model_len=MAX_MODEL_LEN,
                 # every slot at its longest, and the trash page; to plan it would cost a compilation
                 num_pages=slots * MAX_MODEL_LEN // PAGE_SIZE + 1,
                 compile_ahead=ALL,
             )
-        try:
-            startup = f"start-up {llm.startup_seconds:.1f} s"
-            if kind == MIXED:
-                section = mixed(setting, llm, vocab, shape, batch)
-            else:
-                section = steady(setting, llm, f"{shape}, batch {batch}", batch, length, vocab)
-                setting.shared[rate_key(shape, batch)] = section.rows[0][2]
-        finally:
-            llm.close()
-    section.columns = columns
-    section.notes.append(f"{case}: {startup}")
+        setting.held[shape] = Bed(llm, seconds)
+    return setting.held[shape]
+
+
+def decode_step(setting: Setting, text: str, every: tuple[str, ...]) -> Section:
+    """One case; the engine is dropped where it fails, since it may hold half of a workload."""
+    case = Case.of(text)
+    new = case.shape not in setting.held
+    bed = bed_of(setting, case.shape, [Case.of(other) for other in cases(setting, every)])
+    try:
+        if case.kind == MIXED:
+            section = mixed(setting, bed.llm, text, case)
+        elif case.kind == UNGRAPHED:
+            with without_graphs(bed, case.program):
+                section = steady(setting, bed.llm, text, case)
+        else:
+            section = steady(setting, bed.llm, text, case)
+    except BaseException:
+        setting.held.pop(case.shape).close()
+        raise
+    section.columns = ("workload", "part", "calls or tok/s", "ms", "remark")
+    if new:
+        section.notes.append(f"{case.shape}: start-up {bed.llm.startup_seconds:.1f} s")
+    told = bed.compile_s if new else {k: v for k, v in bed.compile_s.items() if "no graphs" in k}
+    for program, seconds in told.items():
+        section.rows.append((case.shape, f"compilation of {program}", "", round(1e3 * seconds), ""))
+        setting.shared[f"compile_s {case.shape} {program}"] = seconds
     return section
 
 
-def steady(setting: Setting, llm: LLM, what: str, batch: int, length: int, vocab: int) -> Section:
-    """Whole requests, then the decode step alone, then its kernels."""
-    section = Section()
-    copy = copy_bandwidth(setting)
-    items = fixed(batch, length, length, vocab, seed=0)
+def mixed(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
+    """The mixed workload; then in how much of the time the device is busy under a backlog."""
+    items = mixed_items(setting, llm.model_config.vocab_size)
     run_workload(llm, items)
     run = run_workload(llm, items)
-    wide = run.gigabytes_per_second
-    section.rows.append(
-        (
-            what,
-            f"whole requests, {length}/{length}",
-            round(run.output_tokens_per_second, 1),
-            round(1e3 * run.elapsed_time / run.num_steps, 3),
-            f"{wide:.0f} GB/s, {100 * wide / copy:.0f} % of copying",
-        )
-    )
+    rate, wide = run.output_tokens_per_second, run.gigabytes_per_second
+    values = (round(rate, 1), round(1e3 * run.elapsed_time / run.num_steps, 3))
+    setting.shared[rate_key(case.shape, MIXED)] = rate
+    told = f"{len(items)} requests, {wide:.0f} GB/s"
+    section = Section(rows=[(what, "whole requests", *values, told)])
+    try:
+        found = measure_busy(llm, items, case.rows, setting.pick(BACKLOG_S, 0.05))
+    except NoTraceError as error:
+        section.failures.append(f"{what}: {error}")
+        return section
+    verdict = "met" if found.busy >= BUSY_TARGET else "missed"
+    told = f"{100 * found.busy:.1f} % busy; >= {BUSY_TARGET:.0%}: {verdict}"
+    told += f"; traced step {found.traced_ms:.3f} ms, {100 * found.traced:.1f} % busy in the trace"
+    section.rows.append((what, "step under a backlog", "", round(found.step_ms, 3), told))
+    return section
+
+
+def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
+    """Whole requests, then the decode step alone, then its kernels."""
+    section = Section()
+    config, batch, length = llm.model_config, case.rows, setting.pick(LENGTH, 8)
+
+    def requests(output: int, seed: int) -> list[WorkItem]:
+        made = fixed(batch, length, output, config.vocab_size, seed)
+        if case.kind in (GREEDY, MIXED):
+            return made
+        return [SampledItem(item.prompt_token_ids, item.output_len) for item in made]
+
+    items = requests(length, 0)
+    run_workload(llm, items)
+    run = run_workload(llm, items)
+    rate = run.output_tokens_per_second
+    if case.kind == FILTERED:
+        setting.shared[rate_key(case.shape, batch)] = rate
+    per_step = round(1e3 * run.elapsed_time / run.num_steps, 3)
+    told = f"{length}/{length} tokens, {run.gigabytes_per_second:.0f} GB/s"
+    section.rows.append((what, "whole requests", round(rate, 1), per_step, told))
     timed, seen = setting.pick((TIMED_STEPS, TRACED_STEPS), (2, 2))
-    prompts = fixed(batch, length, WAIT_STEPS + timed + seen + 8, vocab, seed=1)
-    engine = begin_decoding(llm, prompts)
+    engine = begin_decoding(llm, requests(WAIT_STEPS + timed + seen + 8, 1))
     for _ in range(WAIT_STEPS):
         engine.step()
     before = llm.stats()
     seconds = step_seconds(engine, timed)
     after = llm.stats()
     # every row reads its prompt and half of what it has generated by then
-    read = bytes_moved(fixed(batch, length, 1, vocab, seed=1), 1, llm.footprint)
-    read += batch * (WAIT_STEPS + timed // 2) * llm.footprint.kv_bytes_per_token
-    least = read / (copy * 1e9)
+    tokens = batch * (length + WAIT_STEPS + timed // 2)
+    by_kind = least_by_kind(operations(config, batch, tokens), setting.ceilings)
+    least = sum(by_kind.values())
     ratio = seconds / least
     verdict = "met" if ratio <= ROOFLINE_TARGET else "missed"
     verdict = verdict if math.isfinite(ratio) else "unknown"
-    section.rows.append((what, LEAST, "", round(1e3 * least, 3), f"at {copy:.0f} GB/s"))
-    section.rows.append(
-        (
-            what,
-            STEP,
-            round(batch / seconds, 1),
-            round(1e3 * seconds, 3),
-            f"{ratio:.2f}x the least time; <= {ROOFLINE_TARGET}x: {verdict}",
-        )
-    )
+    parts = ", ".join(f"{kind} {1e3 * value:.3f}" for kind, value in by_kind.items())
+    section.rows.append((what, LEAST, "", round(1e3 * least, 3), f"by bytes or FLOPs: {parts}"))
+    idle = (after.times.device_idle - before.times.device_idle) / timed
+    told = f"{ratio:.2f}x the least time; <= {ROOFLINE_TARGET}x: {verdict}; the device is busy in "
+    told += f"at least {100 * (1 - idle / seconds):.1f} % of it by the host's clock"
+    section.rows.append((what, STEP, round(batch / seconds, 1), round(1e3 * seconds, 3), told))
+    setting.shared[step_key(what)] = 1e3 * seconds
+    setting.shared[step_key(what, LEAST)] = 1e3 * least
     for phase in ("plan", "pack", "dispatch", "wait", "commit", "device_idle"):
         spent = getattr(after.times, phase) - getattr(before.times, phase)
         section.rows.append((what, f"host: {phase}", "", round(1e3 * spent / timed, 4), ""))
     # in the last words of this process, should the profiler take it along
     print(section.rows, file=sys.stderr, flush=True)
     try:
-        kernels = traced(lambda: step_seconds(engine, seen))
+        trace = traced(lambda: step_seconds(engine, seen))
     except NoTraceError as error:
         section.failures.append(f"{what}: {error}")
         return section
-    section.rows.append(
-        (
-            what,
-            BUSY,
-            "",
-            round(1e3 * kernels.busy / seen, 3),
-            f"{100 * kernels.busy / kernels.span:.1f} % of the traced time",
-        )
-    )
-    for name, calls, spent in kernels.largest(SHOWN_KERNELS):
-        share = 100 * spent / kernels.busy
-        row = (what, name, calls, round(1e3 * spent / seen, 4), f"{share:.1f} % of busy")
-        section.rows.append(row)
+    finally:
+        while engine.has_work:  # the next case finds it idle
+            engine.step()
+    busy = trace.busy / seen
+    setting.shared[step_key(what, BUSY)] = 1e3 * busy
+    told = f"in the trace: {100 * trace.busy / trace.span:.1f} % of its time, with no graphs; "
+    told += f"{100 * busy / seconds:.0f} % of the step that is served"
+    section.rows.append((what, BUSY, "", round(1e3 * busy, 3), told))
+    for name, found in by_class(trace, seen).items():
+        spent, pauses = 1e3 * found.seconds, 1e3 * found.pauses
+        told = f"{100 * found.seconds / busy:.1f} % of busy; pauses before them {pauses:.3f} ms"
+        if name in by_kind:
+            told += f"; at least {1e3 * by_kind[name]:.3f} ms"
+        setting.shared[step_key(what, f"class {name}")] = spent
+        setting.shared[step_key(what, f"least of {name}")] = 1e3 * by_kind.get(name, 0.0)
+        section.rows.append((what, f"class: {name}", round(found.calls, 1), round(spent, 4), told))
+    for name, calls, spent in trace.largest(SHOWN_KERNELS):
+        share = f"{100 * spent / trace.busy:.1f} % of busy"
+        section.rows.append((what, name, calls, round(1e3 * spent / seen, 4), share))
     return section

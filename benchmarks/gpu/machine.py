@@ -1,4 +1,4 @@
-"""Section: what the machine is."""
+"""Sections: what the machine is, and what it can do at most."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import jax
 import jaxlib
 
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.kernel_bench.bench import measure_ceilings
 
 
 def machine(setting: Setting) -> Section:
@@ -40,3 +42,16 @@ def machine(setting: Setting) -> Section:
         )
         rows.append((wanted, query.stdout.strip()))
     return Section(columns=("fact", "value"), rows=rows)
+
+
+def bandwidth(setting: Setting) -> Section:
+    """Copy of an array far larger than any cache, and a large bf16 product."""
+    ceilings = measure_ceilings(setting.memory, setting.dry_run)
+    setting.shared |= asdict(ceilings)
+    return Section(
+        columns=("operation", "rate", "unit"),
+        rows=[
+            ("copy, read + write", round(ceilings.copy_gb_s, 1), "GB/s"),
+            ("dense bf16 product", round(ceilings.matmul_tflop_s, 1), "TFLOP/s"),
+        ],
+    )

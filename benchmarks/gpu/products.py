@@ -40,11 +40,19 @@ REFUSALS = "KernelError"
 TOLERANCE = 1e-2  # bfloat16 operands, float32 sums, a bfloat16 result
 
 
-def cases(setting: Setting) -> list[str]:
+def case_of(setting: Setting, format_name: str) -> str:
+    """A format by the backend that the device's family has first, as JSON."""
+    if setting.dry_run:
+        return json.dumps(("xla", format_name, (64, 256)))
+    return json.dumps((backends_of(setting.device_kind, "gpu")[0], format_name, SHAPE))
+
+
+def cases(setting: Setting, chosen: bool) -> list[str]:
     """Backend, format and shape as JSON; each is run for every number of rows."""
     if setting.dry_run:
-        return [json.dumps(("xla", "int4 g128", (64, 256)))]
+        return [json.dumps(("xla" if chosen else "reference", "int4 g128", (64, 256)))]
     backends = backends_of(setting.device_kind, "gpu")
+    backends = backends[:1] if chosen else backends[1:]
     return [json.dumps((*pair, SHAPE)) for pair in itertools.product(backends, FORMATS)]
 
 

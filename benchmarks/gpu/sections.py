@@ -1,25 +1,31 @@
-"""The sections of gpu_check in the order in which they run; a new one is appended here."""
+"""The sections of gpu_check in the order in which they run; a new one is appended to its part."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu import (
-    bandwidth,
     correctness,
     decode_step,
     engine,
     large,
     machine,
-    peers,
+    memcheck,
+    other_engines,
     products,
-    vllm_peer,
+    smoke,
+    torch_peer,
     writes,
 )
+from benchmarks.gpu.decode_step import LLAMA_2, LLAMA_3
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.kernel_bench.cases import Case, all_cases, anchor_cases, dry_cases
+
+PARTS = ("A", "B", "C", "rest")
+EVERY = ""  # in place of a part: the section belongs to each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +34,12 @@ class Single:
 
     Attributes:
         run: finds it.
-        part: of the three into which gpu_check may be divided.
+        part: of PARTS, or EVERY.
         limit_s: seconds after which it is taken for hung.
     """
 
     run: Callable[[Setting], Section]
-    part: int
+    part: str
     limit_s: float = 120
 
 
@@ -48,55 +54,116 @@ class Several:
         apart: it uses the device in a process of its own, and wants all of its memory there.
         group: of a case: after some failures the other cases of its group are left out.
         keep_s: seconds left to the sections after it; it begins no case later.
+        prepare: what is done for all cases before, such as compiling their programs.
     """
 
     cases: Callable[[Setting], list[str]]
     run: Callable[[Setting, str], Section]
-    part: int
+    part: str
     limit_s: float = 60
     apart: bool = False
     group: Callable[[str], str] = lambda case: ""
     keep_s: float = 0
+    prepare: Callable[[Setting], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cases of the kernel benchmark, which has a process of its own.
+
+    Attributes:
+        part: as for Single.
+        file: its rows are written to FILE.json and FILE.md.
+        cases: what is measured.
+        dry: what is measured in a dry run.
+        peers: whether others are measured as well, torch's among them.
+        limit_s: of a case.
+    """
+
+    part: str
+    file: str
+    cases: Callable[[], list[Case]]
+    dry: Callable[[], list[Case]]
+    peers: bool
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The search of tune_kernels in the time that is left."""
+
+    part: str
+
+
+AnySection = Single | Several | Table | Tuning
+CHOSEN = {"part": "C", "limit_s": 45, "keep_s": 200}  # tuning begins in time
+OTHERS = {"part": "rest", "limit_s": 45}
 
 
 def attention(run: Callable[..., Section], cases: Any, *, chosen: bool) -> Several:
     """Correctness of the backend that is chosen for each case, or of the others."""
-    return Several(cases, functools.partial(run, chosen=chosen), 1, 45)
+    options: dict[str, Any] = CHOSEN if chosen else OTHERS
+    return Several(cases, functools.partial(run, chosen=chosen), **options)
 
 
-def of_model(shape: str, section: Several) -> Several:
-    """The cases of one model's shape."""
-    return replace(section, cases=functools.partial(section.cases, shape=shape))
+def quantised(*, chosen: bool) -> Several:
+    """Correctness of quantised products, likewise."""
+    options: dict[str, Any] = CHOSEN if chosen else OTHERS
+    cases = functools.partial(products.cases, chosen=chosen)
+    return Several(cases, products.products, group=products.backend_of, **options)
 
 
-LLAMA_3, LLAMA_2 = "llama-3-8b", "llama-2-7b"
-STEPS = Several(decode_step.cases, decode_step.decode_step, 3, 240, keep_s=100)
-TRANSFORMERS = Several(peers.cases, peers.generate, 3, 200, apart=True)
+def steps(every: tuple[str, ...], part: str, keep_s: float = 0) -> Several:
+    """Decode steps; the first case makes the engine and compiles all programs of the section."""
+    cases = functools.partial(decode_step.cases, every=every)
+    run = functools.partial(decode_step.decode_step, every=every)
+    return Several(cases, run, part, 270, keep_s=keep_s)
+
+
+def beside(
+    run: Callable[[Setting, str], Section], shape: str, part: str, limit_s: float = 120
+) -> Several:
+    """What others make of a model's shape."""
+    cases = functools.partial(other_engines.cases, shape=shape)
+    return Several(cases, run, part, limit_s, apart=True)
+
+
+transformers = functools.partial(other_engines.generate, engine=other_engines.TRANSFORMERS)
+vllm = functools.partial(other_engines.generate, engine=other_engines.VLLM)
+
 
 # within a part the ones that matter most come first: what is not begun in time is left out
-SECTIONS: dict[str, Single | Several] = {
-    "machine": Single(machine.machine, 0),
-    "bandwidth": Single(bandwidth.bandwidth, 0),
+SECTIONS: dict[str, AnySection] = {
+    "machine": Single(machine.machine, EVERY),
+    "bandwidth": Single(machine.bandwidth, EVERY),
+    "smoke": Several(smoke.cases, smoke.run, "A", smoke.LIMIT_S, group=str, prepare=smoke.prepare),
+    "memcheck": Several(
+        memcheck.cases, memcheck.memcheck, "A", memcheck.LIMIT_S + 10, apart=True, keep_s=150
+    ),
+    "anchors": Table("A", "anchors", anchor_cases, dry_cases, peers=False, limit_s=40),
+    "decode step": steps(decode_step.STEPS, "B", keep_s=130),
+    "torch step": beside(torch_peer.torch_step, LLAMA_3, "B"),
+    "transformers": beside(transformers, LLAMA_3, "B"),
     "decode correctness": attention(correctness.decode, correctness.cases, chosen=True),
     "prefill correctness": attention(correctness.prefill, correctness.cases, chosen=True),
+    "matmul correctness": quantised(chosen=True),
+    "write_kv correctness": Single(writes.correctness, "C"),
+    "engine correctness": Single(engine.correctness, "C", 180),
     "decode correctness, large": attention(large.decode, large.cases, chosen=True),
-    "write_kv correctness": Single(writes.correctness, 1),
-    "matmul correctness": Several(
-        products.cases, products.products, 1, 45, group=products.backend_of
-    ),
-    "engine correctness": Single(engine.correctness, 1, 180),
+    "tuning": Tuning("C"),
+    "kernels": Table("rest", "kernels", all_cases, dry_cases, peers=True, limit_s=90),
+    "write_kv speed": Single(writes.speed, "rest"),
+    "host time": Single(engine.host, "rest"),
+    "mixed workload": steps(decode_step.MIXES, "rest"),
+    "vllm": beside(vllm, LLAMA_3, "rest", 420),
+    "decode step, Llama-2-7B": steps(decode_step.OLDER, "rest"),
+    "transformers, Llama-2-7B": beside(transformers, LLAMA_2, "rest"),
     "decode correctness, other backends": attention(
         correctness.decode, correctness.cases, chosen=False
     ),
     "prefill correctness, other backends": attention(
         correctness.prefill, correctness.cases, chosen=False
     ),
+    "matmul correctness, other backends": quantised(chosen=False),
     "decode correctness, large, other backends": attention(large.decode, large.cases, chosen=False),
-    "write_kv speed": Single(writes.speed, 2),
-    decode_step.STEP: of_model(LLAMA_3, STEPS),
-    "transformers": of_model(LLAMA_3, TRANSFORMERS),
-    "host time": Single(engine.host, 3, 120),
-    "vllm": Several(vllm_peer.cases, vllm_peer.generate, 3, 420, apart=True),
-    "decode step, Llama-2-7B": of_model(LLAMA_2, STEPS),
-    "transformers, Llama-2-7B": of_model(LLAMA_2, TRANSFORMERS),
 }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
+from benchmarks.kernel_bench.rows import Ceilings
 from pallas_kernels import AttentionShape, Backends, choose_backends, coverage
 from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.devices import FAMILIES, device_family
@@ -17,7 +17,7 @@ from pallas_kernels.devices import FAMILIES, device_family
 USABLE_MEMORY = 0.6  # of the device: the pool, and what building it needs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Setting:
     """The machine under test.
 
@@ -29,7 +29,8 @@ class Setting:
         memory: bytes of device memory that a section may fill.
         seconds_left: how long the section may go on; one that has many cases begins none later.
         dry_run: run every line on a CPU with tiny shapes; the numbers mean nothing then.
-        shared: results of earlier sections that later ones use, such as the copy bandwidth.
+        shared: figures by name, which later sections and the advice use, such as the bandwidth.
+        held: what the cases of a section keep for one another in this process.
     """
 
     device_kind: str
@@ -40,20 +41,17 @@ class Setting:
     seconds_left: float = 600.0
     dry_run: bool = False
     shared: dict[str, float] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """What this run measured; NaN where that section failed, which costs no other its times."""
+        names = ("copy_gb_s", "matmul_tflop_s")
+        return Ceilings(**{name: self.shared.get(name, math.nan) for name in names})
 
     def pick(self, real: Any, tiny: Any) -> Any:
         """A size for the GPU, or the one for a dry run."""
         return tiny if self.dry_run else real
-
-    def seconds(self, call: Callable[[], Any], *, repeats: int = 20) -> float:
-        """The median time of a call that has been compiled and run before, in seconds."""
-        jax.block_until_ready(call())
-        samples = []
-        for _ in range(self.pick(repeats, 2)):
-            begin = time.perf_counter()
-            jax.block_until_ready(call())
-            samples.append(time.perf_counter() - begin)
-        return statistics.median(samples)
 
     def covering(
         self, operation: str, shape: AttentionShape, chosen: bool

@@ -42,6 +42,7 @@ class Bench:
         cold_bytes: how much data a candidate cycles through.
         rounds: turns of each candidate.
         dry_run: tiny shapes on a CPU: the numbers mean nothing.
+        peers: whether others are measured beside ours.
         peer: the torch process, if there is one.
         no_peer: why there is none.
         ceilings: of this device, measured once.
@@ -54,6 +55,7 @@ class Bench:
     cold_bytes: int = COLD_BYTES
     rounds: int = 5
     dry_run: bool = False
+    peers: bool = True
     peer: Peer | None = None
     no_peer: str = ""
     ceilings: list[Ceilings] = field(default_factory=list)
@@ -76,6 +78,7 @@ def dry_backends() -> Backends:
 def make_bench(
     *,
     dry_run: bool = False,
+    peers: bool = True,
     peer: Peer | None = None,
     no_peer: str = "",
     rounds: int = 5,
@@ -97,6 +100,7 @@ def make_bench(
         if dry_run
         else choose_backends(device.device_kind, device.platform),
         dry_run=dry_run,
+        peers=peers,
         peer=peer,
         no_peer=no_peer,
         ceilings=[] if ceilings is None else [ceilings],

@@ -21,12 +21,21 @@ MATRICES = (
 )
 # slots and contexts that the targets and most servers are about
 FIRST = ((64, 4096), (1, 16384), (8, 1024), (256, 1024), (1, 1024), (64, 16384), (32, 4096))
+# slots, contexts and raggedness of the decode cases by which a kernel is told at a glance
+ANCHORS = ((64, 4096), (1, 16384), (8, 1024), (256, 128))
+RAGGED = (64, 2048)  # one of 66,560 tokens among 63 of 1,024: as many as in 64 of 2,048
+ANCHOR_PAGES = (16, 64)
+ANCHOR_ROWS = (1, 16, 64)
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCase:
-    """One query token for each of `slots` requests, every one at its full context."""
+    """One query token for each of `slots` requests, every one at its full context.
+
+    In a ragged case the slots have `context` tokens on the average: the first has more than half of
+    all, the others half of `context` each.
+    """
 
     slots: int
     context: int
@@ -35,17 +44,31 @@ class DecodeCase:
     head_dim: int = 128
     page_size: int = 16
     dtype: str = "bfloat16"
+    ragged: bool = False
     operation: ClassVar[str] = "decode"
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each request."""
+        if not self.ragged:
+            return [self.context] * self.slots
+        others = [self.context // 2] * (self.slots - 1)
+        return [self.slots * self.context - sum(others), *others]
+
+    @property
     def pages(self) -> int:
-        """Pages of one request."""
+        """Pages of one request at `context`."""
         return -(-self.context // self.page_size)
 
     @property
     def read_bytes(self) -> int:
         """Bytes of keys and values that must be read."""
         return self.slots * self.context * self.token_bytes
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the query-key pairs."""
+        return 4 * self.heads * self.head_dim * self.slots * self.context
 
     @property
     def token_bytes(self) -> int:
@@ -60,7 +83,9 @@ class DecodeCase:
     @property
     def label(self) -> str:
         """For a table."""
-        return f"{self.heads}/{self.kv_heads} heads, {self.slots} x {self.context}"
+        page = "" if self.page_size == 16 else f", page {self.page_size}"
+        ragged = " ragged" if self.ragged else ""
+        return f"{self.heads}/{self.kv_heads} heads, {self.slots} x {self.context}{ragged}{page}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,12 @@ class PrefillCase:
         return 4 * self.heads * self.head_dim * pairs
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of keys and values that must be read, and of queries and results."""
+        rows = 2 * self.lanes * self.chunk * self.heads * self.head_dim
+        return self.as_decode.read_bytes + rows * ITEM_BYTES[self.dtype]
+
+    @property
     def as_decode(self) -> DecodeCase:
         """The same pages as a decode problem has them."""
         total = self.chunk + self.prior
@@ -93,7 +124,9 @@ class PrefillCase:
     @property
     def label(self) -> str:
         """For a table."""
-        return f"{self.heads}/{self.kv_heads} heads, {self.lanes} x {self.chunk} after {self.prior}"
+        page = "" if self.page_size == 16 else f", page {self.page_size}"
+        sizes = f"{self.lanes} x {self.chunk} after {self.prior}"
+        return f"{self.heads}/{self.kv_heads} heads, {sizes}{page}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +207,22 @@ def all_cases(page_size: int = 16) -> list[Case]:
     return [case for _, case in sorted(ranked, key=lambda pair: pair[0])]
 
 
+def anchor_cases() -> list[Case]:
+    """The few cases that say most, at both page sizes."""
+    heads = HEADS[0]
+    attention: list[Case] = []
+    for size in ANCHOR_PAGES:
+        attention += [DecodeCase(*cell, *heads, page_size=size) for cell in ANCHORS]
+        attention.append(DecodeCase(*RAGGED, *heads, page_size=size, ragged=True))
+        attention.append(PrefillCase(4096, 0, *heads, page_size=size))
+    return [*attention, *(MatmulCase("gate_up", rows, 4096, 28672) for rows in ANCHOR_ROWS)]
+
+
 def dry_cases() -> list[Case]:
     """Tiny shapes that a CPU runs in a moment; they find wrong code, not speed."""
     return [
         DecodeCase(2, 24, 4, 2, head_dim=64),
+        DecodeCase(2, 32, 4, 2, head_dim=64, ragged=True),
         PrefillCase(20, 10, 4, 2, lanes=2, head_dim=64),
         MatmulCase("tiny", 2, 256, 256),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.isolated import WorkerError, describe
 from benchmarks.kernel_bench.bench import Bench, compiled
-from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
+from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, as_request
 from benchmarks.kernel_bench.rows import FLASHINFER, OURS, SDPA, Row, measured_rows, missing
 from benchmarks.kernel_bench.timing import (
     Candidate,
@@ -112,7 +112,9 @@ def fastest_of_each(seconds: dict[str, float]) -> dict[str, str]:
 
 def torch_candidates(bench: Bench, case: Case) -> tuple[list[Candidate], dict[str, str]]:
     """What the torch process can measure of a case, and why it cannot the rest."""
-    if isinstance(case, MatmulCase) or case.dtype != "bfloat16":
+    if isinstance(case, MatmulCase) or case.dtype != "bfloat16" or not bench.peers:
+        return [], {}
+    if isinstance(case, DecodeCase) and case.ragged:
         return [], {}
     peer = bench.peer
     if peer is None:

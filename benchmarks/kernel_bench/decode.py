@@ -6,6 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ from benchmarks.isolated import describe
 from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import DecodeCase
 from benchmarks.kernel_bench.contest import Entries, Program, Rotations
-from benchmarks.kernel_bench.operands import INT8_SCALE, Pool, make_pool, queries
-from benchmarks.kernel_bench.rows import JAX_OP, OURS, Row, missing
+from benchmarks.kernel_bench.operands import INT8_SCALE, Pool, make_pool, page_tables, queries
+from benchmarks.kernel_bench.rows import JAX_OP, OURS, UNIFORM, Row, missing
 from pallas_kernels import paged_decode_attention
 
 CUDNN = "cuDNN paged attention"
@@ -48,7 +49,7 @@ def ours(case: DecodeCase, pool: Pool, q: jax.Array) -> tuple[Callable[..., Any]
             q = attend(q, kv_pages, table, lens, first_page=pool.first_page(layer))
         return q
 
-    lens = jnp.full((case.slots,), case.context, jnp.int32)
+    lens = jnp.asarray(case.lengths, jnp.int32)
     return program, [(q, pool.kv_pages, table, lens) for table in pool.tables]
 
 
@@ -151,7 +152,7 @@ def peers(
     bench: Bench, case: DecodeCase, pool: Pool, q: jax.Array
 ) -> dict[str, Callable[[], Program]]:
     """What is compared on this platform, in the order in which it is built."""
-    if case.dtype != "bfloat16":
+    if case.dtype != "bfloat16" or case.ragged or not bench.peers:
         return {}
     if bench.platform == "tpu":
         return {JAX_OP: functools.partial(jax_tpu_op, case, pool, q)}
@@ -178,6 +179,14 @@ def entries(bench: Bench, case: DecodeCase) -> Entries:
     program, rotations = ours(case, pool, q)
     chosen = functools.partial(program, **bench.backends.decode_options)
     programs: dict[str, Program] = {OURS: (chosen, rotations, bench.backends.decode)}
+    tolerances = {}
+    if case.ragged:
+        even = replace(case, ragged=False)
+        tables = page_tables(even, len(pool.tables), pool.copies * pool.layer_pages)
+        uniform, turns = ours(even, pool._replace(tables=tables), q)
+        run = functools.partial(uniform, **bench.backends.decode_options)
+        programs[UNIFORM] = run, turns, "the same pages, as many for every request"
+        tolerances[UNIFORM] = math.inf  # other requests, other results
     left = bench.memory - pool.kv_pages.nbytes
     for name, build in peers(bench, case, pool, q).items():
         left -= pool.kv_pages.nbytes  # each has the pages in a layout of its own
@@ -187,4 +196,4 @@ def entries(bench: Bench, case: DecodeCase) -> Entries:
             programs[name] = build()
         except Exception as error:  # not there, or it refuses the shape: a row
             rows.append(missing(case, name, describe(error)))
-    return Entries(programs, pool.layers, rows)
+    return Entries(programs, pool.layers, rows, tolerances=tolerances)

@@ -24,6 +24,7 @@ from pallas_kernels.quantized_matmul import (
 
 COLD_WEIGHTS = 2**29  # bytes of weights in one program
 MOST_LAYERS = 16
+TRIED = 2
 MOST_RESULTS = 2**29  # bytes of results of one program
 # name, quantiser, activations, bits of an element, norm of the rounding error allowed
 FORMATS: tuple[tuple[str, Callable[..., Any], str, float, float], ...] = (
@@ -88,10 +89,12 @@ def entries(bench: Bench, case: MatmulCase) -> Entries:
         BF16: (program_of(bf16_product, layers), [(*rows, *copies(weight, layers))], "XLA")
     }
     tolerances, bits = {}, {}
+    offered = backends_of(bench.device_kind, bench.platform)
     for name, quantize, activations, size, tolerance in FORMATS:
         bits[name] = size
         stored = copies(jax.jit(quantize)(weight), layers)
-        for backend in backends_of(bench.device_kind, bench.platform):
+        # without peers the most specialised, and the next one where it refuses the format
+        for backend in offered[: None if bench.peers else TRIED]:
             multiply = functools.partial(quantized_matmul, activations=activations, backend=backend)
             setting = f"{name}, {backend}"
             programs[setting] = program_of(multiply, layers), [(*rows, *stored)], backend

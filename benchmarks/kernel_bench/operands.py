@@ -58,7 +58,7 @@ def layout(case: DecodeCase, memory: int, cold_bytes: int) -> tuple[int, int, in
 
 
 def make_pool(case: DecodeCase, memory: int, cold_bytes: int) -> Pool:
-    """Random pages in random order; every slot's context is full."""
+    """Random pages in random order for every token of the case."""
     layers, distinct, rotations = layout(case, memory, cold_bytes)
     layer_pages = case.slots * case.pages
     total = layer_pages * distinct * rotations + 1
@@ -72,11 +72,18 @@ def make_pool(case: DecodeCase, memory: int, cold_bytes: int) -> Pool:
             tile = jnp.clip(jnp.round(tile / INT8_SCALE), -127, 127)
         return tile.astype(case.dtype)[jnp.arange(total) % sample]
 
-    order = np.random.default_rng(0).permutation(layer_pages).astype(np.int32)
-    table = 1 + order.reshape(case.slots, case.pages)
-    step = distinct * layer_pages
-    tables = [jnp.asarray(table + rotation * step) for rotation in range(rotations)]
+    tables = page_tables(case, rotations, distinct * layer_pages)
     return Pool(build(), tables, layer_pages, layers, distinct)
+
+
+def page_tables(case: DecodeCase, rotations: int, step: int) -> list[jax.Array]:
+    """int32[B, P] for each rotation, `step` pages apart; entries behind a request's pages are 0."""
+    order = 1 + np.random.default_rng(0).permutation(case.slots * case.pages).astype(np.int32)
+    counts = [-(-length // case.page_size) for length in case.lengths]
+    held = np.arange(max(counts)) < np.array(counts)[:, None]
+    table = np.zeros(held.shape, np.int32)
+    table[held] = order[: sum(counts)]
+    return [jnp.asarray(np.where(held, table + turn * step, 0)) for turn in range(rotations)]
 
 
 def queries(rows: int, case: DecodeCase) -> jax.Array:  # [rows, H, D]

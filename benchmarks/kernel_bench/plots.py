@@ -13,8 +13,10 @@ MOST_CASES = 24  # in one picture
 INCHES_A_CASE = 0.45
 
 
-def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[Path]:
-    """kernels.png: the share of the ceiling of every candidate, one panel an operation."""
+def kernels(
+    rows: Sequence[Row], device: dict[str, Any], folder: Path, name: str = "kernels"
+) -> list[Path]:
+    """NAME.png: the share of the ceiling of every candidate, one panel an operation."""
     operations = [
         operation
         for operation in TITLES
@@ -42,37 +44,7 @@ def kernels(rows: Sequence[Row], device: dict[str, Any], folder: Path) -> list[P
         panel.set_xlabel("% of the ceiling that was measured in the same run")
         panel.set_title(f"{TITLES[operation]}, {device['device_kind']}")
         panel.legend(fontsize=7)
-    path = folder / "kernels.png"
-    figure.savefig(path, dpi=110)
-    return [path]
-
-
-def steps(rows: Sequence[Sequence[Any]], parts: Sequence[str], folder: Path) -> list[Path]:
-    """decode_step.png: milliseconds of some parts of each workload's step.
-
-    Args:
-        rows: workload, part, something, milliseconds, remark.
-        parts: those that are drawn, side by side.
-        folder: where to.
-    """
-    shown = [(row[0], row[1], row[3]) for row in rows if row[1] in parts]
-    workloads = list(dict.fromkeys(workload for workload, _, _ in shown))
-    if not workloads:
-        return []
-    from matplotlib.figure import Figure  # costs most of a second, and only a report needs it
-
-    figure = Figure(figsize=(8, 1.5 + INCHES_A_CASE * len(workloads)), layout="constrained")
-    panel = figure.subplots()
-    thick = 0.8 / len(parts)
-    for index, part in enumerate(parts):
-        found = [(workloads.index(w), ms) for w, name, ms in shown if name == part]
-        at = [place + index * thick for place, _ in found]
-        panel.barh(at, [ms for _, ms in found], thick, label=part)
-    panel.set_yticks([place + thick for place in range(len(workloads))], workloads, fontsize=7)
-    panel.invert_yaxis()
-    panel.set_xlabel("ms")
-    panel.legend(fontsize=7)
-    path = folder / "decode_step.png"
+    path = folder / f"{name}.png"
     figure.savefig(path, dpi=110)
     return [path]
 

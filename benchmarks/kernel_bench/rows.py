@@ -13,10 +13,12 @@ OURS = "jaxserve"
 JAX_OP = "jax paged_attention"
 FLASHINFER = "FlashInfer"
 SDPA = "torch SDPA"
+UNIFORM = "uniform"  # the same kernel and pages in a batch that is not ragged
 BF16 = "bf16"
 INT4 = "int4"
 TOO_NOISY = "too noisy to measure"
 LARGE_DECODE = 65536  # tokens over all slots from which decode is bound by memory alone
+RAGGED_TARGET = 1.2  # times a uniform batch's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class Ceilings:
     copy_gb_s: float
     matmul_tflop_s: float
 
+    def seconds(self, moved: float, flops: float) -> float:
+        """The least time of one operation: that of its bytes or that of its FLOPs."""
+        return max(moved / (self.copy_gb_s * 1e9), flops / (self.matmul_tflop_s * 1e12))
+
 
 def missing(case: Case, candidate: str, reason: str) -> Row:
     """The row of a candidate that was not measured."""
@@ -70,18 +76,15 @@ def figures(case: Case, seconds: float, ceilings: Ceilings, bits: float = 16) ->
     """Rate and share of the ceiling that bounds this case."""
     if not math.isfinite(seconds):
         return {"us": None, "reason": TOO_NOISY}
-    moved = 0.0
-    if isinstance(case, DecodeCase):
-        moved = case.read_bytes
-    elif isinstance(case, MatmulCase):
+    if isinstance(case, MatmulCase):
         moved = case.weight_bytes(bits) + 2 * case.rows * (case.inputs + case.outputs)
-    flops = 0 if isinstance(case, DecodeCase) else case.flops
-    by_bytes = moved / (ceilings.copy_gb_s * 1e9)
-    by_flops = flops / (ceilings.matmul_tflop_s * 1e12)
-    common = {"us": seconds * 1e6, "percent": 100 * max(by_bytes, by_flops) / seconds}
-    if by_bytes >= by_flops:
-        return common | {"rate": moved / seconds / 1e9, "unit": "GB/s"}
-    return common | {"rate": flops / seconds / 1e12, "unit": "TFLOP/s"}
+    else:
+        moved = case.read_bytes
+    least = ceilings.seconds(moved, case.flops)
+    common = {"us": seconds * 1e6, "percent": 100 * least / seconds}
+    if least > ceilings.seconds(moved, 0):
+        return common | {"rate": case.flops / seconds / 1e12, "unit": "TFLOP/s"}
+    return common | {"rate": moved / seconds / 1e9, "unit": "GB/s"}
 
 
 def _verdict(text: str, met: bool) -> str:
@@ -99,10 +102,14 @@ def verdicts(case: Case, mine: float, percent: float, others: dict[str, float]) 
     """
     found = []
     if isinstance(case, DecodeCase):
+        if UNIFORM in others:
+            ratio = mine / others[UNIFORM]
+            text = f"<= {RAGGED_TARGET}x {UNIFORM} at equal bytes ({ratio:.2f}x)"
+            found.append(_verdict(text, ratio <= RAGGED_TARGET))
         if case.slots * case.context >= LARGE_DECODE:
-            found.append(_verdict(f">= 85 % of copy bandwidth ({percent:.0f} %)", percent >= 85))
+            found.append(_verdict(f">= 85 % of the roofline ({percent:.0f} %)", percent >= 85))
         elif case.slots == 1 and case.context == 16384:
-            found.append(_verdict(f">= 60 % of copy bandwidth ({percent:.0f} %)", percent >= 60))
+            found.append(_verdict(f">= 60 % of the roofline ({percent:.0f} %)", percent >= 60))
         if JAX_OP in others:
             ratio = others[JAX_OP] / mine
             found.append(_verdict(f">= 1.5x {JAX_OP} ({ratio:.2f}x)", ratio >= 1.5))
@@ -111,7 +118,7 @@ def verdicts(case: Case, mine: float, percent: float, others: dict[str, float]) 
             found.append(_verdict(f"within 5 % of {FLASHINFER} ({ratio:.2f}x)", ratio >= 1 / 1.05))
     elif isinstance(case, PrefillCase):
         if case.chunk >= 4096:
-            found.append(_verdict(f">= 60 % of dense bf16 ({percent:.0f} %)", percent >= 60))
+            found.append(_verdict(f">= 60 % of the roofline ({percent:.0f} %)", percent >= 60))
     elif case.rows <= 16 and BF16 in others:
         ratio = others[BF16] / mine
         found.append(_verdict(f">= 2.5x bf16 ({ratio:.2f}x)", ratio >= 2.5))

@@ -93,6 +93,7 @@ def run_cases(
     deadline: float,
     progress: Callable[[list[Row], dict[str, Any], list[str]], None],
     build: Build | None = None,
+    limit_s: float = CASE_LIMIT_S,
 ) -> tuple[list[Row], dict[str, Any], list[str]]:
     """Rows, the device, and notes about what is missing.
 
@@ -103,6 +104,7 @@ def run_cases(
         deadline: time.monotonic() after which no case is begun.
         progress: called after every case with everything so far.
         build: FlashInfer's compiler, if it was started.
+        limit_s: of a case, after which it is taken for hung.
     """
     device = worker.call({"do": "device", **options}, START_LIMIT_S)
     options = options | {"ceilings": device["ceilings"]}
@@ -119,7 +121,7 @@ def run_cases(
         begin = time.monotonic()
         try:
             request = {"do": "case", "case": as_request(case), **options}
-            answer = worker.call(request, min(CASE_LIMIT_S, left + GRACE_S))
+            answer = worker.call(request, min(limit_s, left + GRACE_S))
             rows += [Row(**row | {"verdicts": tuple(row["verdicts"])}) for row in answer]
             failures[case.operation] = 0
         except WorkerError as error:

@@ -231,10 +231,10 @@ class Peer:
             return self.prepare(from_request(request["case"]))
         if request["do"] == "sample":
             return self.sample(request["name"])
-        if request["do"] == "generate":
-            from benchmarks.kernel_bench.torch_generate import generate
+        if request["do"] == "step":
+            from benchmarks.kernel_bench.torch_step import measure
 
-            return generate(request)
+            return measure(request)
         self.drop()
         return None
 

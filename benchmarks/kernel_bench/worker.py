@@ -60,6 +60,7 @@ class Answers:
         known = request.get("ceilings")
         bench = make_bench(
             dry_run=request["dry_run"],
+            peers=request.get("peers", True),
             peer=None if no_peer else self.peer,
             no_peer=no_peer,
             rounds=request["rounds"],

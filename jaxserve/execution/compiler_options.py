@@ -1,18 +1,86 @@
-"""Options of XLA for the engine's programs."""
+"""Options of XLA for the engine's programs: where it must not follow its defaults, and why.
+
+All names are those of XLA in JAX 0.10.2, 0.11.2 and 0.12.0.1; `accepted` leaves out, with a
+warning, what another version does not know: a rename costs speed and never a start.
+
+**CUDA graphs** (XLA: command buffers). A step is one graph where every launch in it is of a kind
+that may be captured: the host then starts one thing, not some hundreds of kernels. XLA records a
+graph when a program first runs, which is before serving (`Runner.warm_up`), and drops the graphs of
+ALL programs whenever one is compiled, to record them again at their next run. On a GPU nothing is
+therefore compiled while requests are served (`defaults.py`). A graph holds the addresses of its
+operands: the state is donated and stays where it is, and what does move (the blob, the result) is
+set anew in the graph. While a profiler listens XLA launches kernel by kernel.
+
+**Autotuning.** Where the device is there, XLA times several kernels for each matrix product,
+Triton's and cuBLAS's, and takes the fastest. The results lie beside the compilation cache, by JAX's
+option `jax_persistent_cache_enable_xla_caches`: a product is timed once, not once a program.
+"""
 
 from __future__ import annotations
 
+import logging
 
-def compiler_options(platform: str) -> dict[str, str | bool]:
-    """What differs from XLA's defaults on a platform.
+import jax
+import jax.numpy as jnp
 
-    On GPU the rematerialisation pass is off. It counts each in-place write as a new KV pool, so
-    with a pool of a third of the device it finds the memory exceeded, and computes matrix products
-    and gathers twice to save memory that the program never uses.
+logger = logging.getLogger(__name__)
+
+Options = dict[str, str | bool]  # numbers as text, which XLA parses
+
+# What may be in a graph: kernels that XLA generates and Triton's (FUSION), Mosaic's (CUSTOM_CALL)
+# and the libraries' products. Not loops and branches: steps of greedy and filtered requests have
+# none (`prove_step` counts them), and a loop of a rarer program (logprobs of a prompt) ends one
+# graph and begins another. Not the collectives of tensor parallelism: no machine with several GPUs
+# has run them in a graph.
+GRAPH_COMMANDS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION")
+LEAST_GRAPH = "5"  # launches, XLA's default; fewer, between two loops, are started one by one
+# the highest: candidates get operands of the same numbers, and one with another result is not taken
+AUTOTUNE_LEVEL = "4"
+# This pass counts each in-place write as a new KV pool, so with a pool of a third of the device it
+# finds the memory exceeded, and computes matrix products and gathers twice to save memory that the
+# program never uses.
+REMATERIALIZATION = "rematerialization"
+# This pass divides K where a product has few tiles, and adds the parts in a kernel of its own where
+# none of XLA's follows. `pallas_kernels.linear` divides for the kernels that follow here.
+SPLIT_K = "splitk-rewriter"
+UNKNOWN = ("No such compile option", "is not a valid enum value")
+
+
+def compiler_options(platform: str, *, divides_products: bool = False) -> Options:
+    """What differs from XLA's defaults on a platform, or must not differ from them.
 
     Args:
         platform: JAX platform name: "cpu", "gpu", "cuda" or "tpu".
+        divides_products: whether the linear layers choose the parts of their products themselves.
     """
-    if platform in ("gpu", "cuda"):
-        return {"xla_disable_hlo_passes": "rematerialization"}
-    return {}
+    if platform not in ("gpu", "cuda"):
+        return {}
+    disabled = [REMATERIALIZATION, SPLIT_K] if divides_products else [REMATERIALIZATION]
+    return {
+        "xla_disable_hlo_passes": ",".join(disabled),
+        "xla_gpu_enable_command_buffer": ",".join(GRAPH_COMMANDS),
+        "xla_gpu_graph_min_graph_size": LEAST_GRAPH,
+        "xla_gpu_autotune_level": AUTOTUNE_LEVEL,
+    }
+
+
+def accepted(options: Options) -> Options:
+    """The options that the XLA of this process knows; the others are named in a warning."""
+    program = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), jnp.int32))
+    known: Options = {}
+    for name, value in options.items():
+        try:
+            program.compile(compiler_options={name: value})
+        except jax.errors.JaxRuntimeError as error:
+            if not any(text in str(error) for text in UNKNOWN):
+                raise
+            logger.warning(
+                "jax %s does not know the compiler option %s=%s, which is left out: %s",
+                jax.__version__,
+                name,
+                value,
+                error,
+            )
+        else:
+            known[name] = value
+    return known

@@ -24,13 +24,15 @@ class DeviceDefaults:
     page_size: int
     smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
     compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
+    compile_in_background: bool  # a GPU drops its graphs whenever something is compiled
     flops_per_number: float  # that the device computes while it moves a float32 number
 
 
+ALL = 1000  # programs, more than there are
 DEFAULTS = {
-    "cpu": DeviceDefaults(32, 512, 16, 2, 4, 100.0),
-    "gpu": DeviceDefaults(256, 2048, 16, 1, 16, 800.0),
-    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, 900.0),
+    "cpu": DeviceDefaults(32, 512, 16, 2, 4, True, 100.0),
+    "gpu": DeviceDefaults(256, 2048, 16, 1, ALL, False, 800.0),
+    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, True, 900.0),
 }
 
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
@@ -85,5 +87,10 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Eng
         max_num_batched_tokens=budget,
         block_size=config.block_size or defaults.page_size,
         compile_ahead=config.compile_ahead or defaults.compile_ahead,
+        compile_in_background=(
+            defaults.compile_in_background
+            if config.compile_in_background is None
+            else config.compile_in_background
+        ),
         served_model_name=config.served_model_name or (config.model,),
     )

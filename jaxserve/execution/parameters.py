@@ -41,13 +41,17 @@ def split_model(model: Llama) -> tuple[ModelStructure, tuple[jax.Array, ...]]:
 
     Vectors of one kind (the norm weights of all layers) become the rows of one array, because a
     compiled call costs the host up to half a microsecond for each operand. A row is read inside
-    the fusion that uses it. Matrices stay apart: a slice of a stack would be copied.
+    the fusion that uses it. Matrices stay apart: a slice of a stack would be copied; and so do the
+    vectors where a kernel that is not XLA's takes them, for the same reason.
     """
+    form = model.form
+    takes_vectors = form.residual_norm is not None or (form.qkv_in_parts and model.config.qk_norm)
     module_def, params = nnx.split(model)
     leaves, treedef = jax.tree.flatten(params)
     kinds: dict[Any, list[int]] = defaultdict(list)
     for index, leaf in enumerate(leaves):
-        kinds[(leaf.shape, leaf.dtype, leaf.sharding) if leaf.ndim == 1 else index].append(index)
+        is_stacked = leaf.ndim == 1 and not takes_vectors
+        kinds[(leaf.shape, leaf.dtype, leaf.sharding) if is_stacked else index].append(index)
     operands: list[Any] = []
     places: dict[int, tuple[int, int | None]] = {}
     for members in kinds.values():

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineDeadError
-from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import UploadLayout
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.features import Facts, make_features
@@ -103,6 +103,11 @@ class Runner:
         self._max_num_seqs = config.max_num_seqs
         self._max_model_len = config.max_model_len
         self._page_size = config.block_size
+        self._compiler_options = accepted(
+            compiler_options(
+                mesh.devices.flat[0].platform, divides_products=backends.divides_products
+            )
+        )
         self._structure, self._leaves = split_model(model)
         self.num_logprobs = min(
             config.max_logprobs if config.max_logprobs >= 0 else model_config.vocab_size,
@@ -186,6 +191,7 @@ class Runner:
             self._call(program, idle).block_until_ready()
         self._upload = self._compile_upload()
         self._run_upload(np.full(self._upload_layout.size, 0, np.int32))
+        assert self._config.compile_in_background is not None
         if self._config.compile_in_background:
             self.programs.compile_rest_in_background()
 
@@ -283,8 +289,9 @@ class Runner:
             out_shardings=(state_shardings, self._replicated),
         )
         state, blob = self._abstract_state(), self._abstract_blob(layout.size)
-        options = compiler_options(self._mesh.devices.flat[0].platform)
-        compiled = step.lower(self._leaves, state, blob).compile(compiler_options=options)
+        compiled = step.lower(self._leaves, state, blob).compile(
+            compiler_options=self._compiler_options
+        )
         return Program(layout, result, compiled, _device_bytes(compiled))
 
     def _compile_upload(self) -> Any:
@@ -292,7 +299,8 @@ class Runner:
             self._upload_layout.run, donate_argnums=0, out_shardings=self._state_shardings()
         )
         blob = self._abstract_blob(self._upload_layout.size)
-        return upload.lower(self._abstract_state(), blob).compile()
+        lowered = upload.lower(self._abstract_state(), blob)
+        return lowered.compile(compiler_options=self._compiler_options)
 
     def _run_upload(self, blob: np.ndarray) -> None:
         self._donate(lambda state, blob: (self._upload(state, blob), None), blob)

@@ -1,8 +1,7 @@
-"""How the model reaches the paged KV cache: write the new rows, then decode and prefill kernels."""
+"""How the model reaches the paged KV cache: rotate, write the new rows, then attend to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,17 +9,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layers import Attend, Rotation
 from pallas_kernels import (
     Backends,
     PrefillLanes,
     paged_decode_and_write,
     paged_decode_attention,
     paged_prefill_attention,
+    rotate_and_write,
     write_kv,
 )
-
-# attend(kv_pages, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) -> (out [T, H, D], kv_pages)
-Attend = Callable[[jax.Array, int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+from pallas_kernels.linear import Norm
 
 
 class PagedBatch(NamedTuple):
@@ -44,7 +43,7 @@ class PagedBatch(NamedTuple):
 
 def make_attend(
     config: ModelConfig, batch: PagedBatch, num_pages: int, backends: Backends, mesh: Mesh
-) -> Attend:
+) -> Attend[jax.Array]:
     """The `attend` callable of one traced step.
 
     Layer l owns pages `l * num_pages` .. of the flat pool, so its trash page is `l * num_pages`.
@@ -54,28 +53,52 @@ def make_attend(
     num_decode = batch.decode_table.shape[0]
 
     def attend(
-        kv_pages: jax.Array, layer: int, q: jax.Array, k: jax.Array, v: jax.Array
+        kv_pages: jax.Array, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
     ) -> tuple[jax.Array, jax.Array]:
         first_page = layer * num_pages
+        norms = (rotation.q_norm, rotation.k_norm)
 
         def on_local_heads(
-            kv_pages: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, batch: PagedBatch
+            kv_pages: jax.Array,
+            qkv: jax.Array,
+            tables: tuple[jax.Array, jax.Array],
+            weights: list[jax.Array | None],
+            batch: PagedBatch,
         ) -> tuple[jax.Array, jax.Array]:
-            # zeros behind a stored head change no score, and their own output is dropped
-            head_dim, padding = q.shape[2], kv_pages.shape[4] - q.shape[2]
-            q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding))) for x in (q, k, v))
-            # where one kernel attends and writes, only prefill rows are written beforehand
-            first = num_decode if backends.decode_and_write else 0
-            if first < q.shape[0]:
-                kv_pages = write_kv(
+            q_norm, k_norm = (
+                None if norm is None or weight is None else Norm(weight, norm.eps)
+                for norm, weight in zip(norms, weights, strict=True)
+            )
+            head_dim, padding = qkv.shape[4], kv_pages.shape[4] - qkv.shape[4]
+            if backends.rotate_and_write:
+                q, kv_pages = rotate_and_write(
+                    qkv,
+                    *tables,
                     kv_pages,
-                    k[first:],
-                    v[first:],
-                    batch.write_pages[first:],
-                    batch.write_offsets[first:],
+                    batch.write_pages,
+                    batch.write_offsets,
+                    dtype=dtype,
+                    q_norm=q_norm,
+                    k_norm=k_norm,
                     first_page=first_page,
-                    **backends.write_options,
+                    **backends.rotate_and_write_options,
                 )
+            else:
+                local = Rotation(*tables, q_norm, k_norm, rotation.backend)
+                # zeros behind a stored head change no score, and their own output is dropped
+                q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, padding))) for x in local.split(qkv))
+                # where one kernel attends and writes, only prefill rows are written beforehand
+                first = num_decode if backends.decode_and_write else 0
+                if first < q.shape[0]:
+                    kv_pages = write_kv(
+                        kv_pages,
+                        k[first:],
+                        v[first:],
+                        batch.write_pages[first:],
+                        batch.write_offsets[first:],
+                        first_page=first_page,
+                        **backends.write_options,
+                    )
             options: dict[str, Any] = {
                 "scale": config.attention_scale,
                 "window": config.layer_window(layer),
@@ -109,18 +132,20 @@ def make_attend(
                 out = jnp.concatenate([out, region])
             return out[:, :, :head_dim], kv_pages
 
+        weights = [None if norm is None else norm.weight for norm in norms]
+        operands = (kv_pages, qkv, (rotation.cos, rotation.sin), weights, batch)
         if mesh.size == 1:
-            return on_local_heads(kv_pages, q, k, v, batch)
-        heads = PartitionSpec(None, "model", None)
-        pool = kv_pages_spec()
+            return on_local_heads(*operands)
+        everywhere, pool = PartitionSpec(), kv_pages_spec()
+        projection = PartitionSpec(None, None, "model", None, None)
         sharded = jax.shard_map(
             on_local_heads,
             mesh=mesh,
-            in_specs=(pool, heads, heads, heads, PartitionSpec()),
-            out_specs=(heads, pool),
+            in_specs=(pool, projection, everywhere, everywhere, everywhere),
+            out_specs=(PartitionSpec(None, "model", None), pool),
             check_vma=False,
         )
-        return sharded(kv_pages, q, k, v, batch)
+        return sharded(*operands)
 
     return attend
 

@@ -17,13 +17,45 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.config import ModelConfig
-from pallas_kernels.linear import Norm, linear, stored_dtype
+from pallas_kernels import Backends
+from pallas_kernels.linear import Norm, linear, linear_in_parts, stored_dtype
 from pallas_kernels.linear.xla import rms_norm
+from pallas_kernels.residual_norm import residual_norm
 from pallas_kernels.rotary import split_rotate
 
+
+class Rotation(NamedTuple):
+    """What is done to the heads of a fused projection before they attend.
+
+    Attributes:
+        cos, sin: float32[T, D / 2] of each token's rotary angles.
+        q_norm, k_norm: RMS norms of a head before it is rotated.
+        backend: of `pallas_kernels.rotary`.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    q_norm: Norm | None
+    k_norm: Norm | None
+    backend: str
+
+    def split(self, qkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """qkv [1, T, KVH, G + 2, D] -> q [T, H, D] and k [T, KVH, D], rotated, v [T, KVH, D]."""
+        (whole,) = qkv
+        return split_rotate(
+            whole,
+            self.cos,
+            self.sin,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            backend=self.backend,
+        )
+
+
 Cache = TypeVar("Cache")
-# attend(cache, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) -> (out [T, H, D], cache)
-Attend = Callable[[Cache, int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
+# attend(cache, layer, qkv [S, T, KVH, G + 2, D], rotation, dtype) -> (out [T, H, D], cache);
+# with S > 1 the projection is in float32 parts whose sum is to be rounded to `dtype`
+Attend = Callable[[Cache, int, jax.Array, Rotation, Any], tuple[jax.Array, Cache]]
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -50,10 +82,37 @@ class LinearForm:
         backend: of `pallas_kernels.linear`.
         quantization: None keeps the model's type; "int8" rounds each output's weights, and at
             every step each token's activations, to 8-bit integers.
+        residual_norm: backend of `pallas_kernels.residual_norm`; None where the linear layers
+            themselves add the residual stream and norm it.
+        qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
+        interpret: parameters of the interpreter of a kernel; None compiles it.
     """
 
     backend: str = "xla"
     quantization: str | None = None
+    residual_norm: str | None = None
+    qkv_in_parts: bool = False
+    interpret: Any = None
+
+    @staticmethod
+    def of(backends: Backends, quantization: str | None) -> LinearForm:
+        """The form that suits the backends of a device."""
+        return LinearForm(
+            backend=backends.linear,
+            quantization=quantization,
+            residual_norm=backends.residual_norm,
+            qkv_in_parts=backends.rotate_and_write is not None,
+            interpret=backends.interpret,
+        )
+
+    def residual_normed(
+        self, x: jax.Array, product: jax.Array, norm: RMSNorm
+    ) -> tuple[jax.Array, jax.Array]:
+        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum."""
+        assert self.residual_norm
+        interpret = self.interpret if self.residual_norm == "triton" else None
+        operand = norm.as_operand()
+        return residual_norm(x, product, operand, backend=self.residual_norm, interpret=interpret)
 
 
 PLAIN = LinearForm()
@@ -147,6 +206,18 @@ class Projection(nnx.Module):
         )
         return out if gated else out.reshape(x.shape[0], *weight.shape[:-1])
 
+    def in_parts(self, x: jax.Array) -> jax.Array:
+        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`."""
+        weight = self.weight[...]
+        out = linear_in_parts(
+            x,
+            weight.reshape(-1, weight.shape[-1]),
+            scale=None if self.scale is None else self.scale[...].reshape(-1),
+            bias=None if self.bias is None else self.bias[...].reshape(-1),
+            backend=self.backend,
+        )
+        return out.reshape(*out.shape[:2], *weight.shape[:-1])
+
 
 class Attention(nnx.Module):
     """Fused qkv projection, optional q/k norm, rope, the caller's attention, output projection.
@@ -157,7 +228,8 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm = PLAIN):
         groups = config.num_heads // config.num_kv_heads
-        self.backend = form.backend
+        self.rotary_backend = "native" if form.backend == "native" else "xla"
+        self.in_parts = form.qkv_in_parts
         self.qkv = Projection(
             config.hidden_size,
             (config.num_kv_heads, groups + 2, config.head_dim),
@@ -190,17 +262,31 @@ class Attention(nnx.Module):
         attend: Attend[Cache],
     ) -> tuple[jax.Array, Cache]:
         """x + attention(norm(x)): x [T, E] -> ([T, E], cache)."""
-        qkv = self.qkv(x, norm=norm, live=rows.live)  # [T, KVH, G+2, D]
-        q, k, v = split_rotate(
-            qkv,
+        qkv = self.qkv(x, norm=norm, live=rows.live)[None]  # [1, T, KVH, G + 2, D]
+        out, cache = attend(cache, layer, qkv, self._rotation(rows), x.dtype)
+        return self.output(out.reshape(x.shape[0], -1), residual=x, live=rows.live), cache
+
+    def product(
+        self,
+        normed: jax.Array,
+        rows: TokenRows,
+        layer: int,
+        cache: Cache,
+        attend: Attend[Cache],
+    ) -> tuple[jax.Array, Cache]:
+        """attention(normed): normed [T, E] -> (parts [S, T, E] of the output, cache)."""
+        qkv = self.qkv.in_parts(normed) if self.in_parts else self.qkv(normed)[None]
+        out, cache = attend(cache, layer, qkv, self._rotation(rows), normed.dtype)
+        return self.output.in_parts(out.reshape(normed.shape[0], -1)), cache
+
+    def _rotation(self, rows: TokenRows) -> Rotation:
+        return Rotation(
             rows.cos,
             rows.sin,
-            q_norm=None if self.q_norm is None else self.q_norm.as_operand(),
-            k_norm=None if self.k_norm is None else self.k_norm.as_operand(),
-            backend=self.backend,
+            None if self.q_norm is None else self.q_norm.as_operand(),
+            None if self.k_norm is None else self.k_norm.as_operand(),
+            self.rotary_backend,
         )
-        out, cache = attend(cache, layer, q, k, v)
-        return self.output(out.reshape(x.shape[0], -1), residual=x, live=rows.live), cache
 
 
 class MLP(nnx.Module):
@@ -230,10 +316,15 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array, norm: RMSNorm, live: jax.Array | None) -> jax.Array:
         """x + MLP(norm(x)): [T, E] -> [T, E]; `live` as in `TokenRows`."""
+        return self.down(self._inner(x, norm, live), residual=x, live=live)
+
+    def product(self, normed: jax.Array) -> jax.Array:
+        """MLP(normed): [T, E] -> parts [S, T, E]."""
+        return self.down.in_parts(self._inner(normed, None, None))
+
+    def _inner(self, x: jax.Array, norm: RMSNorm | None, live: jax.Array | None) -> jax.Array:
         if self.activation in GATED_IN_PLACE:
-            inner = self.gate_up(x, norm=norm, gated=True, live=live)
-        else:
-            gate_up = self.gate_up(x, norm=norm, live=live)  # [T, 2 I]
-            gate = _ACTIVATIONS[self.activation](gate_up[:, ::2].astype(jnp.float32))
-            inner = gate.astype(x.dtype) * gate_up[:, 1::2]
-        return self.down(inner, residual=x, live=live)
+            return self.gate_up(x, norm=norm, gated=True, live=live)
+        gate_up = self.gate_up(x, norm=norm, live=live)  # [T, 2 I]
+        gate = _ACTIVATIONS[self.activation](gate_up[:, ::2].astype(jnp.float32))
+        return gate.astype(x.dtype) * gate_up[:, 1::2]

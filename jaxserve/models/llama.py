@@ -29,6 +29,7 @@ class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind an RMS norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm = PLAIN):
+        self.form = form
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.attention = Attention(config, dtype, form)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -45,6 +46,23 @@ class DecoderLayer(nnx.Module):
         """x [T, E] -> (x [T, E], cache)."""
         x, cache = self.attention(x, self.input_norm, rows, layer, cache, attend)
         return self.mlp(x, self.post_attention_norm, rows.live), cache
+
+    def product(
+        self,
+        x: jax.Array,
+        normed: jax.Array,
+        rows: TokenRows,
+        layer: int,
+        cache: Cache,
+        attend: Attend[Cache],
+    ) -> tuple[jax.Array, jax.Array, Cache]:
+        """The layer where the residual stream is added and normed between the linear layers.
+
+        x [T, E] and its norm -> (x with the attention added, parts [S, T, E] of the MLP, cache).
+        """
+        product, cache = self.attention.product(normed, rows, layer, cache, attend)
+        normed, x = self.form.residual_normed(x, product, self.post_attention_norm)
+        return x, self.mlp.product(normed), cache
 
 
 class Llama(nnx.Module):
@@ -83,8 +101,8 @@ class Llama(nnx.Module):
             tokens: int32 [T], ids in [0, vocab_size).
             positions: int32 [T], position of each token in its own request, from 0.
             cache: whatever `attend` takes and returns, for example the KV pages.
-            attend: attend(cache, layer, q [T, H, D], k [T, KVH, D], v [T, KVH, D]) ->
-                (out [T, H, D], cache); q and k are already rotated, nothing is scaled.
+            attend: attend(cache, layer, qkv [S, T, KVH, G + 2, D], rotation, dtype) ->
+                (out [T, H, D], cache); nothing is rotated or scaled yet, see `layers.Attend`.
             rope_lengths: int32 [T], max(prompt length, position + 1) of each token's request;
                 read by rope type `dynamic` only, see `rope_tables`. None means positions + 1.
             live: int32 [R, 2], ranges of the rows that hold tokens; linear layers may leave out the
@@ -97,9 +115,16 @@ class Llama(nnx.Module):
         cos, sin = rope_tables(config.rope, config.head_dim, positions, rope_lengths)
         rows = TokenRows(cos, sin, live)
         x = jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
-        for index, layer in enumerate(self.layers):
-            x, cache = layer(x, rows, index, cache, attend)
-        return self.norm(x), cache
+        if self.form.residual_norm is None:
+            for index, layer in enumerate(self.layers):
+                x, cache = layer(x, rows, index, cache, attend)
+            return self.norm(x), cache
+        normed = self.layers[0].input_norm(x)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for index, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
+            x, product, cache = layer.product(x, normed, rows, index, cache, attend)
+            normed, x = self.form.residual_normed(x, product, norm)
+        return normed, cache
 
     def logits(self, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
         """Scores of every token of the vocabulary: hidden [R, E] -> float32 [R, V].

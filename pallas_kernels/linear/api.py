@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import FLOAT_DTYPES
 
-BACKENDS = ("xla", "native")
+BACKENDS = ("xla", "gpu", "native")
 EIGHT_BITS = (jnp.dtype(jnp.int8), jnp.dtype(jnp.uint8))
 
 
@@ -69,7 +69,7 @@ def linear(
         out_dtype: type of the result; that of x by default.
         live: ranges [begin, end) of the rows that count, ascending; a backend may leave out the
             others, whose results are finite and mean nothing. None: all rows.
-        backend: "xla" (any device) or "native" (CPU, C++).
+        backend: "xla" (any device), "gpu" (NVIDIA) or "native" (CPU, C++).
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
@@ -92,6 +92,35 @@ def linear(
         out_dtype=chosen,
         live=live,
     )
+
+
+def linear_in_parts(
+    x: jax.Array,  # [M, K]
+    weight: jax.Array,  # [N, K]
+    *,
+    scale: jax.Array | None = None,  # float32[N]
+    bias: jax.Array | None = None,  # [N]
+    backend: str,
+) -> jax.Array:  # [S, M, N]
+    """`linear` in the type of x, or float32 parts of it that the caller has to add and round.
+
+    The backend chooses S, by what fills the GPU: for a kernel that reads the result anyhow, such as
+    `residual_norm` and `rotate_and_write`.
+
+    Args:
+        x, weight, scale, bias: as for `linear`.
+        backend: "gpu".
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    _check(x, weight, scale, bias, None, None, False, jnp.dtype(x.dtype))
+    if backend != "gpu":
+        raise KernelError("backend", repr(backend), "gpu")
+    # imported where it is used: the choice of parts is a GPU's
+    from pallas_kernels.linear import gpu
+
+    return gpu.in_parts(x, weight, scale=scale, bias=bias)
 
 
 def _check(

@@ -1,9 +1,10 @@
-"""Linear layers in plain XLA."""
+"""Linear layers in plain XLA, on any device."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pallas_kernels.linear.api import Norm, as_stored
 from pallas_kernels.quantized_matmul import Int8Weight, quantized_matmul
@@ -20,11 +21,16 @@ def linear(
     gated: bool,
     out_dtype: jnp.dtype,
     live: jax.Array | None = None,
+    rounds: bool = False,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
-    """As `pallas_kernels.linear`; each stage is rounded to the type of x. All rows are computed."""
+    """As `pallas_kernels.linear`; each stage is rounded to the type of x. All rows are computed.
+
+    `rounds`: the product gives its float32 sums in the type of the result where nothing else is
+    done to them in float32.
+    """
     rows = x if norm is None else rms_norm(x, norm)
     if scale is None:
-        product = _dot(rows, weight)
+        product = dot(rows, weight, out_dtype if rounds and bias is None else jnp.float32)
     else:
         stored = Int8Weight(as_stored(weight, jnp.int8), scale)
         product = quantized_matmul(
@@ -48,11 +54,13 @@ def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
     return (wide * factor).astype(x.dtype) * norm.weight
 
 
-def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
+def dot(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """x [.., K] times weight [.., K], contracted on the last axes; the axes between are batches."""
+    batch = tuple(range(1, x.ndim - 1))
     return jax.lax.dot_general(
         x,
         weight,
-        (((1,), (1,)), ((), ())),
+        (((x.ndim - 1,), (x.ndim - 1,)), (batch, batch)),
         precision=jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=dtype,
     )

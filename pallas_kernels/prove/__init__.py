@@ -9,6 +9,7 @@ device.
 from pallas_kernels.prove.cases import CASES, MATRIX_INSTRUCTION, Attention, Case, cases_for
 from pallas_kernels.prove.compilation import attempt, prove
 from pallas_kernels.prove.problems import prove_case
+from pallas_kernels.prove.program import Counts
 from pallas_kernels.prove.proof import Cost, KernelUse, Memory, Proof, Requirements
 from pallas_kernels.prove.report import LEGEND, markdown, versions, write_json
 from pallas_kernels.prove.roofline import Bound, bound, roofline_table
@@ -34,6 +35,7 @@ __all__ = [
     "Bound",
     "Case",
     "Cost",
+    "Counts",
     "KernelUse",
     "Memory",
     "Proof",

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from pallas_kernels.gpu_targets import GPU_TARGETS, CompilerMissingError
 from pallas_kernels.prove.gpu import compile_on_gpu
+from pallas_kernels.prove.program import counts
 from pallas_kernels.prove.proof import Cost, Memory, Proof, Requirements, judge
 from pallas_kernels.prove.tpu import compile_on_tpu, xla_cost
 
@@ -24,6 +25,7 @@ def prove(
     kind: str,
     wanted: Requirements,
     cost: Cost | None = None,
+    layers: int = 0,
     compiler_options: dict[str, Any] | None = None,
     **jit_options: Any,
 ) -> Proof:
@@ -37,6 +39,7 @@ def prove(
         kind: the kind of these devices.
         wanted: what it must fulfil.
         cost: its work by the shapes of its problem, for the report.
+        layers: equal parts of the function, of which one is counted apart.
         compiler_options: options of XLA for this compilation.
         jit_options: such as donate_argnums.
 
@@ -49,13 +52,17 @@ def prove(
     if kind in GPU_TARGETS:
         architecture = GPU_TARGETS[kind].architecture
         wanted = replace(wanted, shared=GPU_TARGETS[kind].block_shared_memory)
-        compiled, kernels = compile_on_gpu(mesh, architecture, function, *operands, **jit_options)
+        compiled, kernels, launched = compile_on_gpu(
+            mesh, architecture, function, *operands, **jit_options
+        )
     else:
+        launched = None
         compiled, kernels = compile_on_tpu(mesh, function, *operands, **jit_options)
         estimate = xla_cost(compiled)
         costs += [estimate] if estimate else []
     seconds = time.perf_counter() - begin
-    recomputed = count_recomputed(compiled.as_text())
+    hlo = compiled.as_text()
+    recomputed = count_recomputed(hlo)
     analysis = compiled.memory_analysis()
     memory = Memory(
         arguments=analysis.argument_size_in_bytes,
@@ -72,6 +79,7 @@ def prove(
         kernels=kernels,
         failures=judge(kernels, memory, wanted, recomputed),
         recomputed=recomputed,
+        counts=counts(hlo, layers, launched),
     )
 
 

@@ -30,8 +30,8 @@ def compile_on_gpu(
     *operands: Any,
     compiler_options: dict[str, Any],
     **jit_options: Any,
-) -> tuple[Any, tuple[KernelUse, ...]]:
-    """The executable for the GPUs of a mesh, and its GPU functions.
+) -> tuple[Any, tuple[KernelUse, ...], str]:
+    """The executable for the GPUs of a mesh, its functions, and XLA's list of what it launches.
 
     Args:
         mesh: from `gpu_mesh`.
@@ -62,7 +62,10 @@ def compile_on_gpu(
             )
         names = triton_kernels(compiled.as_text())
         kernels = (*mosaic_uses(mosaic), *xla_uses(xla, names, architecture))
-    return compiled, kernels
+        # the second is there where XLA made graphs of a part
+        launches = sorted(xla.glob("*.thunk_sequence*.txt"))
+        launched = launches[-1].read_text()
+    return compiled, kernels, launched
 
 
 def instruction_mix(ptx: str) -> dict[str, int]:

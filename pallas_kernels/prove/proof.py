@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pallas_kernels.prove.program import Counts
+
 # where an instruction is asked for, these do as well: the newer tensor cores do what the older did
 STRONGER = {"mma": ("mma", "wgmma", "tcgen05"), "wgmma": ("wgmma",), "tcgen05": ("tcgen05",)}
 # backends whose kernels are this package's; "xla" marks a function that XLA wrote
@@ -112,6 +114,7 @@ class Proof:
         kernels: its device functions.
         failures: what is wrong with it, in words; empty when it passed.
         recomputed: instructions that the compiler repeats to save memory.
+        counts: what it launches; None where it did not compile.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Proof:
     kernels: tuple[KernelUse, ...]
     failures: tuple[str, ...]
     recomputed: int = 0
+    counts: Counts | None = None
 
     def most(self, attribute: str) -> int | None:
         """The largest value of a field of this package's kernels; None where it is not known."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.errors import KernelError
+from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
@@ -17,7 +18,7 @@ from pallas_kernels.quantized_matmul.formats import (
     group_of,
     outputs_of,
 )
-from pallas_kernels.quantized_matmul.splits import number_of_splits
+from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
 from pallas_kernels.tuning import MatmulTuning
 
 CHANNELS = 64  # output channels of a warpgroup: the rows of wgmma
@@ -30,7 +31,6 @@ MAX_TILE_ROWS = 128
 INT4_TILE_ROWS = 112  # two stages of 256 inputs and a float32 result fit the shared memory
 # by group: sums of small groups are many, and more columns of them would not fit the registers
 SMALL_GROUP_TILE_ROWS = {64: 64, 32: 48}
-MULTIPROCESSORS = 132  # of H100 and H200 SXM
 BLOCK_BYTES = 227 * 1024  # shared memory of a thread block
 BUFFER_BYTES = 1024  # buffers in it are multiples of
 SHARED_BYTES = 220 * 1024  # for stages and the result; the rest is for scales and barriers
@@ -130,12 +130,21 @@ def plan_of(
     budget = SHARED_BYTES // (2 if tile_rows <= 16 else 1) - result_bytes
     stages = tuning.stages if tuning else max(2, min(6, budget // stage_bytes))
     steps = -(-inputs // width)
-    tiles = -(-rows // tile_rows) * -(-outputs_of(weight) // TILE_CHANNELS)
+    outputs = outputs_of(weight)
+    tiling = Tiling(
+        rows=row_tiles * tile_rows,
+        outputs=outputs,
+        tiles=row_tiles * -(-outputs // TILE_CHANNELS),
+        steps=steps,
+        step_bytes=step_bytes(
+            tile_rows, TILE_CHANNELS, width, TILE_CHANNELS * STORED_BYTES, operand.itemsize
+        ),
+    )
     splits = tuning.splits if tuning else None
     return Plan(
         tile_rows=tile_rows,
         stages=stages,
-        splits=splits or number_of_splits(tiles, steps, MULTIPROCESSORS),
+        splits=splits or number_of_splits(tiling, multiprocessors()),
         steps=steps,
         width=width,
         group=group if group < inputs else None,

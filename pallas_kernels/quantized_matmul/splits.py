@@ -1,35 +1,94 @@
-"""Into how many parts a contraction is divided so that a GPU's multiprocessors are all at work."""
+"""Into how many parts a contraction is divided: what fills a GPU against what the parts cost.
+
+More parts make more thread blocks, of fewer steps each: the last wave of blocks leaves fewer
+multiprocessors idle. Every part is a float32 result that is written to memory and read again by
+the kernel that adds them up. Both are counted in bytes that the GPU's memory could have moved
+meanwhile, so the choice needs no clock rate and no bandwidth:
+
+    cost(splits) = waves * steps of a part * bytes of a step * multiprocessors
+                   + (splits > 1) * (2 * splits * bytes of a part + LAUNCH_BYTES)
+
+A multiprocessor has its share of the memory's bandwidth, so the chip could have moved `bytes of a
+step * multiprocessors` in the time that one of them takes for a step. Where a step is bound by
+something else, its bytes are as many as pass in that time (`step_bytes`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 MAX_SPLITS = 8
 MIN_STEPS = 4  # of a part: fewer would wait for their first data most of the time
-ENOUGH = 0.85  # of the multiprocessors busy, on average
+# Ratios of data sheets (H100, H200, A100), rounded; the choice is not sensitive to them.
+CACHE_OVER_MEMORY = 3  # bytes that the L2 cache gives while the memory gives one
+FLOPS_A_BYTE = 200  # 16-bit operations of the tensor cores while the memory gives a byte
+# about a microsecond of 4 TB/s: the kernel that adds the parts begins and ends
+LAUNCH_BYTES = 4 * 2**20
 
 
-def number_of_splits(tiles: int, steps: int, multiprocessors: int) -> int:
-    """Parts of K for so many tiles of the result, each of so many steps.
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product is divided into thread blocks before its contraction is.
 
-    The smallest number that keeps most multiprocessors busy in every wave of thread blocks, since
-    every part costs a pass over the result; the best there is when none does.
-
-    Args:
-        tiles: thread blocks without splitting.
+    Attributes:
+        rows: rows of the result, filled up to whole tiles.
+        outputs: its columns.
+        tiles: thread blocks.
         steps: steps of the loop over all of K.
-        multiprocessors: of the GPU.
+        step_bytes: bytes that the memory could give to a multiprocessor in the time of a step.
     """
 
-    def busy(splits: int) -> float:
-        blocks = tiles * splits
-        return blocks / (-(-blocks // multiprocessors) * multiprocessors)
+    rows: int
+    outputs: int
+    tiles: int
+    steps: int
+    step_bytes: float
 
+    @property
+    def part_bytes(self) -> int:
+        """Of one float32 result."""
+        return 4 * self.rows * self.outputs
+
+
+def step_bytes(tile_rows: int, tile_channels: int, width: int, stored: int, element: int) -> float:
+    """Bytes that the memory gives to a multiprocessor while a tile takes a step.
+
+    The stored weights come from memory, x from the cache, and the products have a rate: the slowest
+    of these decides.
+
+    Args:
+        tile_rows, tile_channels: of the tile.
+        width: inputs of a step.
+        stored: bytes of the weights of a step.
+        element: bytes of an element of x.
+    """
+    brought = stored + tile_rows * width * element
+    flops = 2 * tile_rows * tile_channels * width
+    return max(stored, brought / CACHE_OVER_MEMORY, flops / FLOPS_A_BYTE)
+
+
+def cost(tiling: Tiling, splits: int, multiprocessors: int) -> float:
+    """Bytes that the memory could move in the time of the product; see the module."""
+    waves = -(-tiling.tiles * splits // multiprocessors)
+    share = -(-tiling.steps // splits)
+    working = waves * share * tiling.step_bytes * multiprocessors
+    parts = 2 * splits * tiling.part_bytes + LAUNCH_BYTES if splits > 1 else 0
+    return working + parts
+
+
+def number_of_splits(tiling: Tiling, multiprocessors: int, *, equal: bool = False) -> int:
+    """The number of parts of K that costs least; of equals the smallest.
+
+    Args:
+        tiling: the product.
+        multiprocessors: of the GPU.
+        equal: whether all parts must have the same number of steps.
+    """
     candidates = [
         splits
-        for splits in range(1, min(MAX_SPLITS, max(1, steps // MIN_STEPS)) + 1)
+        for splits in range(1, min(MAX_SPLITS, max(1, tiling.steps // MIN_STEPS)) + 1)
         # parts of ceil(steps / splits) steps: the last must not be empty
-        if -(-steps // -(-steps // splits)) == splits
+        if -(-tiling.steps // -(-tiling.steps // splits)) == splits
+        and not (equal and tiling.steps % splits)
     ]
-    for splits in candidates:
-        if busy(splits) >= ENOUGH:
-            return splits
-    return max(candidates, key=busy)
+    return min(candidates, key=lambda splits: cost(tiling, splits, multiprocessors))

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul.activations import quantize_rows_int8
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -33,12 +34,11 @@ from pallas_kernels.quantized_matmul.formats import (
     group_of,
     outputs_of,
 )
-from pallas_kernels.quantized_matmul.splits import number_of_splits
+from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
 from pallas_kernels.tuning import MatmulTuning
 
 MIN_TILE = 16  # the smallest side of a tensor-core product
 FEW_ROWS = 64
-MULTIPROCESSORS = 108  # of the A100; other chips differ little in what follows from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +196,22 @@ def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) ->
     tile_rows = max(MIN_TILE, min(pl.next_power_of_2(rows), wanted))
     tile_channels = tuning.tile_n if tuning else (64 if few else 128)
     width = BLOCK if is_int4 else (tuning.tile_k if tuning else 128 if few else 64)
-    tiles = -(-rows // tile_rows) * -(-outputs_of(weight) // tile_channels)
-    steps = -(-inputs // width)
+    outputs = outputs_of(weight)
+    row_tiles = -(-rows // tile_rows)
+    stored = tile_channels * width // (2 if is_int4 else 1)
+    tiling = Tiling(
+        rows=rows,
+        outputs=outputs,
+        tiles=row_tiles * -(-outputs // tile_channels),
+        steps=-(-inputs // width),
+        step_bytes=step_bytes(tile_rows, tile_channels, width, stored, x.dtype.itemsize),
+    )
     splits = tuning.splits if tuning else None
     return _Plan(
         tile_rows=tile_rows,
         tile_channels=tile_channels,
         width=width,
-        splits=splits or number_of_splits(tiles, steps, MULTIPROCESSORS),
+        splits=splits or number_of_splits(tiling, multiprocessors()),
         group=group if group < inputs else None,
         has_zeros=isinstance(weight, Int4Weight) and weight.zeros is not None,
         is_fp8=isinstance(weight, Fp8Weight),

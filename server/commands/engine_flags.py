@@ -116,7 +116,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_default("compile_ahead"),
         metavar="N",
-        help="programs compiled before the engine is ready (default: %(default)s)",
+        help="programs compiled before the engine is ready (default: by device, all on a GPU)",
     )
     add(
         "--compilation-cache",
@@ -129,7 +129,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--compile-in-background",
         action=argparse.BooleanOptionalAction,
         default=_default("compile_in_background"),
-        help="compile the remaining programs while the server works (default: %(default)s)",
+        help="compile the remaining programs while the server works (default: by device, not on a "
+        "GPU)",
     )
 
 

@@ -8,8 +8,8 @@ import time
 import jax
 import pytest
 
-from benchmarks import device_busy
-from benchmarks.device_busy import measure_busy
+from benchmarks import device_busy, device_trace
+from benchmarks.device_busy import Busy, measure_busy
 from checkpoints import bundled_model_path
 from jaxserve import LLM
 from jaxserve.bench.workloads import uniform
@@ -27,8 +27,19 @@ def test_a_line_for_each_number_of_slots_and_overlap(tmp_path, capsys):
     for row in rows:
         assert 0 < row["device busy, %"] <= 100 and row["step, ms"] > 0
         assert 0 <= row["busy, % (host's bound)"] <= 100
+        assert row["busy, % (traced)"] == row["device busy, %"], "a CPU serves traced"
         assert row["pauses_us"]
     assert capsys.readouterr().out.count("\n") == 4
+
+
+def test_a_gpu_is_judged_in_the_mode_that_serves(monkeypatch):
+    """The profiler turns its graphs off, so the trace says how busy another mode would be."""
+    known = {"traced": 0.7, "bound": 0.97, "step_ms": 5.0, "traced_ms": 7.0, "pauses_us": []}
+    assert Busy(serves_traced=False, **known).busy == 0.97
+    assert Busy(serves_traced=True, **known).busy == 0.7
+    for platform, serves in (("gpu", False), ("cpu", True), ("tpu", True)):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        assert device_trace.serves_traced() is serves
 
 
 @pytest.mark.slow

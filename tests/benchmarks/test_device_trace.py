@@ -54,7 +54,7 @@ def test_overlapping_kernels_are_busy_once():
     assert found.calls == {"a": 2, "b": 1}
     assert found.seconds == {"a": 15.0, "b": 10.0}
     assert found.busy == pytest.approx(20.0) and found.span == pytest.approx(25.0)
-    assert found.pauses == [5.0]
+    assert found.pauses == [5.0] and found.before == {"a": 5.0}
     assert found.largest(1) == [("a", 2, 15.0)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 
@@ -10,8 +12,8 @@ from benchmarks.gpu import decode_step
 from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
 from benchmarks.kernel_bench.tuning import choices_of
 from benchmarks.kernel_bench.worker import entries_of
+from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
-from jaxserve.sampling.variant import Variant
 from pallas_kernels import KernelError
 from pallas_kernels.gpu_targets import CompilerMissingError, require_compiler
 from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
@@ -53,22 +55,42 @@ def test_every_choice_of_a_tuned_case_is_a_program(monkeypatch):
     assert len(names) > 10
 
 
-def test_every_batch_of_the_engine_has_programs_for_prompts_and_for_decoding():
+def test_every_case_of_the_engine_has_its_program_and_one_for_prompts():
     names = [item.name for item in prove_check.items("engine", "h200", None)]
-    for shape, batches in decode_step.CASES.items():
-        for batch in batches:
-            mine = [name for name in names if name.startswith(f"{shape} {batch}: ")]
-            assert any("mixed" in name for name in mine) and any("decode" in name for name in mine)
-            assert all("greedy" in name for name in mine)
+    assert len(set(names)) == len(names)
+    for section in (decode_step.STEPS, decode_step.MIXES, decode_step.OLDER):
+        cases = [decode_step.Case.of(case) for case in section]
+        slots = max(case.rows for case in cases)
+        mine = [name for name in names if name.startswith(f"{cases[0].shape}, {slots} slots: ")]
+        assert any("mixed" in name for name in mine)
+        for case in cases:
+            end = " without graphs" if case.kind == decode_step.UNGRAPHED else ""
+            assert any(name.endswith(f": {case.program.name}{end}") for name in mine)
 
 
-@pytest.mark.parametrize("batch, tokens, prefill", [(1, 128, 128), (64, 8192, 2048)])
-def test_the_programs_that_a_decode_step_is_timed_on_are_the_smallest(batch, tokens, prefill):
-    shapes = wanted_shapes(max(2, batch), 2048, 1, (Variant.FILTERED, Variant.GREEDY))
-    mixed, decode = decode_step.measured_shapes(shapes, batch, tokens)
-    assert (decode.num_decode, decode.num_prefill, decode.variant) == (batch, 0, Variant.GREEDY)
-    assert (mixed.num_prefill, mixed.variant) == (prefill, Variant.GREEDY)
-    assert mixed.num_decode >= batch
+def test_the_programs_that_decode_steps_are_timed_on_are_exact_and_the_first_two_serve_all():
+    cases = [decode_step.Case.of(case) for case in decode_step.STEPS]
+    shapes = wanted_shapes(256, 2048, 1)
+    mixed, decode, *rest = decode_step.measured_shapes(shapes, cases)
+    assert (mixed.num_decode, mixed.num_prefill, mixed.features) == (256, 2048, FAST)
+    assert (decode.num_decode, decode.num_prefill, decode.features) == (256, 0, FAST)
+    assert {case.program for case in cases} <= {decode, *rest}
+    assert any(shape.num_prefill == 128 for shape in rest)
+    assert len(rest) == 4  # the other three sizes, the smallest for prompts
+
+
+def test_programs_without_graphs_are_compiled_with_the_options_that_say_so(monkeypatch):
+    seen = []
+
+    def compiled(setting, step):
+        seen.append(prove_check.prove_step.compiler_options("gpu"))
+        return SimpleNamespace(proof=None)
+
+    monkeypatch.setattr(prove_check.prove_step, "prove_step", compiled)
+    plain = prove_check.prove_step.compiler_options("gpu")
+    for graphs in (True, False):
+        prove_check.engine_proof(None, None, graphs)
+    assert seen == [plain, plain | decode_step.NO_GRAPHS]
 
 
 def proof(name, *failures):

@@ -11,10 +11,19 @@ import pytest
 from jax.sharding import Mesh
 
 from benchmarks import prove_step
+from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import memory_document
-from jaxserve.sampling.variant import Variant
-from pallas_kernels.gpu_targets import CompilerMissingError
-from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Cost, Memory, Proof, device_name
+from jaxserve.models.layers import PLAIN
+from pallas_kernels.gpu_targets import CompilerMissingError, require_compiler
+from pallas_kernels.prove import (
+    EXIT_FAILED,
+    EXIT_UNAVAILABLE,
+    Cost,
+    Counts,
+    Memory,
+    Proof,
+    device_name,
+)
 
 SETTING = prove_step.Setting("h200", 1, "llama-1b", 2, num_pages=64, page_size=16)
 DECODE, MIXED = prove_step.STEPS["decode[16]"], prove_step.STEPS["mixed[256,2048]"]
@@ -39,6 +48,7 @@ def proved(setting, step, **changes) -> prove_step.StepProof:
         pool=POOL,
         proof=proof,
         cpu_seconds=12.6,
+        blob=384,
     )
     return replace(made, proof=replace(proof, **changes))
 
@@ -92,7 +102,7 @@ def test_every_combination_is_compiled_with_what_was_asked(monkeypatch, tmp_path
         ("v5e", "llama-3-70b"),
     ]
     assert {(setting.layers, setting.devices) for setting, _ in asked} == {(3, 8)}
-    assert {step.variant for _, step in asked} == {Variant.GREEDY}
+    assert {step.name for _, step in asked} == {"decode[16] fast"}
     text = document.read_text()
     assert "## llama-3-70b, 3 layers, tensor parallel over 8" in text
     assert "8 x TPU v5 lite" in text
@@ -128,7 +138,7 @@ def test_a_failed_step_and_a_missing_compiler_have_their_exit_codes(monkeypatch,
 
 def test_weights_and_pool_are_those_of_one_device() -> None:
     config = SETTING.config()
-    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16")
+    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16", PLAIN)
     weights = prove_step.device_bytes(leaves)
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     layer = config.hidden_size * (heads + config.num_heads * config.head_dim)
@@ -196,3 +206,38 @@ def test_the_document_says_what_did_not_compile() -> None:
     assert first.endswith("| 13 | ok |")
     assert "does not compile: x / y" in second
     assert first.count("|") == second.count("|")
+
+
+def test_what_a_step_launches_is_a_line_of_the_table() -> None:
+    counts = Counts(
+        kernels={"product": 9, "residual_norm": 4, "fusion": 17},
+        a_layer={"product": 4, "residual_norm": 2, "fusion": 2},
+        in_parts=6,
+        graphs=1,
+        outside=0,
+    )
+    text = launch_table([proved(SETTING, DECODE, counts=counts), proved(SETTING, MIXED)])
+    first, second = [line for line in text.splitlines() if "NVIDIA H200" in line]
+    assert first.endswith(
+        "| 8 | fusion 2, product 4, residual_norm 2 | 30 | 0 | 0 | 0 | 6 | 1 (0) | 384 |"
+    )
+    assert second.endswith("| - | - | - | - | - | - | - | - | 384 |"), "it did not compile"
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+@pytest.mark.slow
+def test_a_greedy_step_of_an_absent_gpu_is_one_graph_of_few_kernels() -> None:
+    """On an A100, whose attention is Triton's in every version of JAX."""
+    try:
+        require_compiler()
+    except CompilerMissingError as error:
+        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
+    step = prove_step.prove_step(replace(SETTING, kind="a100", num_pages=1024), DECODE)
+    assert step.proof.failures == ()
+    found = step.proof.counts
+    assert (found.graphs, found.outside) == (1, 0)
+    assert (found.loops, found.copies, found.rounded_elsewhere) == (0, 0, 0)
+    # four products, residual and norm twice, rotation with the write, attention with its merge,
+    # the gated activation
+    assert sum(found.a_layer.values()) == 10
+    assert found.a_layer["fusion"] == 1

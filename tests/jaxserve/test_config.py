@@ -20,7 +20,7 @@ from jaxserve.errors import ValidationError
         ("seed", "1"),
         ("overlap", "no"),
         ("skip_tokenizer_init", 1),
-        ("compile_in_background", None),
+        ("compile_in_background", 1),
         ("block_size", 24),
         ("max_num_seqs", 0),
         ("max_model_len", "auto"),

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,11 +114,17 @@ MOSAIC_TPU = Backends(
     interpret=True,
     head_dim_multiple=128,  # the model's heads are smaller
 )
+FUSED: dict[str, Any] = {
+    "linear": "gpu",
+    "rotate_and_write": "triton",
+    "residual_norm": "triton",
+}
 BACKENDS = {
     "triton": Backends(
         decode="triton",
         prefill="triton",
         write_kv="xla",
+        **FUSED,
         reason="interpreted",
         tuning=ChipTuning(
             decode=DecodeTuning(block_tokens=16),
@@ -125,6 +132,7 @@ BACKENDS = {
         ),
         interpret=True,
     ),
+    "fused around plain attention": replace(XLA, **FUSED, interpret=True),
     "mosaic_tpu": MOSAIC_TPU,
     "mosaic_tpu, writing apart": replace(MOSAIC_TPU, decode_and_write=None),
     "native": NATIVE,

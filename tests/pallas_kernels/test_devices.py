@@ -131,6 +131,28 @@ def test_the_hopper_kernels_read_8_bit_pages(pool):
     assert (backends.decode, backends.prefill) == ("mosaic_gpu", "mosaic_gpu")
 
 
+@pytest.mark.parametrize("kind", [*HOPPER[:1], *AMPERE_ADA_BLACKWELL])
+def test_gpus_with_triton_run_the_fused_kernels_of_a_layer(kind):
+    covered = AttentionShape(128, 16, 8, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"))
+    backends = choose_backends(kind, "gpu", covered)
+    assert (backends.rotate_and_write, backends.residual_norm) == ("triton", "triton")
+    assert backends.linear == "gpu" and backends.divides_products
+    # 8-bit pages need scales: rotation and write are two operations there
+    backends = choose_backends(kind, "gpu", replace(covered, pool_dtype=jnp.dtype("int8")))
+    assert (backends.rotate_and_write, backends.residual_norm) == (None, "triton")
+    sharded = choose_backends(kind, "gpu", covered).sharded()
+    assert (sharded.linear, sharded.residual_norm) == ("xla", None)
+    assert sharded.rotate_and_write == "triton"
+    assert not sharded.divides_products
+    assert "sharded linear layers run on xla" in sharded.reason
+
+
+def test_other_devices_have_no_fused_kernels():
+    for kind, platform in (("cpu", "cpu"), ("TPU v5 lite", "tpu"), ("Tesla V100-SXM2-16GB", "gpu")):
+        backends = choose_backends(kind, platform)
+        assert (backends.rotate_and_write, backends.residual_norm) == (None, None)
+
+
 @pytest.mark.parametrize("kind", ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"])
 def test_shapes_that_no_gpu_kernel_covers_run_xla(kind):
     backends = choose_backends(kind, "gpu", AttentionShape(head_dim=512))

@@ -12,10 +12,33 @@ from benchmarks.peers.workload import Cell
 
 def load_model(job: Job) -> transformers.PreTrainedModel:
     """The model on the GPU where torch sees one, else on the CPU."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = dict(job.settings)
+    if settings.pop("load_format", "auto") == "dummy":
+        return random_model(job, device)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(job.model), dtype=getattr(torch, job.dtype), **job.settings
+        str(job.model), dtype=getattr(torch, job.dtype), **settings
     )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.to(device).eval()
+
+
+def random_model(job: Job, device: str) -> transformers.PreTrainedModel:
+    """A model of the folder's config with small random weights, made on the device."""
+    config = transformers.AutoConfig.from_pretrained(str(job.model))
+    # initialising element by element on the host would take minutes
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, job.dtype)
+        )
+    model = model.to_empty(device=device).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.02)
+    # what to_empty left undefined besides the parameters: the angles of the rotary embedding
+    rotary = model.model.rotary_emb
+    model.model.rotary_emb = type(rotary)(config).to(device)
+    return model
 
 
 def versions() -> dict[str, str]:

@@ -32,17 +32,28 @@ def run(setting, case):
     return Section(columns=("case",), rows=[(case,)])
 
 
+def names(setting):
+    return ["1", "hangs", "3"]
+
+
+def sleeps(setting, case):
+    if case == "hangs":
+        time.sleep(600)
+    return Section(columns=("case", "process"), rows=[(case, os.getpid())])
+
+
 def last(setting):
     return Section(columns=("process", "shared"), rows=[(os.getpid(), sorted(setting.shared))])
 
 
 SECTIONS = {
-    "raises": Single(raises, 1),
-    "aborts": Several(cases, run, 1, group=lambda case: case[0]),
-    "hangs": Single(hangs, 1, 1),
-    "last": Single(last, 1),
+    "raises": Single(raises, "A"),
+    "aborts": Several(cases, run, "A", group=lambda case: case[0]),
+    "hangs": Single(hangs, "A", 1),
+    "hanging case": Several(names, sleeps, "A", 3, group=str),
+    "last": Single(last, "A"),
 }
 
 if __name__ == "__main__":
     worker.SECTIONS = SECTIONS
-    serve(worker.answer, poisonous=(jax.errors.JaxRuntimeError,))
+    serve(worker.Answers(), poisonous=(jax.errors.JaxRuntimeError,))

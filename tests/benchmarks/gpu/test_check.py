@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
 import pytest
 
 from benchmarks.gpu import check
-from benchmarks.gpu.sections import SECTIONS, Several, Single
+from benchmarks.gpu.sections import PARTS, SECTIONS, Several, Single, Table
 from benchmarks.gpu.setting import Section
-from benchmarks.isolated import Worker
+from benchmarks.gpu.worker import Answers
+from benchmarks.isolated import Worker, WorkerError
 from benchmarks.kernel_bench.cases import dry_cases
 from tests.benchmarks.documented import documented
 from tests.benchmarks.gpu import failing_sections
@@ -30,7 +32,11 @@ DRY = ["--dry-run", "--budget-seconds", "3600"]  # however busy the machine is
 def run_dry(names, folder):
     only = [word for name in names for word in ("--only", name)]
     status = check.main([*DRY, *only, "--output", str(folder)])
-    return status, json.loads((folder / "gpu_check.json").read_text())
+    return status, sections_in(folder)
+
+
+def sections_in(folder, part="all"):
+    return json.loads((folder / f"gpu_check-{part}.json").read_text())["sections"]
 
 
 def test_the_quick_sections_run_dry(tmp_path):
@@ -38,23 +44,42 @@ def test_the_quick_sections_run_dry(tmp_path):
     assert status == 0 and list(results) == QUICK
     for name, result in results.items():
         assert result["rows"] and not result["failures"], name
-        assert f"## {name}" in (tmp_path / "gpu_check.md").read_text()
+        assert f"## {name}" in (tmp_path / "gpu_check-all.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", documented("benchmarks/gpu_check"), ids=" ".join)
 def test_every_documented_command_runs_dry(arguments, tmp_path):
     assert check.main([*arguments, *DRY, "--output", str(tmp_path)]) == 0
-    (found,) = tmp_path.glob("gpu_check*.json")
-    results = json.loads(found.read_text())
-    part = int(arguments[1][0]) if arguments else None
-    assert list(results) == check.chosen([], part)
+    (part,) = arguments[1:] or ["all"]
+    results = sections_in(tmp_path, part)
+    assert list(results) == check.chosen([], None if part == "all" else part)
     for name, result in results.items():
         # of a dry run's kernels no target may have a verdict: each may be too noisy to time
-        assert result["rows"] or name == "kernels", name
-    if "kernels" in results:
-        measured = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+        assert result["rows"] or isinstance(SECTIONS[name], Table), name
+        assert not result["failures"], name
+    for name in set(results) & {"anchors", "kernels"}:
+        measured = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         assert {row["label"] for row in measured} == {case.label for case in dry_cases()}
+    page = (tmp_path / "advice.md").read_text()
+    assert f"Part {part}: dry run, {len(results)} sections." in page
+    absent = set(PARTS) - {part} if part != "all" else set()
+    assert bool(absent) == ("Without results here: part" in page)
+
+
+def test_parts_of_the_same_device_share_their_figures_and_one_page(tmp_path):
+    for part, kind in (("A", "X"), ("B", "X"), ("C", "Y")):
+        pages = check.Pages(tmp_path, part, kind, True)
+        pages.results = {"machine": {"rows": [], "failures": [], "notes": [], "seconds": 1}}
+        pages.results["machine"]["columns"] = []
+        pages.write({f"of {part}": 1.0})
+    pages = check.Pages(tmp_path, "rest", "X", True)
+    assert pages.facts() == {"of A": 1.0, "of B": 1.0}
+    assert "Part C: Y" in (tmp_path / "advice.md").read_text()
+    pages.write({})
+    page = (tmp_path / "advice.md").read_text()
+    assert "Part A: X" in page and "part C." in page and "Part C" not in page
+    assert not list(tmp_path.glob(".*partial"))
 
 
 def dry_check(monkeypatch, tmp_path, sections, *arguments):
@@ -75,9 +100,13 @@ def test_a_failing_section_is_reported_and_the_others_go_on(monkeypatch, tmp_pat
     def fine(setting):
         return Section(columns=("a",), rows=[(1,)])
 
-    sections = {"broken": Single(broken, 1), "wrong": Single(wrong, 1), "fine": Single(fine, 1)}
+    sections = {
+        "broken": Single(broken, "A"),
+        "wrong": Single(wrong, "A"),
+        "fine": Single(fine, "A"),
+    }
     assert dry_check(monkeypatch, tmp_path, sections) == check.EXIT_FAILED
-    report = (tmp_path / "gpu_check.md").read_text()
+    report = (tmp_path / "gpu_check-all.md").read_text()
     assert "FAILED: broken: ArithmeticError: no such luck" in report
     assert "FAILED: error 3 > 2" in report
     assert "| 1 |" in report
@@ -95,15 +124,15 @@ def test_a_failing_case_does_not_cost_the_others_and_what_was_found_is_on_disk(
 
     def after(setting):
         # the section before is on disk by now: a run that is killed here has its results
-        held = json.loads((tmp_path / "gpu_check.json").read_text())
+        held = sections_in(tmp_path)
         return Section(columns=("held",), rows=[(list(held), sorted(setting.shared))])
 
     sections = {
-        "cases": Several(lambda setting: ["1", "2", "3"], run, 1),
-        "after": Single(after, 1),
+        "cases": Several(lambda setting: ["1", "2", "3"], run, "A"),
+        "after": Single(after, "A"),
     }
     assert dry_check(monkeypatch, tmp_path, sections) == check.EXIT_FAILED
-    results = json.loads((tmp_path / "gpu_check.json").read_text())
+    results = sections_in(tmp_path)
     assert results["cases"]["rows"] == [["1"], ["3"]]
     assert results["cases"]["notes"] == ["one note"]
     assert results["cases"]["failures"] == ["2: ArithmeticError: case two"]
@@ -111,17 +140,35 @@ def test_a_failing_case_does_not_cost_the_others_and_what_was_found_is_on_disk(
 
 
 def test_when_the_time_is_up_the_rest_is_a_failure(monkeypatch, tmp_path):
-    sections = {"fine": Single(lambda setting: Section(rows=[(1,)]), 1)}
+    sections = {"fine": Single(lambda setting: Section(rows=[(1,)]), "A")}
     status = dry_check(monkeypatch, tmp_path, sections, "--budget-seconds", "1")
     assert status == check.EXIT_FAILED
-    assert "FAILED: not run: time is up" in (tmp_path / "gpu_check.md").read_text()
+    assert "FAILED: not run: time is up" in (tmp_path / "gpu_check-all.md").read_text()
 
 
 def test_the_parts_together_are_everything():
-    parts = [check.chosen([], part) for part in (1, 2, 3)]
-    assert set().union(*parts) == {*SECTIONS, "kernels"} == set(check.chosen([], None))
-    assert all({"machine", "bandwidth"} <= set(part) for part in parts)
-    assert not set(parts[0]) & set(parts[1]) - {"machine", "bandwidth"}
+    parts = [check.chosen([], part) for part in PARTS]
+    assert set().union(*parts) == {*SECTIONS} == set(check.chosen([], None))
+    assert all(part[:2] == ["machine", "bandwidth"] for part in parts)
+    assert sum(len(part) - 2 for part in parts) == len(SECTIONS) - 2
+    assert check.BUDGET_S < 480
+
+
+@pytest.mark.parametrize(
+    "part, wanted",
+    [
+        ("A", ["smoke", "memcheck", "anchors"]),
+        ("B", ["decode step", "torch step", "transformers"]),
+    ],
+)
+def test_what_belongs_to_the_first_two_calls(part, wanted):
+    assert check.chosen([], part)[2:] == wanted
+
+
+def test_the_third_call_ends_with_tuning_after_all_chosen_backends():
+    third = check.chosen([], "C")
+    assert third[-1] == "tuning" and "decode correctness" in third
+    assert not [name for name in third if "other backends" in name]
 
 
 @pytest.mark.parametrize("operation", ["decode", "prefill"])
@@ -153,7 +200,8 @@ def test_a_section_in_a_process_of_its_own():
         found = worker.call(request | {"do": "run", "section": "bandwidth"}, 120)
     finally:
         worker.close()
-    assert len(found["section"]["rows"]) == 3 and found["shared"]["copy_gb_s"] > 0
+    assert len(found["section"]["rows"]) == 2
+    assert found["shared"]["copy_gb_s"] > 0 and found["shared"]["matmul_tflop_s"] > 0
 
 
 @pytest.mark.slow
@@ -162,7 +210,7 @@ def test_a_process_that_is_poisoned_aborts_or_hangs_costs_no_other_section(monke
     command = [sys.executable, "-m", failing_sections.__name__]
     monkeypatch.setattr(check, "device_process", lambda dry_run: Worker(command, environment))
     assert dry_check(monkeypatch, tmp_path, failing_sections.SECTIONS) == check.EXIT_FAILED
-    results = json.loads((tmp_path / "gpu_check.json").read_text())
+    results = sections_in(tmp_path)
     assert list(results) == list(failing_sections.SECTIONS)
     (raised,) = results["raises"]["failures"]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in raised
@@ -174,6 +222,12 @@ def test_a_process_that_is_poisoned_aborts_or_hangs_costs_no_other_section(monke
     assert left_out == "1 cases were not run: too many b failed"
     (hung,) = results["hangs"]["failures"]
     assert hung.startswith("hangs: no answer within 1 s")
+    # a case that hangs costs its limit; the next one has a process that was started before its own
+    (one, before), (three, after) = results["hanging case"]["rows"]
+    assert (one, three) == ("1", "3") and before != after
+    (case,) = results["hanging case"]["failures"]
+    assert case.startswith("hangs: no answer within 3 s")
+    assert results["hanging case"]["seconds"] < 60
     assert results["last"]["rows"][0][1] == ["a 1", "a 2", "a 3"]
     assert results["last"]["failures"] == []
 
@@ -183,11 +237,56 @@ def test_an_error_in_this_process_is_a_failure_of_its_section_alone(monkeypatch,
         raise KeyError("in the parent")
 
     monkeypatch.setattr(check, "run_cases", broken)
-    only = ["--only", "kernels", "--only", "machine"]
+    only = ["--only", "anchors", "--only", "machine"]
     assert check.main([*DRY, *only, "--output", str(tmp_path)]) == check.EXIT_FAILED
-    results = json.loads((tmp_path / "gpu_check.json").read_text())
+    results = sections_in(tmp_path)
     assert results["machine"]["rows"] and not results["machine"]["failures"]
-    assert results["kernels"]["failures"] == ["KeyError: 'in the parent'"]
+    assert results["anchors"]["failures"] == ["KeyError: 'in the parent'"]
+
+
+def test_a_process_that_does_not_start_again_ends_the_section(monkeypatch, tmp_path):
+    class Gone:
+        def call(self, request, limit_s):
+            if request["do"] == "cases":
+                return ["1", "2", "3"]
+            assert request["do"] == "run" or limit_s > 1, "a restart has a limit of its own"
+            raise WorkerError(f"no answer to {request['do']}", lost=request["do"] == "run")
+
+        def close(self):
+            pass
+
+    sections = {"cases": Several(lambda setting: [], lambda *given: Section(), "A", 1)}
+    monkeypatch.setattr(check, "SECTIONS", sections)
+    found = check.Check(Gone(), True, time.monotonic() + 100).section("cases")
+    first, rest = found.failures
+    assert first == "1: no answer to run"
+    assert rest.startswith("2 cases were not run: the device's process does not start again")
+
+
+def test_what_the_cases_of_a_section_share_is_given_back_before_the_next_one(monkeypatch):
+    closed = []
+
+    class Held:
+        def close(self):
+            closed.append(True)
+
+    def share(setting, case):
+        setting.held.setdefault("it", Held())
+        return Section(rows=[(id(setting.held["it"]),)])
+
+    sections = {
+        "shares": Several(lambda setting: ["1", "2"], share, "A"),
+        "next": Single(lambda setting: Section(rows=[(len(setting.held),)]), "A"),
+    }
+    monkeypatch.setattr("benchmarks.gpu.worker.SECTIONS", sections)
+    answers = Answers()
+
+    def ask(section, case=None):
+        request = {"do": "run", "section": section, "case": case, "shared": {}, "seconds": 9.0}
+        return answers(request | {"dry_run": True})["section"]["rows"]
+
+    assert ask("shares", "1") == ask("shares", "2") and not closed
+    assert ask("next") == [(0,)] and closed == [True]
 
 
 def without(tmp_path):

@@ -13,6 +13,7 @@ from benchmarks.kernel_bench.cases import (
     MatmulCase,
     PrefillCase,
     all_cases,
+    anchor_cases,
     as_request,
     dry_cases,
     from_request,
@@ -44,6 +45,29 @@ def test_bytes_and_operations():
     # the first of two rows sees 3 tokens and itself, the second one more
     assert PrefillCase(2, 3, 4, 1).flops == 4 * 4 * 128 * (4 + 5)
     assert MatmulCase("m", 3, 4, 5).flops == 2 * 3 * 4 * 5
+
+
+def test_a_ragged_batch_has_the_bytes_of_a_uniform_one():
+    case = DecodeCase(64, 2048, 32, 8, ragged=True)
+    assert case.lengths == [66560] + 63 * [1024]
+    even = DecodeCase(64, 2048, 32, 8)
+    assert sum(case.lengths) == sum(even.lengths) == 64 * 2048
+    assert (case.read_bytes, case.layer_bytes) == (even.read_bytes, even.layer_bytes)
+    assert case.label == "32/8 heads, 64 x 2048 ragged"
+
+
+def test_the_anchors_have_both_page_sizes_and_few_rows():
+    found = anchor_cases()
+    for size in (16, 64):
+        decode = [c for c in found if type(c) is DecodeCase and c.page_size == size]
+        assert [(c.slots, c.context) for c in decode] == [
+            (64, 4096), (1, 16384), (8, 1024), (256, 128), (64, 2048)
+        ]  # fmt: skip
+        assert [c.ragged for c in decode] == [False] * 4 + [True]
+        prefill = [c for c in found if type(c) is PrefillCase and c.page_size == size]
+        assert [(c.chunk, c.prior) for c in prefill] == [(4096, 0)]
+    assert [c.rows for c in found if type(c) is MatmulCase] == [1, 16, 64]
+    assert len({case.label for case in found}) == len(found)
 
 
 def test_a_case_survives_json():

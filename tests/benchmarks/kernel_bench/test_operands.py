@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from benchmarks.kernel_bench.cases import DecodeCase
-from benchmarks.kernel_bench.operands import layout, make_pool
+from benchmarks.kernel_bench.operands import layout, make_pool, page_tables
 
 
 def test_pages_of_layers_and_rotations_do_not_overlap():
@@ -35,3 +37,16 @@ def test_large_layers_are_read_again_and_too_large_ones_refused():
     layers, distinct, rotations = layout(small, memory=6 * 2**30, cold_bytes=2**30)
     assert layers == distinct == 16
     assert distinct * rotations * small.layer_bytes >= 2**29
+
+
+def test_a_ragged_table_names_every_page_of_the_uniform_one_once():
+    case = DecodeCase(3, 64, 4, 2, ragged=True)
+    (ragged, later), (even, _) = (
+        page_tables(c, 2, 12) for c in (case, replace(case, ragged=False))
+    )
+    assert ragged.shape == (3, 8) and even.shape == (3, 4)
+    assert [int((row > 0).sum()) for row in np.asarray(ragged)] == [8, 2, 2]
+    held = np.asarray(ragged)[np.asarray(ragged) > 0]
+    assert sorted(held) == sorted(np.asarray(even).ravel()) == list(range(1, 13))
+    moved = np.asarray(later)
+    assert (moved[moved > 0] == held + 12).all() and (moved == 0).sum() == 12

@@ -13,7 +13,7 @@ DEVICE = {"device_kind": "NVIDIA X"}
 
 
 @pytest.mark.slow
-def test_kernels_and_steps_are_drawn(tmp_path):
+def test_kernels_are_drawn(tmp_path):
     ceilings = Ceilings(4000.0, 800.0)
     rows = [
         row
@@ -25,13 +25,9 @@ def test_kernels_and_steps_are_drawn(tmp_path):
     rows += measured_rows(PrefillCase(4096, 0, 32, 8), {OURS: 1e-3}, ceilings)
     rows.append(missing(DecodeCase(256, 65536, 32, 8), OURS, "does not fit"))
     (kernels,) = plots.kernels(rows, DEVICE, tmp_path)
-    parts = ("least time", "decode step")
-    table = [("b 1", "least time", "", 1.0, ""), ("b 1", "decode step", "", 1.2, "")]
-    (steps,) = plots.steps([*table, ("b 1", "host: plan", "", 0.1, "")], parts, tmp_path)
-    assert kernels.stat().st_size > 5000 and steps.stat().st_size > 5000
+    assert kernels.stat().st_size > 5000
 
 
 def test_without_figures_there_is_no_plot(tmp_path):
     rows = [missing(DecodeCase(1, 128, 32, 8), OURS, "failed")]
     assert plots.kernels(rows, DEVICE, tmp_path) == []
-    assert plots.steps([], ("decode step",), tmp_path) == []

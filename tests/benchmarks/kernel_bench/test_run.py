@@ -91,6 +91,19 @@ def test_no_case_outlasts_the_budget():
     assert max(device.limits) <= 30 + run.GRACE_S
 
 
+def test_a_case_has_the_limit_that_is_asked_for():
+    device = Device()
+    run_cases(
+        device,
+        CASES,
+        {"dry_run": True},
+        deadline=time.monotonic() + 3600,
+        progress=lambda *found: None,
+        limit_s=7.0,
+    )
+    assert device.limits == [7.0] * len(CASES)
+
+
 def test_while_flashinfer_is_compiled_cases_without_it_come_first(monkeypatch):
     class Building:
         left = 2

@@ -8,6 +8,7 @@ import pytest
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.defaults import DEFAULTS, resolve
+from jaxserve.execution.programs import wanted_shapes
 from jaxserve.models.config import ModelConfig
 
 
@@ -27,3 +28,23 @@ def test_presets_scale_what_is_left_open(preset, factor, model_folder):
 def test_an_unknown_preset_is_named():
     with pytest.raises(ValidationError, match="preset='fast'"):
         EngineConfig(model="m", preset="fast")
+
+
+class Gpu:
+    platform, device_kind = "gpu", "NVIDIA H200"
+
+
+def test_a_gpu_compiles_everything_before_it_serves(model_folder):
+    """What is compiled later would make it drop the graphs of all programs."""
+    folder = str(model_folder("llama_gqa"))
+    model = ModelConfig.from_folder(folder)
+    resolved = resolve(EngineConfig(model=folder), model, Gpu())
+    wanted = wanted_shapes(
+        resolved.max_num_seqs, resolved.max_num_batched_tokens, 1, DEFAULTS["gpu"].common
+    )
+    assert resolved.compile_ahead >= len(wanted)
+    assert resolved.compile_in_background is False
+    assert resolve(EngineConfig(model=folder), model, jax.devices()[0]).compile_in_background
+    asked = EngineConfig(model=folder, compile_in_background=True, compile_ahead=3)
+    resolved = resolve(asked, model, Gpu())
+    assert (resolved.compile_in_background, resolved.compile_ahead) == (True, 3)

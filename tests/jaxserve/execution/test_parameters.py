@@ -62,6 +62,22 @@ def test_vectors_of_one_kind_are_one_operand() -> None:
     assert len(operands) == matrices + 2
 
 
+@pytest.mark.parametrize(
+    ("form", "stacks"),
+    [
+        (LinearForm("gpu", residual_norm="triton", qkv_in_parts=True), 0),
+        (LinearForm("xla", qkv_in_parts=True), 0),
+        (LinearForm("gpu"), 2),
+    ],
+)
+def test_vectors_that_a_kernel_takes_stay_apart(form, stacks) -> None:
+    """XLA would copy a row of a stack for a kernel that is not its own."""
+    _, operands = split_model(numbered(config(), form))
+    assert (
+        sum(o.ndim == 2 and o.shape[0] in (2 * LAYERS, 2 * LAYERS + 1) for o in operands) == stacks
+    )
+
+
 def test_stacks_keep_their_placement_and_may_be_abstract() -> None:
     sharding = NamedSharding(make_mesh(), PartitionSpec("model"))
     model = Llama(config(), "float32")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.models import Llama, ModelConfig
+from jaxserve.models.layers import Rotation
 
 
 class DenseCache(NamedTuple):
@@ -36,8 +37,9 @@ def run(
     lengths = None if prompt_length is None else jnp.maximum(positions + 1, prompt_length)
 
     def attend(
-        cache: DenseCache, layer: int, q: jax.Array, k: jax.Array, v: jax.Array
+        cache: DenseCache, layer: int, qkv: jax.Array, rotation: Rotation, dtype: str
     ) -> tuple[jax.Array, DenseCache]:
+        q, k, v = rotation.split(qkv)
         keys = cache.keys.at[layer, positions].set(k)
         values = cache.values.at[layer, positions].set(v)
         group = config.num_heads // config.num_kv_heads

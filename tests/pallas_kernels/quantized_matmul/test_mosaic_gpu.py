@@ -16,7 +16,6 @@ from pallas_kernels import KernelError, gpu_targets
 from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.prove import Requirements, prove
 from pallas_kernels.quantized_matmul import mosaic_gpu, nibbles, quantized_matmul
-from pallas_kernels.quantized_matmul.splits import number_of_splits
 from pallas_kernels.tuning import MatmulTuning
 from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, Values, check
@@ -105,16 +104,6 @@ def test_emulated_nibbles(nibble, dtype):
     want = ((words >> (4 * nibble)) & 15).astype(np.float64) - zero[:, None]
     unit = nibbles.NIBBLE_UNIT[jnp.dtype(dtype)]
     np.testing.assert_array_equal(np.asarray(got, np.float64) * unit, want)
-
-
-def test_splits_fill_the_gpu_and_no_more():
-    assert number_of_splits(tiles=32, steps=16, multiprocessors=132) == 4
-    assert number_of_splits(tiles=86, steps=32, multiprocessors=132) == 3
-    assert number_of_splits(tiles=1000, steps=32, multiprocessors=132) == 1
-    assert number_of_splits(tiles=1, steps=4, multiprocessors=132) == 1
-    for steps in range(1, 60):
-        splits = number_of_splits(tiles=7, steps=steps, multiprocessors=132)
-        assert (splits - 1) * -(-steps // splits) < steps, "an empty part"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The section that runs vLLM: absent it says so; present it runs the decode step's workloads."""
+"""The sections of other engines: absent they say so; present they run the step's workloads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import vllm_peer
+from benchmarks.gpu import other_engines
 from benchmarks.gpu.decode_step import rate_key
 from benchmarks.gpu.setting import bare_setting
 
@@ -58,9 +58,13 @@ class LLM:
 """
 
 
+def vllm(setting):
+    return other_engines.generate(setting, "llama-125m", other_engines.VLLM)
+
+
 def test_where_vllm_is_absent_the_table_says_so(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    section = vllm_peer.generate(bare_setting(True, {}, 60.0), "llama-125m")
+    section = vllm(bare_setting(True, {}, 60.0))
     assert not section.failures
     assert "NOT MEASURED: vllm is not installed" in section.rows[0][-1]
     assert "NOT MEASURED" in section.notes[0]
@@ -82,7 +86,7 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_where_vllm_is_there_it_runs_the_workloads(fake_vllm):
     shared = {rate_key("llama-125m", 2): 100.0}
-    section = vllm_peer.generate(bare_setting(True, shared, 120.0), "llama-125m")
+    section = vllm(bare_setting(True, shared, 120.0))
     assert not section.failures
     assert [row[1] for row in section.rows] == ["2", "mixed"]
     assert all(row[2] > 0 for row in section.rows)
@@ -93,5 +97,23 @@ def test_where_vllm_is_there_it_runs_the_workloads(fake_vllm):
 @pytest.mark.slow
 def test_an_engine_that_does_not_start_is_a_failure(fake_vllm):
     (fake_vllm / "__init__.py").write_text(FAKE.replace('== "dummy"', '== "other"'))
-    section = vllm_peer.generate(bare_setting(True, {}, 120.0), "llama-125m")
+    section = vllm(bare_setting(True, {}, 120.0))
     assert "does not start: AssertionError" in section.failures[0]
+
+
+def test_targets_are_of_some_batches_or_of_all():
+    assert other_engines.VLLM.target("1") == other_engines.VLLM.target("mixed") == 1.0
+    assert other_engines.TRANSFORMERS.target("16") == 4.3
+    assert other_engines.TRANSFORMERS.target("64") is None
+
+
+@pytest.mark.slow
+def test_transformers_runs_random_weights():
+    pytest.importorskip("transformers")
+    shared = {rate_key("llama-125m", 2): 1e9}
+    setting = bare_setting(True, shared, 120.0)
+    section = other_engines.generate(setting, "llama-125m", other_engines.TRANSFORMERS)
+    assert not section.failures
+    ((_, batch, rate, ratio, _),) = section.rows
+    assert batch == "2" and rate > 0 and ratio.endswith("x")
+    assert "transformers" in section.notes[0]

@@ -1,0 +1,73 @@
+"""Linear layers on an NVIDIA GPU: XLA's products, told what becomes of their results.
+
+A product rounds its float32 sums itself: where XLA is asked for float32 and a conversion follows, a
+product that its autotuning gives to cuBLAS may write float32 for another kernel to read and round.
+Products of few rows have too few tiles for the chip, so K is divided (`in_parts`). XLA would do
+that too, and would then need a kernel of its own to add the parts before anything that is not XLA's
+reads them; here the kernel that reads the result adds them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.linear import xla
+from pallas_kernels.multiprocessors import multiprocessors
+from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
+
+__all__ = ["in_parts", "linear"]
+
+# of the tiles that XLA's own choice of parts assumes
+TILE_ROWS, TILE_CHANNELS = 64, 128
+STEP_INPUTS = 64
+
+linear = functools.partial(xla.linear, rounds=True)
+
+
+def number_of_parts(rows: int, outputs: int, inputs: int, element: int) -> int:
+    """Parts of K for a product of 16-bit operands on the GPU that is traced for; see `splits`."""
+    if inputs % STEP_INPUTS:
+        return 1
+    row_tiles = -(-rows // TILE_ROWS)
+    tile_rows = min(rows, TILE_ROWS)
+    tiling = Tiling(
+        rows=rows,
+        outputs=outputs,
+        tiles=row_tiles * -(-outputs // TILE_CHANNELS),
+        steps=inputs // STEP_INPUTS,
+        step_bytes=step_bytes(
+            tile_rows, TILE_CHANNELS, STEP_INPUTS, TILE_CHANNELS * STEP_INPUTS * element, element
+        ),
+    )
+    return number_of_splits(tiling, multiprocessors(), equal=True)
+
+
+def in_parts(
+    x: jax.Array,  # [M, K]
+    weight: jax.Array,  # [N, K]
+    *,
+    scale: jax.Array | None,  # float32[N]
+    bias: jax.Array | None,  # [N]
+) -> jax.Array:  # [S, M, N]
+    """As `pallas_kernels.linear.linear_in_parts`; one part where a scale or a bias follows."""
+    parts = 1
+    if scale is None and bias is None:
+        rows, (outputs, inputs) = x.shape[0], weight.shape
+        parts = number_of_parts(rows, outputs, inputs, x.dtype.itemsize)
+    if parts == 1:
+        whole = linear(
+            x,
+            weight,
+            scale=scale,
+            bias=bias,
+            norm=None,
+            residual=None,
+            gated=False,
+            out_dtype=x.dtype,
+        )
+        return whole[None]
+    divided, weights = (matrix.reshape(matrix.shape[0], parts, -1) for matrix in (x, weight))
+    return xla.dot(divided, weights, jnp.float32)

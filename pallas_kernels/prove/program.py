@@ -1,0 +1,222 @@
+"""What a compiled program launches: kernels by class, loops, copies and CUDA graphs.
+
+Read from the text of an optimised module, whose entry computation holds one instruction a kernel
+in the order in which they run, and from XLA's list of what it launches on a GPU (thunks), where a
+graph is one entry with its kernels under it. Autotuning needs the device, so here every product of
+a GPU is a kernel that XLA generates; on a device some become calls of cuBLAS, one for one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+PRODUCT, FUSION, COPY = "product", "fusion", "copy"
+OWN_TARGETS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "tpu_custom_call")
+PRODUCT_TARGETS = ("__cublas", "__triton_gemm")
+# nothing is launched for these; the end of an asynchronous pair belongs to its begin
+FREE = (
+    "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id",
+    "replica-id", "opt-barrier", "copy-done", "async-done", "all-reduce-done", "all-gather-done",
+    "slice-done", "custom-call-done", "add-dependency", "domain", "token",
+)  # fmt: skip
+SAME = ("bitcast", "get-tuple-element", "tuple")  # other names of what they read
+HALF = ("bf16", "f16")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[\w-]+)\(")
+COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a program launches.
+
+    Attributes:
+        kernels: how many of each class: "product", a kernel's own name, "fusion", "copy", or what
+            XLA calls another operation.
+        a_layer: the same for one layer; empty where there are fewer than two layers.
+        loops: `while` instructions, wherever they are.
+        in_parts: products of 16-bit numbers that leave float32 parts for another kernel to add.
+        rounded_elsewhere: products of 16-bit numbers whose float32 result another kernel rounds.
+        graphs: CUDA graphs; None where that is not known.
+        outside: what is launched outside of any.
+    """
+
+    kernels: dict[str, int] = field(default_factory=dict)
+    a_layer: dict[str, int] = field(default_factory=dict)
+    loops: int = 0
+    in_parts: int = 0
+    rounded_elsewhere: int = 0
+    graphs: int | None = None
+    outside: int | None = None
+
+    @property
+    def copies(self) -> int:
+        return self.kernels.get(COPY, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    name: str
+    type: str
+    op: str
+    line: str
+
+    def names(self) -> str | None:
+        """The computation of a fusion."""
+        found = re.search(r"calls=%?([\w.\-]+)", self.line)
+        return found.group(1) if found else None
+
+    def operands(self) -> list[str]:
+        """The names of what it reads."""
+        inside = self.line.split(f" {self.op}(", 1)[1].split(")", 1)[0]
+        return re.findall(r"%([\w.\-]+)", inside)
+
+
+def _computations(hlo: str) -> tuple[dict[str, list[_Instruction]], str]:
+    """The instructions of every computation, and the name of the entry."""
+    found: dict[str, list[_Instruction]] = {}
+    current, entry = "", ""
+    for line in hlo.splitlines():
+        header = COMPUTATION.match(line)
+        if header:
+            current = header["name"]
+            found[current] = []
+            entry = current if header["entry"] else entry
+            continue
+        match = INSTRUCTION.match(line)
+        if match and current:
+            found[current].append(_Instruction(match["name"], match["type"], match["op"], line))
+    return found, entry
+
+
+def _inner(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> _Instruction:
+    """The call in a fusion that lets it read a part of an operand where it lies; else itself."""
+    body = bodies.get(one.names() or "", [])
+    return next((inner for inner in body if inner.op == "custom-call"), one)
+
+
+def _called(one: _Instruction) -> str:
+    target = re.search(r'custom_call_target="([^"]*)"', one.line)
+    return target.group(1) if target else ""
+
+
+def _class_of(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> str:
+    body = bodies.get(one.names() or "", [])
+    if one.op in ("dot", "convolution") or any(inner.op == "dot" for inner in body):
+        return PRODUCT
+    called = _inner(one, bodies)
+    if called.op == "custom-call":
+        target = _called(called)
+        if target.startswith(PRODUCT_TARGETS):
+            return PRODUCT
+        place = re.search(r'op_name="([^"]*)"', called.line)
+        steps = place.group(1).split("/") if place and target.startswith(OWN_TARGETS) else []
+        return steps[-2] if len(steps) > 1 else target
+    if one.op in ("copy", "copy-start") or _only_copies(body):
+        return COPY
+    return FUSION if one.op == "fusion" else one.op
+
+
+def _only_copies(body: list[_Instruction]) -> bool:
+    """Whether a fusion moves its operand and does nothing else."""
+    work = [inner.op for inner in body if inner.op not in FREE]
+    return bool(work) and set(work) <= {"copy", "transpose"}
+
+
+def _float32_of_halves(
+    product: _Instruction, bodies: dict[str, list[_Instruction]], types: dict[str, str]
+) -> bool:
+    """Whether a product of 16-bit numbers has a float32 result."""
+    if not product.type.lstrip("(").startswith("f32"):
+        return False
+    body = bodies.get(product.names() or "")
+    if body is not None:
+        operands = [inner.type for inner in body if inner.op == "parameter"]
+    else:
+        operands = [types.get(name, "") for name in product.operands()]
+    return any(operand.startswith(HALF) for operand in operands)
+
+
+def _launched(
+    hlo: str,
+) -> tuple[list[tuple[str, _Instruction]], dict[str, list[_Instruction]], str]:
+    bodies, entry = _computations(hlo)
+    kernels = [(_class_of(one, bodies), one) for one in bodies.get(entry, ()) if one.op not in FREE]
+    return kernels, bodies, entry
+
+
+def _one_layer(classes: list[str], own: set[str], layers: int) -> dict[str, int]:
+    """What one layer launches: of this package's kernels the layers' share, of the others what
+    stands between two calls of a kernel that every layer has once.
+
+    That may be more between some calls than between others, by what the program has once: the
+    least counts.
+    """
+    if layers < 2:
+        return {}
+    total = Counter(classes)
+    windows = []
+    for name in own:
+        if total[name] == layers:
+            calls = [place for place, called in enumerate(classes) if called == name]
+            windows += [Counter(classes[begin:end]) for begin, end in pairwise(calls)]
+    if not windows:
+        return {}
+    layer = {
+        name: total[name] // layers if name in own else min(window[name] for window in windows)
+        for name in total
+    }
+    return {name: count for name, count in layer.items() if count}
+
+
+def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
+    """Counts what a program launches.
+
+    Args:
+        hlo: its optimised module, as `Compiled.as_text()` gives it.
+        layers: of the model.
+        thunks: XLA's list of what it launches on a GPU, after it has made graphs.
+    """
+    kernels, bodies, entry = _launched(hlo)
+    types = {one.name: one.type for one in bodies.get(entry, ())}
+    own = {kind for kind, one in kernels if _called(_inner(one, bodies)).startswith(OWN_TARGETS)}
+    in_parts = rounded = 0
+    for kind, product in kernels:
+        if kind != PRODUCT or not _float32_of_halves(product, bodies, types):
+            continue
+        held = {product.name}
+        for one in bodies[entry]:  # in the order in which they run
+            if one.op in SAME and held.intersection(one.operands()):
+                held.add(one.name)
+        readers = [(name, one) for name, one in kernels if held.intersection(one.operands())]
+        if any(_rounds(name, one, bodies) for name, one in readers):
+            # one of [rows, outputs] is whole, one with an axis before them is in parts
+            is_whole = product.type.count(",") < 3
+            rounded, in_parts = rounded + is_whole, in_parts + (not is_whole)
+    graphs, outside = (None, None) if thunks is None else _graphs(thunks)
+    return Counts(
+        kernels=dict(Counter(kind for kind, _ in kernels)),
+        a_layer=_one_layer([kind for kind, _ in kernels], own, layers),
+        loops=sum(one.op == "while" for body in bodies.values() for one in body),
+        in_parts=in_parts,
+        rounded_elsewhere=rounded,
+        graphs=graphs,
+        outside=outside,
+    )
+
+
+def _rounds(kind: str, reader: _Instruction, bodies: dict[str, list[_Instruction]]) -> bool:
+    """Whether a kernel makes 16-bit numbers: in a fusion by a conversion, else as its result."""
+    body = bodies.get(reader.names() or "")
+    if body is not None:
+        return any(one.op == "convert" and one.type.startswith(HALF) for one in body)
+    return kind != PRODUCT and any(half + "[" in reader.type for half in HALF)
+
+
+def _graphs(thunks: str) -> tuple[int, int]:
+    """Graphs, and what is launched outside of any."""
+    outer = [line for line in thunks.splitlines() if re.match(r"\d+: k", line)]
+    graphs = sum(": kCommandBuffer" in line for line in outer)
+    return graphs, len(outer) - graphs

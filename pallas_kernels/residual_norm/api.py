@@ -1,0 +1,66 @@
+"""residual_norm: the public function, its checks and the explicit choice of a backend."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.linear.api import Norm
+from pallas_kernels.pages import FLOAT_DTYPES
+
+BACKENDS = ("xla", "triton")
+
+
+def residual_norm(
+    residual: jax.Array,  # [T, E]
+    product: jax.Array,  # [S, T, E]
+    norm: Norm,
+    *,
+    backend: str,
+    interpret: Any = None,
+) -> tuple[jax.Array, jax.Array]:  # [T, E], [T, E]
+    """The sum of S parts of a product, added to the residual stream, and its RMS norm.
+
+    The parts are added in float32 and rounded to the type of the stream; so are the sum with the
+    stream, the row over its root mean square, and that times the weight (Zhang and Sennrich 2019).
+
+    Args:
+        residual: the stream: float32, float16 or bfloat16.
+        product: in the type of the stream, or float32 parts of it.
+        norm: its weight is of the type of the stream.
+        backend: "triton" (NVIDIA GPUs) or "xla" (any device).
+        interpret: True runs the kernel in Pallas' interpreter; None compiles it.
+
+    Returns:
+        The norm of the sum, and the sum: the stream from here on.
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    if residual.ndim != 2 or residual.dtype not in FLOAT_DTYPES:
+        raise KernelError(
+            "residual",
+            f"{residual.dtype}{residual.shape}",
+            "[rows, columns] of float32, float16 or bfloat16",
+        )
+    if product.ndim != 3 or product.shape[1:] != residual.shape or not product.shape[0]:
+        raise KernelError("product.shape", product.shape, f"[parts, {residual.shape}]")
+    if product.dtype not in (residual.dtype, jnp.float32):
+        raise KernelError("product.dtype", product.dtype, f"float32 or {residual.dtype}")
+    if norm.weight.shape != residual.shape[1:] or norm.weight.dtype != residual.dtype:
+        raise KernelError(
+            "norm.weight",
+            f"{norm.weight.dtype}{norm.weight.shape}",
+            f"{residual.dtype}[{residual.shape[1]}]",
+        )
+    if backend not in BACKENDS:
+        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    if interpret is not None and backend != "triton":
+        raise KernelError("interpret", interpret, f"not an option of backend={backend!r}")
+    module = importlib.import_module(f"pallas_kernels.residual_norm.{backend}")
+    options = {} if interpret is None else {"interpret": interpret}
+    return module.residual_norm(residual, product, norm.weight, eps=norm.eps, **options)

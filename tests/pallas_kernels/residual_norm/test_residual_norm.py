@@ -1,0 +1,104 @@
+"""Residual stream and norm against float64, rounded where the model rounds."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pallas_kernels import KernelError
+from pallas_kernels.linear import Norm
+from pallas_kernels.residual_norm import residual_norm
+from tests.pallas_kernels.lowering import A100, H200, lowered_for_cuda
+from tests.pallas_kernels.strategies import SEEDS, examples
+
+# columns, parts of the product, type of the stream
+PROBLEMS = [(64, 1, "bfloat16"), (72, 4, "bfloat16"), (130, 3, "float32"), (16, 2, "float16")]
+TOLERANCE = {"bfloat16": 1.2e-2, "float32": 2e-6, "float16": 2e-3}
+
+
+def call(backend: str, *given, eps: float):
+    residual, product, weight = given
+    interpret = True if backend == "triton" else None
+    return residual_norm(residual, product, Norm(weight, eps), backend=backend, interpret=interpret)
+
+
+def problem(rows: int, columns: int, parts: int, dtype: str, seed: int):
+    rng = np.random.default_rng(seed)
+    residual = jnp.asarray(rng.standard_normal((rows, columns)) * 3, dtype)
+    product = rng.standard_normal((parts, rows, columns))
+    product = jnp.asarray(product, jnp.float32 if parts > 1 else dtype)
+    return residual, product, jnp.asarray(rng.uniform(0.5, 2, columns), dtype)
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton"])
+@pytest.mark.parametrize(("columns", "parts", "dtype"), PROBLEMS)
+@examples(4)
+@given(rows=st.sampled_from((1, 5)), eps=st.sampled_from((1e-6, 1e-1)), seed=SEEDS)
+def test_against_float64(columns, parts, dtype, backend, rows, eps, seed):
+    residual, product, weight = given = problem(rows, columns, parts, dtype, seed)
+    normed, stream = jax.jit(functools.partial(call, backend, eps=eps))(*given)
+    assert normed.dtype == stream.dtype == dtype
+    wide = np.asarray(product, np.float64).sum(axis=0)
+    wanted = np.asarray(residual, np.float64) + wide
+    scale = np.abs(wanted).max()
+    assert np.abs(np.asarray(stream, np.float64) - wanted).max() <= TOLERANCE[dtype] * scale
+    # of the stream as it was rounded: its own error is judged above
+    held = np.asarray(stream, np.float64)
+    wanted = held / np.sqrt((held**2).mean(-1, keepdims=True) + eps)
+    wanted *= np.asarray(weight, np.float64)
+    difference = np.abs(np.asarray(normed, np.float64) - wanted).max()
+    assert difference <= TOLERANCE[dtype] * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_the_kernel_rounds_where_xla_does(parts):
+    given = problem(9, 96, parts, "bfloat16", 5)
+    kernel, plain = (call(backend, *given, eps=1e-5) for backend in ("triton", "xla"))
+    for got, want in zip(kernel, plain, strict=True):
+        # a float32 sum in another order may turn a tie
+        assert np.mean(np.asarray(got) != np.asarray(want)) <= 0.01
+
+
+@pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.device_kind)
+@pytest.mark.parametrize("columns", [4096, 3584])
+def test_lowers_for_cuda_without_a_gpu(columns, device):
+    shape = jax.ShapeDtypeStruct
+    operands = (
+        shape((16, columns), jnp.bfloat16),
+        shape((4, 16, columns), jnp.float32),
+        shape((columns,), jnp.bfloat16),
+    )
+
+    def run(residual, product, weight):
+        return residual_norm(residual, product, Norm(weight, 1e-5), backend="triton")
+
+    assert "residual_norm" in lowered_for_cuda(run, *operands, device=device).as_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"residual": jnp.zeros((4, 8), "int8")}, "residual=int8"),
+        ({"product": jnp.zeros((1, 4, 9), "bfloat16")}, r"product\.shape=\(1, 4, 9\)"),
+        ({"product": jnp.zeros((4, 8), "bfloat16")}, r"product\.shape=\(4, 8\)"),
+        ({"product": jnp.zeros((1, 4, 8), "float16")}, r"product\.dtype=float16"),
+        ({"norm": Norm(jnp.zeros(8), 1e-5)}, r"norm\.weight=float32"),
+        ({"backend": "cuda"}, "backend='cuda'"),
+        ({"backend": "xla", "interpret": True}, "interpret=True"),
+    ],
+)
+def test_refusals(changes, message):
+    given = {
+        "residual": jnp.zeros((4, 8), "bfloat16"),
+        "product": jnp.zeros((1, 4, 8), "bfloat16"),
+        "norm": Norm(jnp.ones(8, "bfloat16"), 1e-5),
+        "backend": "triton",
+    }
+    with pytest.raises(KernelError, match=message):
+        residual_norm(**(given | changes))
