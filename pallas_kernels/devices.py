@@ -33,6 +33,7 @@ class Candidates:
     write_kv: Sequence[str] = ("xla",)
     linear: Sequence[str] = ("xla",)
     matmul: Sequence[str] = ("xla",)
+    threshold: str = "xla"
     head_dim_multiple: int = 1
 
 
@@ -56,9 +57,13 @@ FAMILIES = {
         decode=("mosaic_gpu", "triton", "xla"),
         prefill=("mosaic_gpu", "triton", "xla"),
         matmul=("mosaic_gpu", "triton", "xla"),
+        threshold="triton",
     ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
-        decode=("triton", "xla"), prefill=("triton", "xla"), matmul=("triton", "xla")
+        decode=("triton", "xla"),
+        prefill=("triton", "xla"),
+        matmul=("triton", "xla"),
+        threshold="triton",
     ),
     "an NVIDIA GPU": Candidates(),
 }
@@ -80,6 +85,7 @@ class Backends:
         head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
         decode_and_write: for paged_decode_and_write, which a step calls in place of the two for
             its decode rows; None where the two are called.
+        threshold: for kept_threshold.
     """
 
     decode: str
@@ -91,6 +97,7 @@ class Backends:
     linear: str = "xla"
     head_dim_multiple: int = 1
     decode_and_write: str | None = None
+    threshold: str = "xla"
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""
@@ -116,6 +123,11 @@ class Backends:
     def write_options(self) -> dict[str, Any]:
         """The keyword arguments of write_kv that the device decides."""
         return self._options(self.write_kv)
+
+    @property
+    def threshold_options(self) -> dict[str, Any]:
+        """The keyword arguments of kept_threshold that the device decides."""
+        return self._options(self.threshold)
 
     def _options(self, backend: str, **tuning: Any) -> dict[str, Any]:
         if backend in PLAIN:
@@ -201,6 +213,7 @@ def choose_backends(
         tuning=chip_tuning(device_kind),
         head_dim_multiple=multiple,
         decode_and_write=together[0] if together else None,
+        threshold=FAMILIES[family].threshold,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,9 +19,9 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
 from jaxserve.sampling.logprobs import LogprobRows, score
 from jaxserve.sampling.penalties import TokenCounts, token_counts
-from jaxserve.sampling.sampler import SamplingRows, sample
+from jaxserve.sampling.sampler import SamplingRows, Threshold, sample
 from jaxserve.sampling.variant import Variant
-from pallas_kernels import Backends, PrefillLanes
+from pallas_kernels import Backends, PrefillLanes, kept_threshold
 
 # Region tokens whose logits are held at once while prompt logprobs are computed.
 SCORE_BLOCK = 64
@@ -117,6 +118,7 @@ def run_step(
         counts=_counts(spec, f, history),
         bias=f.get("bias"),
         num_logprobs=spec.result.num_logprobs,
+        threshold=_threshold(spec),
     )
     history = history.at[f["slot"], f["position"] + 1].set(sampled.tokens)
 
@@ -198,6 +200,17 @@ def _counts(spec: StepSpec, f: dict[str, jax.Array], history: jax.Array) -> Toke
         f["prompt_len"],
         f["position"] + 1,
         spec.layout.vocab_size,
+    )
+
+
+def _threshold(spec: StepSpec) -> Threshold:
+    """kept_threshold on replicated weights: every device computes all rows, without exchange."""
+    threshold = partial(kept_threshold, **spec.backends.threshold_options)
+    if spec.mesh.size == 1:
+        return threshold
+    everywhere = PartitionSpec()
+    return jax.shard_map(
+        threshold, mesh=spec.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
     )
 
 

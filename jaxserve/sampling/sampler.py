@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.sampling import blocks
-from jaxserve.sampling.filters import kept_threshold
 from jaxserve.sampling.logprobs import LogprobRows, score
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
 from jaxserve.sampling.variant import Variant
 from jaxserve.sampling_params import GREEDY_TEMPERATURE
+from pallas_kernels import blocks, kept_threshold
 
 # exp(-80) = 1.8e-35 is a normal float32: below it a weight is exactly 0, so that no backend's
 # treatment of denormals decides whether a token can be drawn.
 SMALLEST_EXPONENT = -80.0
+# threshold(weights float32[R, V], top_k [R], top_p [R], min_p [R]) -> the least kept weight [R]
+Threshold = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+PORTABLE: Threshold = partial(kept_threshold, backend="xla")
 ABSENT: Any = None  # a field that no part of the compiled variant reads
 
 
@@ -60,6 +64,7 @@ def sample(
     counts: TokenCounts | None = None,
     bias: jax.Array | None = None,
     num_logprobs: int = 0,
+    threshold: Threshold = PORTABLE,
 ) -> Sampled:
     """Samples one token a row.
 
@@ -77,6 +82,7 @@ def sample(
         bias: float32[R, V] added to the logits, -inf masks a token; read from variant MASKED on,
             None leaves it out.
         num_logprobs: most likely tokens to report, read from variant RICH on (static).
+        threshold: `kept_threshold` as the device runs it, called from variant FILTERED on.
     """
     adjusted = logits
     if variant >= Variant.MASKED and bias is not None:
@@ -85,7 +91,8 @@ def sample(
         adjusted = apply_penalties(adjusted, counts, rows.presence, rows.frequency, rows.repetition)
     tokens, largest = blocks.argmax(adjusted)
     if variant >= Variant.PLAIN:
-        drawn = _draw(adjusted, largest, tokens, rows, filtered=variant >= Variant.FILTERED)
+        filters = threshold if variant >= Variant.FILTERED else None
+        drawn = _draw(adjusted, largest, tokens, rows, filters)
         tokens = jnp.where(rows.temperature < GREEDY_TEMPERATURE, tokens, drawn)
     if variant < Variant.RICH:
         return Sampled(tokens, None)
@@ -106,7 +113,11 @@ def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def _draw(
-    logits: jax.Array, largest: jax.Array, greedy: jax.Array, rows: SamplingRows, *, filtered: bool
+    logits: jax.Array,
+    largest: jax.Array,
+    greedy: jax.Array,
+    rows: SamplingRows,
+    threshold: Threshold | None,
 ) -> jax.Array:
     """One token a row by inversion of the cumulative distribution, in two levels: int32[R].
 
@@ -120,9 +131,9 @@ def _draw(
     z = (logits - centre[:, None]) * (1.0 / temperature)[:, None]
     # Masked before exp: XLA:CPU makes a second pass over the vocabulary for a select behind exp.
     weights = jnp.exp(jnp.where(z >= SMALLEST_EXPONENT, z, -jnp.inf))
-    if filtered:
-        threshold = kept_threshold(weights, rows.top_k, rows.top_p, rows.min_p)
-        weights = jnp.where(weights >= threshold[:, None], weights, 0.0)
+    if threshold is not None:
+        least = threshold(weights, rows.top_k, rows.top_p, rows.min_p)
+        weights = jnp.where(weights >= least[:, None], weights, 0.0)
     # 24 bits make every value below 1 exact, so u * total never rounds up to total.
     uniform = (random_words(rows.seed, rows.position) >> 8).astype(jnp.float32) * 2.0**-24
     tokens = pick(weights, uniform)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sampling import blocks
 from jaxserve.sampling.logprobs import score
 from jaxserve.sampling.variant import Variant
+from pallas_kernels import blocks
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import log_softmax
 
