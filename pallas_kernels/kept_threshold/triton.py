@@ -36,6 +36,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
 
 WARPS = 16
 LANES = 32 * WARPS  # a lane is a thread: what a lane has put on the list, it alone reads again
@@ -173,16 +174,17 @@ def _kernel(
             parts = tiles(index)
             counts, masses = list(sums[0]), list(sums[1])
             for n, bound in enumerate(bounds):
-                reached = [part >= bound for part in parts]
-                counts[n] += sum(hit.astype(jnp.int32) for hit in reached)
-                masses[n] += sum(jnp.where(hit, x, 0.0) for hit, x in zip(reached, parts))
+                # 1.0 or 0.0: one comparison, one addition and one fused multiply-add a weight
+                reached = [(part >= bound).astype(jnp.float32) for part in parts]
+                counts[n] += sum(reached)
+                masses[n] += sum(hit * x for hit, x in zip(reached, parts))
             return counts, masses
 
-        start = ([no_ints] * PIVOTS, [no_floats] * PIVOTS)
+        start = ([no_floats] * PIVOTS, [no_floats] * PIVOTS)
         counts, masses = lax.fori_loop(0, steps, step, start)
         found = []
         for pivot, lane_counts, lane_masses in zip(pivots, counts, masses, strict=True):
-            count, mass = lane_counts.sum(), lane_masses.sum()
+            count, mass = lane_counts.astype(jnp.int32).sum(), lane_masses.sum()
             found.append(Span(pivot, pivot, count, count, mass, mass))
         return found
 
@@ -299,9 +301,14 @@ def kept_threshold(
 
     Args:
         interpret: True runs Pallas' interpreter; None compiles for the GPU.
+
+    Raises:
+        KernelError: there are more weights than the kernel can address.
     """
     rows, vocab = weights.shape
     room = pl.cdiv(vocab, GROUP * LANES) * GROUP * LANES
+    if rows * room >= 2**31:
+        raise KernelError("weights.shape", weights.shape, "fewer than 2^31 weights, rows padded")
     bounds, _ = pl.pallas_call(
         _kernel,
         grid=(rows,),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import kept_threshold
+from pallas_kernels import KernelError, kept_threshold
 from pallas_kernels.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
 from pallas_kernels.kept_threshold import triton
 from tests.pallas_kernels.kept_threshold.checks import KINDS, bounds, check_rows, row
@@ -88,6 +88,11 @@ def test_any_weights_come_to_an_end():
         weights, [500, 500, 0, 9, 0, 70], [0.9, 0.5, 0.5, 1.0, 0.3, 0.1], 0.0, **INTERPRETED
     )
     assert np.all((found >= 0) & (found <= 1))
+
+
+def test_more_weights_than_can_be_addressed_are_refused():
+    with pytest.raises(KernelError, match=r"weights.shape.*2\^31"):
+        jax.eval_shape(partial(kept_threshold, backend="triton"), *operands(2**14, 131073))
 
 
 def test_sums_lose_nothing():
