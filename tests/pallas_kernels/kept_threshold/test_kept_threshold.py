@@ -5,9 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pallas_kernels import KernelError, choose_backends, kept_threshold
 from tests.pallas_kernels.kept_threshold.checks import KINDS, WITHIN, bounds, check_rows, row
+from tests.pallas_kernels.strategies import examples
 
 BACKENDS = {
     "reference": {"backend": "reference"},
@@ -36,6 +39,27 @@ def test_the_kept_tokens_are_those_of_float64(backend, vocab):
     rng = np.random.default_rng(vocab)
     for _ in range(4):
         check_rows(*drawn(vocab, rng), **BACKENDS[backend])
+
+
+@st.composite
+def problems(draw, rows=6, vocab=6000):
+    """Rows of any kinds with any filters, near each other's borders too."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    weights = np.stack([row(draw(st.sampled_from(KINDS)), vocab, rng) for _ in range(rows)])
+    numbers = st.floats(0, 1, width=32)
+    top_k = np.int32([draw(st.integers(0, vocab + 1)) for _ in range(rows)])
+    top_p = np.float32([draw(st.one_of(st.just(1.0), numbers)) for _ in range(rows)])
+    # as often as not exactly one of the row's weights
+    place = [draw(st.integers(0, vocab - 1)) for _ in range(rows)]
+    min_p = np.where(rng.random(rows) < 0.5, weights[np.arange(rows), place], 0)
+    return weights, top_k, np.maximum(top_p, np.float32(1e-7)), min_p.astype(np.float32)
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton"])
+@examples(12)
+@given(problem=problems())
+def test_any_filters_of_any_rows(backend, problem):
+    check_rows(*problem, **BACKENDS[backend])
 
 
 @pytest.mark.parametrize("backend", ["xla", "triton"])
