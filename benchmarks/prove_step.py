@@ -31,7 +31,7 @@ from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
 from jaxserve.bench.shapes import SHAPES
 from jaxserve.execution.compiler_options import compiler_options
-from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features
+from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
 from jaxserve.execution.memory_plan import (
     cache_budget,
@@ -251,7 +251,8 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     weights = device_bytes(leaves)
     setting = with_pages(setting, weights)
     assert setting.num_pages
-    features, facts = make_features(), Facts(config.vocab_size, MAX_LOGPROBS)
+    features = make_features(threshold_on(mesh, backends))
+    facts = Facts(config.vocab_size, MAX_LOGPROBS)
     layout = BlobLayout(step, features, facts, setting.page_size)
     spec = StepSpec(
         config=config,

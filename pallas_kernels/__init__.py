@@ -1,5 +1,5 @@
-"""Kernels of jaxserve: attention over paged keys and values, the write into the pages, and products
-with weights that stay quantised.
+"""Kernels of jaxserve: attention over paged keys and values, the write into the pages, products
+with weights that stay quantised, and the bound of the tokens that a sampler's filters keep.
 
 Importing this package loads no GPU or TPU compiler: a backend is imported when it is first asked
 for by name.
@@ -8,6 +8,7 @@ for by name.
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.devices import Backends, choose_backends, choose_matmul_backend, require_backend
 from pallas_kernels.errors import KernelError
+from pallas_kernels.kept_threshold import kept_threshold
 from pallas_kernels.paged_attention import (
     PrefillLanes,
     paged_decode_and_write,
@@ -49,6 +50,7 @@ __all__ = [
     "chip_tuning",
     "choose_backends",
     "choose_matmul_backend",
+    "kept_threshold",
     "paged_decode_and_write",
     "paged_decode_attention",
     "paged_prefill_attention",

@@ -36,6 +36,7 @@ class Candidates:
     matmul: Sequence[str] = ("xla",)
     rotate_and_write: Sequence[str] = ()
     residual_norm: Sequence[str] = ()
+    threshold: str = "xla"
     head_dim_multiple: int = 1
 
 
@@ -62,6 +63,7 @@ FAMILIES = {
         matmul=("mosaic_gpu", "triton", "xla"),
         rotate_and_write=("triton",),
         residual_norm=("triton",),
+        threshold="triton",
     ),
     "an Ampere, Ada or Blackwell GPU": Candidates(
         decode=("triton", "xla"),
@@ -70,6 +72,7 @@ FAMILIES = {
         matmul=("triton", "xla"),
         rotate_and_write=("triton",),
         residual_norm=("triton",),
+        threshold="triton",
     ),
     "an NVIDIA GPU": Candidates(linear=("gpu", "xla")),
 }
@@ -95,6 +98,7 @@ class Backends:
             the two are called.
         residual_norm: for residual_norm between the linear layers, which must then be "gpu"; None
             where they do that themselves.
+        threshold: for kept_threshold.
     """
 
     decode: str
@@ -108,6 +112,7 @@ class Backends:
     decode_and_write: str | None = None
     rotate_and_write: str | None = None
     residual_norm: str | None = None
+    threshold: str = "xla"
 
     @property
     def divides_products(self) -> bool:
@@ -154,6 +159,11 @@ class Backends:
     def write_options(self) -> dict[str, Any]:
         """The keyword arguments of write_kv that the device decides."""
         return self._options(self.write_kv)
+
+    @property
+    def threshold_options(self) -> dict[str, Any]:
+        """The keyword arguments of kept_threshold that the device decides."""
+        return self._options(self.threshold)
 
     def _options(self, backend: str, **tuning: Any) -> dict[str, Any]:
         if backend in PLAIN:
@@ -240,6 +250,7 @@ def choose_backends(
         decode_and_write=together("decode_and_write"),
         rotate_and_write=together("rotate_and_write"),
         residual_norm=together("residual_norm") if linear == "gpu" else None,
+        threshold=FAMILIES[family].threshold,
     )
 
 

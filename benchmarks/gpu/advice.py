@@ -40,7 +40,7 @@ CAUSES = {
     PRODUCTS: "jaxserve/execution/compiler_options.py: GEMM autotuning; split-K parts that another "
     "kernel sums (pallas_kernels/linear)",
     "KV write": "jaxserve/models/attention.py: rope, padding and the KV write in one kernel",
-    "sampling": "jaxserve/sampling/filters.py: reads of [R, V], loops that leave the graph",
+    "sampling": "pallas_kernels/kept_threshold: reads of [R, V], loops that leave the graph",
     "copies": "a copy that XLA inserted: " + STEP_PROOF + " counts them; then the operand's layout",
     "reductions": "jaxserve/models/layers.py: norm with residual in one kernel",
     "other fusions": "jaxserve/models/layers.py: silu * up in the product's epilogue",

@@ -17,7 +17,7 @@ from jaxserve.errors import EngineDeadError
 from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import UploadLayout
 from jaxserve.execution.defaults import mesh_defaults
-from jaxserve.execution.features import Facts, make_features
+from jaxserve.execution.features import Facts, make_features, threshold_on
 from jaxserve.execution.inputs import BlobLayout, Result, ResultLayout
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
 from jaxserve.execution.packing import Needs, RowPacker, program_row
@@ -116,7 +116,7 @@ class Runner:
         budget = config.max_num_batched_tokens
         self.max_prefill_tokens = min(config.prefill_chunk or budget, budget)
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
-        self._features = make_features()
+        self._features = make_features(threshold_on(mesh, backends))
         self._facts = Facts(model_config.vocab_size, self.num_logprobs)
         self.packer = RowPacker(config.max_num_seqs, self._features, self._facts)
         defaults = mesh_defaults(mesh)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxserve.sampling import blocks
+from pallas_kernels import blocks
 
 
 class LogprobRows(NamedTuple):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.sampling import blocks
-from jaxserve.sampling.filters import kept_threshold
 from jaxserve.sampling_params import GREEDY_TEMPERATURE
+from pallas_kernels import blocks, kept_threshold
 
 # exp(-80) = 1.8e-35 is a normal float32: below it a weight is exactly 0, so that no backend's
 # treatment of denormals decides whether a token can be drawn.
 SMALLEST_EXPONENT = -80.0
+# threshold(weights float32[R, V], top_k [R], top_p [R], min_p [R]) -> the least kept weight [R]
+Threshold = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+PORTABLE: Threshold = partial(kept_threshold, backend="xla")
 
 
 class SamplingRows(NamedTuple):
@@ -36,7 +40,7 @@ class SamplingRows(NamedTuple):
     position: jax.Array
 
 
-def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def sample(logits: jax.Array, rows: SamplingRows, threshold: Threshold = PORTABLE) -> jax.Array:
     """Samples one token a row: int32[R].
 
     The order is vLLM's: temperature, min_p, top_k, top_p.
@@ -47,18 +51,19 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     Args:
         logits: float32[R, V].
         rows: parameters, R rows.
+        threshold: `kept_threshold` as the device runs it.
     """
     greedy, largest = blocks.argmax(logits)
     is_greedy = rows.temperature < GREEDY_TEMPERATURE
 
     def draw() -> jax.Array:
-        return jnp.where(is_greedy, greedy, _draw(logits, largest, greedy, rows))
+        return jnp.where(is_greedy, greedy, _draw(logits, largest, greedy, rows, threshold))
 
-    return jax.lax.platform_dependent(
-        # a CPU skips what no row wants; an accelerator's queue never waits for a predicate
-        cpu=lambda: jax.lax.cond(jnp.all(is_greedy), lambda: greedy, draw),
-        default=draw,
-    )
+    def draw_if_wanted() -> jax.Array:
+        return jax.lax.cond(jnp.all(is_greedy), lambda: greedy, draw)
+
+    # a conditional would leave a GPU's graph, whose kernels cost greedy rows little
+    return jax.lax.platform_dependent(cpu=draw_if_wanted, tpu=draw_if_wanted, default=draw)
 
 
 def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
@@ -75,7 +80,11 @@ def random_words(seed: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def _draw(
-    logits: jax.Array, largest: jax.Array, greedy: jax.Array, rows: SamplingRows
+    logits: jax.Array,
+    largest: jax.Array,
+    greedy: jax.Array,
+    rows: SamplingRows,
+    threshold: Threshold,
 ) -> jax.Array:
     """One token a row by inversion of the cumulative distribution, in two levels: int32[R].
 
@@ -89,8 +98,8 @@ def _draw(
     z = (logits - centre[:, None]) * (1.0 / temperature)[:, None]
     # Masked before exp: XLA:CPU makes a second pass over the vocabulary for a select behind exp.
     weights = jnp.exp(jnp.where(z >= SMALLEST_EXPONENT, z, -jnp.inf))
-    threshold = kept_threshold(weights, rows.top_k, rows.top_p, rows.min_p)
-    weights = jnp.where(weights >= threshold[:, None], weights, 0.0)
+    least = threshold(weights, rows.top_k, rows.top_p, rows.min_p)
+    weights = jnp.where(weights >= least[:, None], weights, 0.0)
     # 24 bits make every value below 1 exact, so u * total never rounds up to total.
     uniform = (random_words(rows.seed, rows.position) >> 8).astype(jnp.float32) * 2.0**-24
     tokens = pick(weights, uniform)

@@ -105,12 +105,33 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """The weights that a sampler draws from: by default Llama-3-8B's.
+
+    Attributes:
+        rows: of the weights.
+        vocab: tokens.
+        dtype: of the weights.
+        shards: devices; 1.
+    """
+
+    rows: int = 64
+    vocab: int = 128256
+    dtype: str = "float32"
+    shards: int = 1
+
+    def words(self) -> str:
+        """The shapes."""
+        return f"rows={self.rows} vocab={self.vocab}"
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """A function that is compiled for every one of some kinds of devices.
 
     Attributes:
-        operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled" or
-            "quantized_matmul".
+        operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
+            "quantized_matmul" or "kept_threshold".
         backend: of the operation.
         kinds: keys of `pallas_kernels.prove.targets.KINDS`.
         problem: shapes and options.
@@ -121,7 +142,7 @@ class Case:
     operation: str
     backend: str
     kinds: tuple[str, ...]
-    problem: Attention | Matmul
+    problem: Attention | Matmul | Sampling
     requires: str | None = None
     quick: tuple[str, ...] = ()
 
@@ -302,6 +323,11 @@ CASES = (
     Case("quantized_matmul", "mosaic_tpu", TPUS, Matmul(2048, asymmetric=True), "matmul"),
     Case("quantized_matmul", "mosaic_tpu", TPUS, Matmul(weight="int8"), "matmul"),
     Case("quantized_matmul", "mosaic_tpu", TPUS, Matmul(2048, weight="fp8"), "matmul"),
+    # the sampler's filters
+    Case("kept_threshold", "triton", GPUS, Sampling(), quick=("h200", "a100")),
+    Case("kept_threshold", "triton", GPUS, Sampling(1)),
+    Case("kept_threshold", "triton", GPUS, Sampling(16, 262144)),
+    Case("kept_threshold", "xla", GPUS + TPUS, Sampling(16), quick=("v5e",)),
     # what every device can run
     Case("decode", "xla", GPUS + TPUS, Attention()),
     Case("decode", "xla", HOPPER + TPUS, Attention(pages="int8", scales="page", sinks=True)),

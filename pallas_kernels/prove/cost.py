@@ -5,9 +5,12 @@ Attention is counted with every request at the longest context that its page tab
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 
-from pallas_kernels.prove.cases import Attention
+from pallas_kernels.prove.cases import Attention, Sampling
 from pallas_kernels.prove.proof import Cost
 
 
@@ -58,7 +61,14 @@ def decode_and_write_cost(problem: Attention) -> Cost:
     return Cost(decode.flops, decode.bytes + write.bytes, "shapes")
 
 
-COSTS = {
+def threshold_cost(problem: Sampling) -> Cost:
+    """The weights are read once to find where the bounds are and once to find them."""
+    tokens = problem.rows * problem.vocab
+    return Cost(0, 2 * 4 * tokens, "shapes")
+
+
+COSTS: dict[str, Callable[[Any], Cost]] = {
+    "kept_threshold": threshold_cost,
     "decode": decode_cost,
     "decode_and_write": decode_and_write_cost,
     "prefill": prefill_cost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,13 +13,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.devices import PLAIN
+from pallas_kernels.kept_threshold import kept_threshold
 from pallas_kernels.paged_attention import (
     PrefillLanes,
     paged_decode_and_write,
     paged_decode_attention,
     paged_prefill_attention,
 )
-from pallas_kernels.prove.cases import Attention, Case
+from pallas_kernels.prove.cases import Attention, Case, Sampling
 from pallas_kernels.prove.compilation import prove
 from pallas_kernels.prove.cost import COSTS
 from pallas_kernels.prove.matmul_problem import matmul_call, matmul_cost
@@ -184,7 +186,21 @@ def _matmul(case: Case, kind: str) -> Problem:
     return Problem(function, operands, specs, EVERYWHERE)
 
 
+def _threshold(case: Case, kind: str) -> Problem:
+    p = case.problem
+    assert isinstance(p, Sampling)
+    shape = jax.ShapeDtypeStruct
+    number = shape((p.rows,), jnp.float32)
+    return Problem(
+        partial(kept_threshold, backend=case.backend),
+        (shape((p.rows, p.vocab), p.dtype), shape((p.rows,), jnp.int32), number, number),
+        (EVERYWHERE,) * 4,
+        EVERYWHERE,
+    )
+
+
 BUILDERS = {
+    "kept_threshold": _threshold,
     "quantized_matmul": _matmul,
     "decode": _attention,
     "decode_and_write": _decode_and_write,

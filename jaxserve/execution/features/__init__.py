@@ -15,7 +15,8 @@ from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.mask import Mask
 from jaxserve.execution.features.penalties import Penalties
 from jaxserve.execution.features.prompt_scores import PromptScores
-from jaxserve.execution.features.sampling import Sampling
+from jaxserve.execution.features.sampling import Sampling, threshold_on
+from jaxserve.sampling.sampler import PORTABLE, Threshold
 
 KINDS: tuple[type[Feature], ...] = (Sampling, Bias, Mask, Penalties, Logprobs, PromptScores)
 FAST = frozenset({Sampling.name})  # what every program contains
@@ -34,9 +35,14 @@ __all__ = [
     "Rows",
     "SpecialRow",
     "make_features",
+    "threshold_on",
 ]
 
 
-def make_features() -> tuple[Feature, ...]:
-    """One of each kind; they remember what they need of the requests in the slots."""
-    return tuple(kind() for kind in KINDS)
+def make_features(threshold: Threshold = PORTABLE) -> tuple[Feature, ...]:
+    """One of each kind; they remember what they need of the requests in the slots.
+
+    Args:
+        threshold: the search of the sampling filters, see `threshold_on`.
+    """
+    return (Sampling(threshold), *(kind() for kind in KINDS[1:]))

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
 from jaxserve.execution.layout import array
 from jaxserve.request import Request
-from jaxserve.sampling.sampler import SamplingRows, sample
+from jaxserve.sampling.sampler import PORTABLE, SamplingRows, Threshold, sample
 from jaxserve.sampling_params import seed_words
+from pallas_kernels import Backends, kept_threshold
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape
 
 PASSES = 8.0  # over the logits: maximum, weights, borders of the filters, sums, the draw
+
+
+def threshold_on(mesh: Mesh, backends: Backends) -> Threshold:
+    """kept_threshold on replicated weights: every device computes all rows, without exchange."""
+    threshold = partial(kept_threshold, **backends.threshold_options)
+    if mesh.size == 1:
+        return threshold
+    everywhere = PartitionSpec()
+    return jax.shard_map(
+        threshold, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +52,9 @@ class Sampling(Feature):
     name = "sampling"
     row = SamplingRow
     special = False
+
+    def __init__(self, threshold: Threshold = PORTABLE):
+        self._threshold = threshold
 
     def need(self, request: Request) -> Need:
         return Need.ALWAYS
@@ -63,9 +81,10 @@ class Sampling(Feature):
                 top_p=row.top_p,
                 top_k=row.top_k,
                 min_p=row.min_p,
-                seed=jax.numpy.stack([row.seed_high, row.seed_low], axis=1),
+                seed=jnp.stack([row.seed_high, row.seed_low], axis=1),
                 position=rows.position + 1,
             ),
+            self._threshold,
         )
 
     def cost(self, shape: StepShape, facts: Facts) -> float:

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sampling import blocks
 from jaxserve.sampling.logprobs import score
+from pallas_kernels import blocks
 from tests.jaxserve.sampling.oracle import log_softmax
 
 

@@ -1,14 +1,18 @@
 """The sampler: its distribution, its reproducibility, and its edges."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from jaxserve.sampling import blocks
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
-from jaxserve.sampling.sampler import pick, random_words
+from jaxserve.sampling.sampler import PORTABLE, SamplingRows, pick, random_words, sample
+from pallas_kernels import blocks, choose_backends, kept_threshold
+from pallas_kernels.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import penalised, probabilities
 
@@ -120,6 +124,33 @@ def test_a_row_does_not_depend_on_its_batch():
         part = jax.tree.map(lambda field: field[first:last], rows)  # noqa: B023
         some = compiled_sample(logits[first:last], part)
         np.testing.assert_array_equal(tokens[first:last], some)
+
+
+def test_the_kernel_of_gpus_gives_the_same_tokens():
+    rng = np.random.default_rng(7)
+    logits = jnp.asarray(rng.normal(0, 2, (24, 5000)), jnp.float32)
+    rows = mixed_rows(24, 5)
+    kernel = partial(kept_threshold, backend="triton", interpret=True)
+    sampled = partial(jax.jit, static_argnames="threshold")(sample)
+    got, want = (
+        np.asarray(sampled(logits, rows, threshold=threshold)) for threshold in (kernel, PORTABLE)
+    )
+    np.testing.assert_array_equal(got, want)
+
+
+def test_on_a_gpu_no_loop_leaves_the_graph():
+    """XLA records no `while` in a CUDA graph; loops inside a kernel do not concern it."""
+    shape = jax.ShapeDtypeStruct
+    fields = {"seed": shape((16, 2), jnp.uint32), "top_k": shape((16,), jnp.int32)}
+    fields |= {name: shape((16,), jnp.float32) for name in ("temperature", "top_p", "min_p")}
+    rows = SamplingRows(**fields, position=shape((16,), jnp.int32))
+    options = choose_backends("NVIDIA H200", "gpu").threshold_options
+    call = partial(sample, threshold=partial(kept_threshold, **options))
+    try:
+        compiled = compile_for(gpu_mesh("h200"), call, shape((16, 128256), jnp.float32), rows)
+    except CompilerMissingError as missing:
+        pytest.skip(str(missing))
+    assert not re.search(r"\b(while|conditional|sort)\(", compiled.as_text())
 
 
 def test_seed_and_position_decide():

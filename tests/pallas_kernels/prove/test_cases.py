@@ -10,7 +10,14 @@ import pytest
 
 from pallas_kernels.devices import PLAIN
 from pallas_kernels.prove import CASES, KINDS, Attention, cases_for
-from pallas_kernels.prove.cost import decode_and_write_cost, decode_cost, prefill_cost, write_cost
+from pallas_kernels.prove.cases import Sampling
+from pallas_kernels.prove.cost import (
+    decode_and_write_cost,
+    decode_cost,
+    prefill_cost,
+    threshold_cost,
+    write_cost,
+)
 from pallas_kernels.prove.problems import BUILDERS, POOL_BYTES
 
 
@@ -42,13 +49,18 @@ def test_a_quick_run_proves_every_own_backend_of_the_list() -> None:
 def test_operands_fit_the_operation(case) -> None:
     problem = BUILDERS[case.operation](case, case.kinds[0])
     result = jax.eval_shape(problem.function, *problem.operands)
-    expected = problem.operands[0]
+    # most give back what they are given first, kept_threshold a number a row
+    expected = problem.operands[-1 if case.operation == "kept_threshold" else 0]
     assert jax.tree.map(lambda a: (a.shape, a.dtype), result) == jax.tree.map(
         lambda a: (a.shape, a.dtype), expected
     )
     jax.tree.map(lambda leaf, spec: None, problem.operands, problem.specs)
     if problem.in_place:
         assert POOL_BYTES * 0.99 < problem.in_place <= POOL_BYTES
+
+
+def test_the_cost_of_a_threshold() -> None:
+    assert threshold_cost(Sampling(3, 100)).bytes == 2 * 3 * 100 * 4
 
 
 def test_the_cost_of_decode() -> None:

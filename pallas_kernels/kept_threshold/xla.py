@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxserve.sampling import blocks
+from pallas_kernels import blocks
 
 CANDIDATES = 64  # most likely tokens that are looked at before the whole vocabulary is
 ONE_BITS = 0x3F800000  # float32 1.0
@@ -15,26 +15,16 @@ SEARCH_STEPS = 30  # halvings that leave one of the float32 patterns from 0.0 to
 
 
 def kept_threshold(
-    weights: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
-) -> jax.Array:
-    """The least weight that may be sampled: a token is kept where weight >= threshold[row].
-
-    min_p keeps tokens with at least min_p times the largest weight. top_k keeps every token with
-    at least the k-th largest weight, ties included. top_p renormalises over what is left and keeps
-    the smallest set of tokens, ties at its border included, that holds at least top_p; never less
-    than one token.
+    weights: jax.Array,  # float32[R, V]
+    top_k: jax.Array,  # int32[R]
+    top_p: jax.Array,  # float32[R]
+    min_p: jax.Array,  # float32[R]
+) -> jax.Array:  # float32[R]
+    """The bounds of `pallas_kernels.kept_threshold`, on any device.
 
     Where a border lies among the CANDIDATES largest weights it is read off; otherwise it is found
-    by bisection over the whole row. A row's result depends on that row alone.
-
-    Args:
-        weights: float32[R, V], probabilities relative to the row's most likely token, 0 to 1.
-        top_k: int32[R], 0 is off.
-        top_p: float32[R], 1 is off.
-        min_p: float32[R], 0 is off.
-
-    Returns:
-        float32[R], 0 where a row keeps everything.
+    by bisection over the whole row: on a CPU only in rows that need it, elsewhere in all, two loops
+    of SEARCH_STEPS reads. Sums are float32.
     """
     best, _ = blocks.top_k(weights, min(CANDIDATES, weights.shape[1]))
     floor = jnp.maximum(min_p, _kth_largest(weights, best, top_k))
@@ -87,14 +77,26 @@ def _search(
         known,
         is_open,
         cpu=partial(_search_open_rows, by_mass=by_mass),
+        tpu=partial(_search_if_open, by_mass=by_mass),
         default=partial(_search_all_rows, by_mass=by_mass),
+    )
+
+
+def _search_if_open(
+    weights: jax.Array, target: jax.Array, known: jax.Array, is_open: jax.Array, *, by_mass: bool
+) -> jax.Array:
+    """All rows together if one needs it: a TPU decides that itself, without the host."""
+    return jax.lax.cond(
+        jnp.any(is_open),
+        lambda: _search_all_rows(weights, target, known, is_open, by_mass=by_mass),
+        lambda: known,
     )
 
 
 def _search_all_rows(
     weights: jax.Array, target: jax.Array, known: jax.Array, is_open: jax.Array, *, by_mass: bool
 ) -> jax.Array:
-    """All rows together, always: an accelerator's queue never waits for a predicate."""
+    """All rows together, whether they need it or not."""
     low = jnp.zeros(weights.shape[0], jnp.int32)
     high = jnp.full(weights.shape[0], ONE_BITS, jnp.int32)
 

@@ -1,11 +1,11 @@
-"""The kept tokens against sorted float64 oracles."""
+"""The XLA backend: its tokens against sorted float64 oracles of logits, and its two searches."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sampling import filters
+from pallas_kernels.kept_threshold import xla
 from tests.jaxserve.sampling.oracle import probabilities
 
 SHAPES = {"peaked": 3.0, "flat": 0.02, "even": 0.0}
@@ -14,7 +14,7 @@ SHAPES = {"peaked": 3.0, "flat": 0.02, "even": 0.0}
 def kept(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     weights = np.exp((logits - logits.max(-1, keepdims=True)) / np.float32(temperature))
     num_rows = len(logits)
-    threshold = jax.jit(filters.kept_threshold)(
+    threshold = jax.jit(xla.kept_threshold)(
         jnp.asarray(weights),
         jnp.broadcast_to(jnp.asarray(top_k, jnp.int32), num_rows),
         jnp.broadcast_to(jnp.asarray(top_p, jnp.float32), num_rows),
@@ -112,13 +112,13 @@ def test_both_searches_agree(by_mass):
     is_open = np.array([True, True, False, True, True, True])
     arguments = tuple(map(jnp.asarray, (weights, target, known, is_open)))
     expected = np.where(is_open, weights[rows, place], known)
-    for search in (filters._search_open_rows, filters._search_all_rows):
+    for search in (xla._search_open_rows, xla._search_all_rows):
         found = jax.jit(search, static_argnames="by_mass")(*arguments, by_mass=by_mass)
         np.testing.assert_allclose(found, expected, rtol=2e-3 if by_mass else 0)
 
 
 def test_the_vocabulary_is_never_sorted():
     options = (jnp.zeros(2, jnp.int32), jnp.ones(2), jnp.zeros(2))
-    text = jax.jit(filters.kept_threshold).lower(jnp.zeros((2, 20000)), *options).as_text()
+    text = jax.jit(xla.kept_threshold).lower(jnp.zeros((2, 20000)), *options).as_text()
     assert "stablehlo.sort" in text
     assert not any("stablehlo.sort" in line and "20000" in line for line in text.splitlines())
