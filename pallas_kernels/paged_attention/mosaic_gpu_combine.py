@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.compat import load_as, result_like, transposed
+from pallas_kernels.compat import load_as, result_like, store_plain, transposed
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
     MASKED,
     WGMMA_ROWS,
@@ -74,9 +74,8 @@ def _kernel(
         carry = merge(first, carry)
     out, _, total = carry
     out = out / lax.broadcast_in_dim(total, shape, [1])
-    transposed(staged)[...] = plgpu.layout_cast(
-        out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
-    )
+    turned = plgpu.layout_cast(out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+    store_plain(transposed(staged), turned)
     plgpu.commit_smem()
     result = merged_gmem.at[slot, heads]
     if plan.head_dim == plan.channels:

@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.compat import load_as, transposed
+from pallas_kernels.compat import load_as, store_plain, transposed
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
     LOG2E,
     MASKED,
@@ -84,8 +84,8 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
         if plan.splits == 1:
             _write_result(out, results[0].at[slot, group], plan, scratch["out_smem"])
         else:
-            results[0][split, slot, group] = out
-            results[1][split, slot, group] = lse
+            store_plain(results[0].at[split, slot, group], out)
+            store_plain(results[1].at[split, slot, group], lse)
 
 
 def _fetch(
@@ -299,9 +299,8 @@ def _widen(raw: Any, wide: Any, plan: DecodePlan) -> None:
 
 def _write_result(out: jax.Array, result: Any, plan: DecodePlan, staged: Any) -> None:
     """out [channels, columns] to result [group, D]."""
-    transposed(staged)[...] = plgpu.layout_cast(
-        out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
-    )
+    turned = plgpu.layout_cast(out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+    store_plain(transposed(staged), turned)
     plgpu.commit_smem()
     if plan.head_dim == plan.channels:
         plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result)
