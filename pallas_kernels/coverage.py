@@ -34,6 +34,7 @@ class AttentionShape:
         pool_dtype: element type of the pages; uint16 and uint8 stand for what their bits hold.
         query_dtype: type of the queries.
         kv_heads: KV heads of one device.
+        queries: query positions of a row of decode.
     """
 
     head_dim: int | None = None
@@ -42,19 +43,31 @@ class AttentionShape:
     pool_dtype: np.dtype | None = None
     query_dtype: np.dtype | None = None
     kv_heads: int | None = None
+    queries: int | None = None
 
     @staticmethod
     def of(q: jax.Array, kv_pages: jax.Array) -> AttentionShape:
-        """The facts of q [rows, H, D] and kv_pages [NP, page_size, 2, KVH, D]."""
+        """The facts of q [rows, H, D] or [rows, Q, H, D] and of kv_pages.
+
+        kv_pages are [NP, page_size, 2, KVH, D].
+        """
         _, page_size, _, kv_heads, head_dim = kv_pages.shape
         return AttentionShape(
             head_dim=head_dim,
             page_size=page_size,
-            group=q.shape[1] // kv_heads,
+            group=q.shape[-2] // kv_heads,
             pool_dtype=jnp.dtype(kv_pages.dtype),
             query_dtype=jnp.dtype(q.dtype),
             kv_heads=kv_heads,
+            queries=q.shape[1] if q.ndim == 4 else None,
         )
+
+
+def one_query(shape: AttentionShape) -> KernelError | None:
+    """Why a kernel for one query a row does not cover a shape; None when it does."""
+    if shape.queries is not None and shape.queries > 1:
+        return KernelError("queries", shape.queries, "one query a row")
+    return None
 
 
 def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
@@ -75,7 +88,7 @@ def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
 
 def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
-    refusal = mosaic_gpu_prefill(shape)
+    refusal = mosaic_gpu_prefill(shape) or one_query(shape)
     if refusal is None and shape.group is not None and shape.group > 64:
         return KernelError("heads / kv_heads", shape.group, "at most 64")
     return refusal
@@ -83,6 +96,8 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
 
 def mosaic_tpu(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
+    if one_query(shape):
+        return one_query(shape)
     pools = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
     if shape.pool_dtype is not None and shape.pool_dtype not in pools:
         return KernelError(
@@ -131,6 +146,8 @@ def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
 
 def triton_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Triton decode kernel does not cover a shape; None when it does."""
+    if one_query(shape):
+        return one_query(shape)
     if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
         return KernelError("head_dim", shape.head_dim, "16 to 256")
     if shape.page_size is not None and shape.page_size not in (8, 16, 32, 64, 128):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels.devices import PLAIN
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
+from pallas_kernels.paged_attention.queries import MAX_QUERIES
 from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES, POOL_DTYPES_TEXT, is_quantized
 from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 
@@ -52,11 +54,12 @@ class PrefillLanes(NamedTuple):
 
 
 def paged_decode_attention(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, H, D] or [B, Q, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     *,
+    query_lens: jax.Array | None = None,  # int32[B]
     scale: float,
     soft_cap: float | None = None,
     window: int | None = None,
@@ -68,24 +71,30 @@ def paged_decode_attention(
     backend: str,
     tuning: DecodeTuning | None = None,
     interpret: Any = None,
-) -> jax.Array:  # [B, H, D]
-    """Attention of one query token a slot over the tokens that its page table row names.
+) -> jax.Array:  # [B, H, D] or [B, Q, H, D]
+    """Attention of the last tokens of each slot over the tokens that its page table row names.
 
-    Token t of slot b lies in page `first_page + page_table[b, t // page_size]` at offset
-    `t % page_size`, keys at index 0 and values at index 1 of the third axis. Head h reads KV head
-    `h // (H // KVH)`. Everything in the pool that no slot may see may hold any bits, NaN too.
+    A slot has one query, its last token, or up to Q of 1 to 8 (drafts to be verified, say): query i
+    of n is token kv_lens - n + i and sees the tokens up to itself. Token t of slot b lies in page
+    `first_page + page_table[b, t // page_size]` at offset `t % page_size`, keys at index 0 and
+    values at index 1 of the third axis. Head h reads KV head `h // (H // KVH)`. Everything in the
+    pool that no query of a slot may see may hold any bits, NaN too.
 
     Args:
-        q: queries, rotary embedding applied; float32, float16 or bfloat16.
+        q: queries, rotary embedding applied; float32, float16 or bfloat16. Without the axis Q
+            there is one a slot.
         kv_pages: the pool: float32, float16, bfloat16, int8, float8_e4m3fn, uint16 (bfloat16 bits)
             or uint8 (float8_e4m3fn bits).
         page_table: page ids, each below NP - first_page; entries past a slot's length are ignored
             but must be valid page ids.
-        kv_lens: tokens that each slot sees, the current one included; 0 = idle, gives zeros.
+        kv_lens: tokens of each slot, its last query included; 0 = idle, gives zeros.
+        query_lens: how many of the Q queries each slot has, 0 to Q; None: all. Those behind give
+            zeros, and so do queries before a slot's first token.
         scale: factor of the scores, usually head_dim ** -0.5.
         soft_cap: bound of the scores: `soft_cap * tanh(score / soft_cap)` (Gemma Team, "Gemma 2",
             2024).
-        window: sliding window in tokens: key j is visible when position - j < window.
+        window: sliding window in tokens: key j is visible when position - j < window, where
+            position is the query's own.
         sinks: a logit a head that takes part in the softmax and has no value (Xiao et al.,
             "Efficient Streaming Language Models with Attention Sinks", 2024; learned, as in
             gpt-oss).
@@ -107,15 +116,18 @@ def paged_decode_attention(
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
     run = resolve(backend, DECODE_MODULES, "decode")
+    check_queries(q, query_lens)
+    queries = q if q.ndim == 4 else q[:, None]
     options = checked_options(
-        q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
+        queries, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
-    check_slots(q, page_table, kv_lens)
+    check_slots(queries, page_table, kv_lens)
+    kv_lens, options = with_query_lens(queries, kv_lens, query_lens, options)
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
     given = {"splits": splits, "tuning": tuning, "interpret": interpret}
     of_kernel = kernel_options(backend, given)
-    return run(q, kv_pages, page_table, kv_lens, options, **of_kernel)
+    return run(queries, kv_pages, page_table, kv_lens, options, **of_kernel).reshape(q.shape)
 
 
 def paged_prefill_attention(
@@ -164,6 +176,8 @@ def paged_prefill_attention(
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
     run = resolve(backend, PREFILL_MODULES, "prefill")
+    if q.ndim != 3:
+        raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
     options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
@@ -211,22 +225,21 @@ def checked_options(
     v_scale: jax.Array | None,
     first_page: int,
 ) -> AttentionOptions:
-    """The options that every backend takes.
+    """The options that every backend takes, for queries [..., H, D].
 
     Raises:
         KernelError: a shape, a dtype or an option is not supported; names it.
     """
-    if q.ndim != 3:
-        raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
+    heads, head_dim = q.shape[-2:]
     if q.dtype not in FLOAT_DTYPES:
         raise KernelError("q.dtype", q.dtype, "float32, float16 or bfloat16")
-    if kv_pages.ndim != 5 or kv_pages.shape[2] != 2 or kv_pages.shape[4] != q.shape[2]:
+    if kv_pages.ndim != 5 or kv_pages.shape[2] != 2 or kv_pages.shape[4] != head_dim:
         raise KernelError(
-            "kv_pages.shape", kv_pages.shape, f"[pages, page_size, 2, kv_heads, {q.shape[2]}]"
+            "kv_pages.shape", kv_pages.shape, f"[pages, page_size, 2, kv_heads, {head_dim}]"
         )
     if kv_pages.dtype not in POOL_DTYPES:
         raise KernelError("kv_pages.dtype", kv_pages.dtype, POOL_DTYPES_TEXT)
-    if q.shape[1] % kv_pages.shape[3]:
+    if heads % kv_pages.shape[3]:
         raise KernelError(
             "q.shape", q.shape, f"the heads are a multiple of the {kv_pages.shape[3]} KV heads"
         )
@@ -238,8 +251,8 @@ def checked_options(
         raise KernelError("soft_cap", soft_cap, "None, or above 0")
     if window is not None and window < 1:
         raise KernelError("window", window, "None, or at least 1 token")
-    if sinks is not None and (sinks.shape != q.shape[1:2] or sinks.dtype != jnp.float32):
-        raise KernelError("sinks", f"{sinks.dtype}{sinks.shape}", f"float32[{q.shape[1]}]")
+    if sinks is not None and (sinks.shape != (heads,) or sinks.dtype != jnp.float32):
+        raise KernelError("sinks", f"{sinks.dtype}{sinks.shape}", f"float32[{heads}]")
     check_scales(kv_pages, k_scale, v_scale)
     if not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
@@ -269,6 +282,41 @@ def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Ar
             )
     if k_scale is not None and v_scale is not None and k_scale.ndim != v_scale.ndim:
         raise KernelError("v_scale.shape", v_scale.shape, f"that of k_scale, {k_scale.shape}")
+
+
+def check_queries(q: jax.Array, query_lens: jax.Array | None) -> None:
+    """Refuses queries of a wrong rank or number, and numbers of queries that do not fit them.
+
+    Raises:
+        KernelError: one is refused.
+    """
+    if q.ndim not in (3, 4):
+        raise KernelError(
+            "q.shape", q.shape, "[rows, heads, head_dim] or [rows, queries, heads, head_dim]"
+        )
+    if q.ndim == 4 and not 1 <= q.shape[1] <= MAX_QUERIES:
+        raise KernelError("q.shape", q.shape, f"1 to {MAX_QUERIES} queries a row, the second axis")
+    if query_lens is None:
+        return
+    if q.ndim == 3:
+        raise KernelError(
+            "query_lens",
+            f"{query_lens.dtype}{query_lens.shape}",
+            "None, or with q [rows, queries, heads, head_dim]",
+        )
+    _check_vector("query_lens", query_lens, q.shape[0])
+
+
+def with_query_lens(
+    q: jax.Array,  # [B, Q, H, D]
+    kv_lens: jax.Array,  # int32[B]
+    query_lens: jax.Array | None,  # int32[B]
+    options: AttentionOptions,
+) -> tuple[jax.Array, AttentionOptions]:
+    """The lengths and options as backends take them: of one query a row, none means an idle row."""
+    if query_lens is not None and q.shape[1] == 1:
+        return jnp.where(query_lens > 0, kv_lens, 0), options
+    return kv_lens, replace(options, query_lens=query_lens)
 
 
 def check_slots(q: jax.Array, page_table: jax.Array, kv_lens: jax.Array) -> None:

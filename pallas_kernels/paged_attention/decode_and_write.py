@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.api import (
     DECODE_MODULES,
+    check_queries,
     check_slots,
     checked_options,
     kernel_options,
@@ -70,6 +71,9 @@ def paged_decode_and_write(
     """
     if backend not in BACKENDS:
         raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    check_queries(q, None)
+    if q.ndim != 3:
+        raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
     options = checked_options(
         q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
@@ -98,4 +102,4 @@ def paged_decode_and_write(
         backend=backend,
     )
     attend = resolve(backend, DECODE_MODULES, "decode")
-    return attend(q, kv_pages, page_table, kv_lens, options), kv_pages
+    return attend(q[:, None], kv_pages, page_table, kv_lens, options)[:, 0], kv_pages

@@ -91,7 +91,7 @@ def _check_tuning(tuning: DecodeTuning, head_dim: int, group: int, pool_dtype: D
 
 
 def decode(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, 1, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
@@ -100,7 +100,7 @@ def decode(
     splits: int | None,
     tuning: DecodeTuning | None = None,
     interpret: Any = None,
-) -> jax.Array:  # [B, H, D]
+) -> jax.Array:  # [B, 1, H, D]
     """Attention of one query row a slot on an NVIDIA Hopper GPU.
 
     Softmax weights are rounded to the type of the pages (of the queries for 8-bit pages) before
@@ -119,6 +119,7 @@ def decode(
         q,
         kv_pages,
     )
+    q = q[:, 0]
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
     group = q.shape[1] // kv_heads
     head_tiles = -(-group // WIDE_COLUMNS) if head_dim > WIDE_CHANNELS else 1
@@ -146,7 +147,8 @@ def decode(
         # JAX cannot yet map warps over references that vary over manual mesh axes
         fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
-    return _attend(q, kv_pages, page_table, kv_lens, options, plan=plan, interpret=interpret)
+    out = _attend(q, kv_pages, page_table, kv_lens, options, plan=plan, interpret=interpret)
+    return out[:, None]
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "interpret"))

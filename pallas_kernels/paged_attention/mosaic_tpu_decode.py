@@ -148,7 +148,7 @@ def _kernel(
 
 
 def decode(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, 1, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
@@ -157,7 +157,7 @@ def decode(
     splits: int | None,
     tuning: DecodeTuning | None,
     interpret: Any,
-) -> jax.Array:  # [B, H, D]
+) -> jax.Array:  # [B, 1, H, D]
     """Attention of one query row a slot on a TPU.
 
     Softmax weights are rounded to the type in which attention multiplies (`compute_dtype`); scores,
@@ -175,9 +175,10 @@ def decode(
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
     tuning = _checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu, tuning)
+    q = q[:, 0]
     return _attend(
         q, kv_pages, page_table, kv_lens, None, options, tuning=tuning, interpret=interpret
-    )[0]
+    )[0][:, None]
 
 
 def decode_and_write(

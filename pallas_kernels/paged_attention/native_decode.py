@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels import native
+from pallas_kernels import coverage, native
 from pallas_kernels.compat import result_like
+from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.native.operands import optional, score_attributes
 from pallas_kernels.paged_attention.options import AttentionOptions
 
 
 @jax.jit
 def decode(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, 1, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     options: AttentionOptions,
-) -> jax.Array:  # [B, H, D]
+) -> jax.Array:  # [B, 1, H, D]
     """Attention of one query row a slot.
 
     Over bfloat16 pages queries and softmax weights are rounded to bfloat16; everything else is
@@ -31,9 +32,11 @@ def decode(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
+    coverage.require(coverage.one_query(AttentionShape.of(q, kv_pages)), "native", q, kv_pages)
     native.require()
+    q = q[:, 0]
     call = jax.ffi.ffi_call("jaxserve_paged_decode", result_like(q, q.shape, q.dtype))
-    return call(
+    out = call(
         q,
         kv_pages,
         page_table,
@@ -44,3 +47,4 @@ def decode(
         optional(options.v_scale),
         **score_attributes(*options.scores),
     )
+    return out[:, None]

@@ -25,15 +25,19 @@ class Scores(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("sinks", "k_scale", "v_scale", "first_page"),
+    data_fields=("sinks", "k_scale", "v_scale", "first_page", "query_lens"),
     meta_fields=("scores",),
 )
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """The options of `paged_decode_attention` that no backend does without; static are `scores`."""
+    """The options of `paged_decode_attention` that no backend does without; static are `scores`.
+
+    `query_lens` is None where every row has all of its queries, and where there is one a row.
+    """
 
     scores: Scores
     sinks: jax.Array | None  # float32[H]
     k_scale: jax.Array | None  # float32[] or float32[NP, KVH]
     v_scale: jax.Array | None
     first_page: jax.Array  # int32[]
+    query_lens: jax.Array | None = None  # int32[B]

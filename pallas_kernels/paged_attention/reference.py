@@ -7,18 +7,32 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.paged_attention.options import AttentionOptions
+from pallas_kernels.paged_attention.queries import query_ends
 from pallas_kernels.pages import as_values, token_scales
 
 
 @jax.jit
 def decode(
+    q: jax.Array,  # [B, Q, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    options: AttentionOptions,
+) -> jax.Array:  # [B, Q, H, D]
+    """Softmax attention of every query over its own tokens, gathered one by one, in float32."""
+    queries = q.shape[1]
+    ends = query_ends(kv_lens, options.query_lens, queries).reshape(-1)
+    rows, table = q.reshape(-1, *q.shape[2:]), jnp.repeat(page_table, queries, axis=0)
+    return _decode_rows(rows, kv_pages, table, ends, options).reshape(q.shape)
+
+
+def _decode_rows(
     q: jax.Array,  # [B, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     options: AttentionOptions,
 ) -> jax.Array:  # [B, H, D]
-    """Softmax attention of every row over its own tokens, gathered one by one, in float32."""
     scale, soft_cap, window = options.scores
     sinks, first_page = options.sinks, options.first_page
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
@@ -76,4 +90,4 @@ def prefill(
     owned = (rows >= start) & (rows < start + length)  # [C, N]
     lane = jnp.argmax(owned, axis=1)
     seen = jnp.where(owned.any(axis=1), context[lane] + rows[:, 0] - start[lane] + 1, 0)
-    return decode(q, kv_pages, page_table[lane], seen, options)
+    return _decode_rows(q, kv_pages, page_table[lane], seen, options)

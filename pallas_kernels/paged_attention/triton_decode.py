@@ -185,7 +185,7 @@ def _merge_kernel(
 
 @functools.partial(jax.jit, static_argnames=("splits", "interpret", "tuning"))
 def decode(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, 1, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
@@ -194,7 +194,7 @@ def decode(
     splits: int | None = None,
     interpret: bool | None = None,
     tuning: DecodeTuning | None = None,
-) -> jax.Array:  # [B, H, D]
+) -> jax.Array:  # [B, 1, H, D]
     """Attention of one query row a slot on an NVIDIA GPU.
 
     Float pages: queries and softmax weights are rounded to the type of the pages before they are
@@ -215,6 +215,7 @@ def decode(
     tuning = tuning or DecodeTuning()
     if splits is not None and splits > MAX_SPLITS:
         raise KernelError("splits", splits, f"at most {MAX_SPLITS}: they are merged in one tile")
+    whole, q = q.shape, q[:, 0]
     slots, heads, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     block = row_share(tuning.block_tokens, "block_tokens", q, kv_pages)
@@ -251,8 +252,8 @@ def decode(
         name="paged_decode",
     )(operands)
     if splits == 1:
-        return result
-    return pl.pallas_call(
+        return result.reshape(whole)
+    merged = pl.pallas_call(
         functools.partial(_merge_kernel, window=options.scores.window, block=block),
         out_shape=attended,
         grid=(heads, slots),
@@ -260,3 +261,4 @@ def decode(
         interpret=bool(interpret),
         name="paged_decode_merge",
     )(*result, kv_lens)
+    return merged.reshape(whole)

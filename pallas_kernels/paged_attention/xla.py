@@ -3,8 +3,9 @@
 A row is ONE matrix product per block: with a block-diagonal query [H, KVH * D] a page is read in
 its stored order, [tokens, KVH * D], without a transpose. That costs KVH times the multiplications
 and is the fastest form on XLA:CPU for bfloat16, whose matrix unit is far ahead of the memory; in
-float32 the plain grouped product is as fast or faster. Online softmax: Milakov and Gimelshein,
-"Online normalizer calculation for softmax" (2018).
+float32 the plain grouped product is as fast or faster. Several queries a row are further heads of
+their KV head, each with a mask of its own: a page is read once for all. Online softmax: Milakov and
+Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.paged_attention.options import AttentionOptions
+from pallas_kernels.paged_attention.queries import (
+    as_heads,
+    as_queries,
+    for_heads,
+    key_range,
+    query_ends,
+)
 from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
 
 MASKED = -1e30  # finite, so that a row without any visible token yet gives exp(0), not NaN
@@ -63,22 +71,24 @@ def normalised(
 
 @jax.jit
 def decode(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, Q, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     options: AttentionOptions,
-) -> jax.Array:  # [B, H, D]
-    """Attention of one query row a slot; the cost follows the longest live context.
+) -> jax.Array:  # [B, Q, H, D]
+    """Attention of up to Q queries a slot; the cost follows the longest live context.
 
     Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
     query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
     """
     scale, soft_cap, window = options.scores
     sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
-    batch, heads, head_dim = q.shape
+    batch, queries, _, head_dim = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
-    group = heads // kv_heads
+    q_group = q.shape[2] // kv_heads
+    q = as_heads(q, kv_heads)
+    heads, group = q.shape[1], queries * q_group
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
     diagonal = dtype == jnp.bfloat16
     # float32 blocks are twice as large and leave the cache sooner
@@ -96,14 +106,13 @@ def decode(
         score, weigh = "bkgd,btkd->bkgt", "bkgt,btkd->bkgd"
     held_shape = (batch, tokens, 2, *(query.shape[2:] if diagonal else (kv_heads, head_dim)))
 
-    first_key = jnp.zeros_like(kv_lens)
-    if window is not None:
-        first_key = jnp.maximum(kv_lens - window, 0)
-    live = kv_lens > 0
+    first_key, end_key = key_range(kv_lens, options.query_lens, queries, window)
+    live = end_key > 0
     # an idle row must not pull the loop's start down to zero
     lowest = jnp.min(jnp.where(live, first_key, jnp.iinfo(jnp.int32).max))
     begin = lowest // tokens
-    end = (jnp.max(kv_lens) + tokens - 1) // tokens
+    end = (jnp.max(end_key) + tokens - 1) // tokens
+    ends = query_ends(kv_lens, options.query_lens, queries)
 
     def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
         """What turns stored numbers into values; broadcasts against the scores."""
@@ -115,6 +124,15 @@ def decode(
         of_heads = of_tokens.swapaxes(1, 2)  # [B, KVH, tokens]
         return jnp.repeat(of_heads, group, axis=1) if diagonal else of_heads[:, :, None]
 
+    def of_scores(key: jax.Array, visible: jax.Array) -> jax.Array:
+        """Which keys of a block each query sees; broadcasts against the scores."""
+        if queries == 1:
+            return like(visible, query.ndim)
+        seen = key < ends[..., None]  # [B, Q, tokens]
+        if window is not None:
+            seen &= key >= ends[..., None] - window
+        return for_heads(seen, kv_heads, q_group).reshape(*query.shape[:-1], tokens)
+
     def step(
         block: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -122,7 +140,7 @@ def decode(
         ids = lax.dynamic_slice_in_dim(table, block * pages, pages, axis=1)
         held = gather_pages(kv_pages, ids).astype(dtype).reshape(held_shape)
         key = block * tokens + jnp.arange(tokens)
-        visible = (key < kv_lens[:, None]) & (key >= first_key[:, None])  # [B, tokens]
+        visible = (key < end_key[:, None]) & (key >= first_key[:, None])  # [B, tokens]
         # a masked token may hold anything, NaN too, and 0 * NaN is NaN
         values = jnp.where(like(visible, held.ndim - 1, after=True), held[:, :, 1], 0)
         scores = jnp.einsum(
@@ -133,16 +151,20 @@ def decode(
             precision=dot_precision(dtype),
         )
         scores = capped(scores * factor(k_scale, ids) * scale, soft_cap)
-        scores = jnp.where(like(visible, scores.ndim), scores, MASKED)
+        seen = of_scores(key, visible)
+        scores = jnp.where(seen, scores, MASKED)
         # before its first visible token a row has the maximum MASKED and weights of 1, which
         # only meet zero values here and are multiplied by exp(MASKED - maximum) = 0 later
         rising = jnp.maximum(highest, scores.max(axis=-1))
         decay = jnp.exp(highest - rising)
         weights = jnp.exp(scores - rising[..., None])
+        if queries > 1:
+            # but a query that sees nothing stays at the maximum MASKED, beside others that do see
+            weights = jnp.where(seen, weights, 0.0)
         scaled = weights
         if v_scale is not None:
             # the scale of a page that is not visible may be anything, NaN too
-            scaled = jnp.where(like(visible, scores.ndim), weights * factor(v_scale, ids), 0.0)
+            scaled = jnp.where(seen, weights * factor(v_scale, ids), 0.0)
         added = jnp.einsum(
             weigh,
             scaled.astype(dtype),
@@ -159,9 +181,12 @@ def decode(
     shape = query.shape[:-1]
     carry = (filled(shape, MASKED), filled(shape, 0.0), filled(query.shape, 0.0))
     highest, total, out = lax.fori_loop(begin, end, step, carry)
-    out = normalised(out, highest, total, None if sinks is None else sinks.reshape(shape[1:]))
+    if sinks is not None:
+        sinks = jnp.broadcast_to(sinks.reshape(kv_heads, 1, q_group), (kv_heads, queries, q_group))
+        sinks = sinks.reshape(shape[1:])
+    out = normalised(out, highest, total, sinks)
     if diagonal:
         # what a head computed with the other heads' values is dropped, not multiplied by zero
         out = out.reshape(batch, kv_heads, group, kv_heads, head_dim)
         out = jnp.stack([out[:, h, :, h] for h in range(kv_heads)], axis=1)
-    return out.reshape(batch, heads, head_dim).astype(q.dtype)
+    return as_queries(out.reshape(q.shape).astype(q.dtype), queries, kv_heads)

@@ -74,6 +74,7 @@ def paged_case(
     total: int | None = None,
     per_page: bool = True,
     query: str | None = None,
+    queries: int | None = None,
 ) -> Case:
     """Pages in random order; what nobody may see is NaN, the rest of the pool too.
 
@@ -85,6 +86,7 @@ def paged_case(
         shared: the row before it with which a row shares the full pages that both have.
         first_seen: the first token of each row that its window reaches; 0 when not given.
         stale: entries of the page table behind a row's pages name any page, not the trash page.
+        queries: of each row, as a second axis of q.
         total: pages; a given number lets cases of many lengths share one compilation.
     """
     pages = [-(-length // page_size) for length in lengths]
@@ -106,7 +108,8 @@ def paged_case(
     content = np.full((*visible.shape, 2, kv_heads, head_dim), np.nan, np.float32)
     content[visible] = rng.standard_normal((visible.sum(), 2, kv_heads, head_dim), np.float32)
     rows = len(lengths) if rows is None else rows
-    q = rng.standard_normal((rows, heads, head_dim), np.float32)
+    axis = () if queries is None else (queries,)
+    q = rng.standard_normal((rows, *axis, heads, head_dim), np.float32)
     scales = {}
     if pool in EIGHT_BITS:
         scales = page_scales(rng, content, per_page)

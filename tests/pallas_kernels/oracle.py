@@ -51,6 +51,7 @@ def decode(
     kv_lens,
     *,
     scale,
+    query_lens=None,
     soft_cap=None,
     window=None,
     sinks=None,
@@ -58,23 +59,29 @@ def decode(
     v_scale=None,
     first_page=0,
 ) -> np.ndarray:
-    """Float64 attention of each row over the tokens that it may see."""
+    """Float64 attention of each query over the tokens that it may see; q [B, H, D] or [B, Q, H, D].
+
+    Query i of n is token length - n + i of its row.
+    """
     sinks = None if sinks is None else np.asarray(sinks, np.float64)
-    q = to_float64(np.asarray(q))
+    shape = q.shape
+    q = to_float64(np.asarray(q)).reshape(shape[0], -1, *shape[-2:])
     pool = np.asarray(kv_pages)
     table, lengths = np.asarray(page_table), np.asarray(kv_lens)
+    counts = np.full(shape[0], q.shape[1]) if query_lens is None else np.asarray(query_lens)
     page_size = pool.shape[1]
     out = np.zeros(q.shape, np.float64)
-    for row, length in enumerate(lengths):
-        if length == 0:
+    for row, query in np.ndindex(q.shape[:2]):
+        position = int(lengths[row]) - int(counts[row]) + query
+        if query >= counts[row] or position < 0:
             continue
-        low = 0 if window is None else max(0, int(length) - window)
-        tokens = np.arange(low, length)
+        low = 0 if window is None else max(0, position + 1 - window)
+        tokens = np.arange(low, position + 1)
         pages = first_page + table[row, tokens // page_size]
         held = to_float64(pool[pages, tokens % page_size])
         k, v = held[:, 0] * scale_of(k_scale, pages), held[:, 1] * scale_of(v_scale, pages)
-        out[row] = attend_one(q[row], k, v, scale, soft_cap, sinks)
-    return out
+        out[row, query] = attend_one(q[row, query], k, v, scale, soft_cap, sinks)
+    return out.reshape(shape)
 
 
 def prefill(q, kv_pages, page_table, lanes, **options) -> np.ndarray:

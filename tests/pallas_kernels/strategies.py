@@ -38,12 +38,13 @@ def examples(count: int) -> Callable[[Any], Any]:
 
 
 class Slots(NamedTuple):
-    """A decode batch: tokens of each slot, 0 for padding."""
+    """A decode batch: tokens of each slot, 0 for padding, and how many are queries; None: all."""
 
     lengths: list[int]
     shared: dict[int, int]  # slot -> the slot before it whose full pages it shares
     stale: bool  # whether unused entries of the page table name any page
     seed: int
+    queries: list[int] | None = None
 
 
 class Lanes(NamedTuple):
@@ -72,6 +73,7 @@ class Program:
         columns: most pages of a row.
         chunk: most rows of a lane.
         edge: a length beside which lengths are drawn too: a kernel's block.
+        queries: query positions of a slot; with one, q has no axis of them.
     """
 
     heads: int
@@ -89,6 +91,7 @@ class Program:
     columns: int = 5
     chunk: int = 40
     edge: int = 64
+    queries: int = 1
 
     def __str__(self) -> str:
         """What differs from the defaults, as a test's name."""
@@ -124,8 +127,17 @@ class Program:
 
     def case(self, drawn: Slots | Lanes, rng: np.random.Generator, **sizes: Any) -> Case:
         """The arrays of a drawn problem; `rows` gives the size of a prefill region."""
-        contexts = drawn.contexts if isinstance(drawn, Lanes) else [n - 1 for n in drawn.lengths]
         window = self.window or 2**30
+        if isinstance(drawn, Lanes):
+            first_seen = [max(0, context + 1 - window) for context in drawn.contexts]
+        else:
+            counts = drawn.queries or [self.queries] * len(drawn.lengths)
+            first_seen = [
+                max(0, n - count + 1 - window) if count else n
+                for n, count in zip(drawn.lengths, counts)
+            ]
+            if self.queries > 1:
+                sizes["queries"] = self.queries
         return paged_case(
             rng,
             drawn.lengths,
@@ -140,7 +152,7 @@ class Program:
             total=1 + self.rows * self.columns + 2,
             first_page=FIRST_PAGE,
             shared=drawn.shared,
-            first_seen=[max(0, context + 1 - window) for context in contexts],
+            first_seen=first_seen,
             stale=drawn.stale,
             **sizes,
         )
@@ -184,7 +196,14 @@ def slots(draw: st.DrawFn, program: Program) -> Slots:
         draw(_number(simple[row % len(simple)], special, program.longest))
         for row in range(program.rows)
     ]
-    return Slots(lengths, draw(_sharing(program.rows)), draw(st.booleans()), draw(SEEDS))
+    drawn = Slots(lengths, draw(_sharing(program.rows)), draw(st.booleans()), draw(SEEDS))
+    if program.queries == 1:
+        return drawn
+    # the simplest counts differ: all queries, none, one, and in between
+    most = program.queries
+    simple = [most, max(1, most // 2), most, 1, 0, most - 1]
+    counts = [draw(_number(simple[row % 6], [0, 1, most], most)) for row in range(program.rows)]
+    return drawn._replace(queries=draw(st.sampled_from((counts, None))))
 
 
 @st.composite
@@ -213,6 +232,7 @@ def programs(
     kv_heads: tuple[int, ...] = (1, 2),
     rows: int = 6,
     tokens: int = 160,
+    queries: tuple[int, ...] = (1,),
 ) -> st.SearchStrategy[Program]:
     """Programs of any combination of these facts and of the options; each costs a compilation."""
 
@@ -235,4 +255,5 @@ def programs(
         sinks=st.booleans(),
         per_page=st.booleans(),
         rows=st.just(rows),
+        queries=st.sampled_from(queries),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import paged_decode_attention, paged_prefill_attention
@@ -26,9 +27,25 @@ def check_decode(program: Program, slots: Slots, **call: Any) -> None:
     """
     case = program.case(slots, np.random.default_rng(slots.seed))
     options = program.options(slots.seed) | case.options
+    if slots.queries is not None:
+        options["query_lens"] = jnp.asarray(slots.queries, jnp.int32)
     got = decode(*case[:4], splits=program.splits, **options, **call)
     assert got.dtype == case.q.dtype
     agree(got, oracle.decode(*case[:4], **options), program)
+
+
+def check_queries_as_rows(program: Program, slots: Slots, **call: Any) -> None:
+    """A row of several queries against one call for each query of all rows."""
+    case = program.case(slots, np.random.default_rng(slots.seed))
+    options = program.options(slots.seed) | case.options
+    counts = jnp.asarray(slots.queries or [program.queries] * program.rows, jnp.int32)
+    options |= {"splits": program.splits, **call}
+    got = decode(*case[:4], query_lens=counts, **options)
+    for query in range(program.queries):
+        ends = jnp.maximum(case.lengths - counts + query + 1, 0)
+        ends = jnp.where(query < counts, ends, 0)
+        want = decode(case.q[:, query], *case[1:3], ends, **options)
+        agree(got[:, query], np.asarray(want, np.float64), program)
 
 
 def check_prefill(program: Program, lanes: Lanes, **call: Any) -> None:
@@ -42,8 +59,9 @@ def check_prefill(program: Program, lanes: Lanes, **call: Any) -> None:
     agree(got, oracle.prefill(*case[:3], packed, **options), program)
 
 
-def agree(got: jax.Array, want: np.ndarray, program: Program) -> None:
+def agree(got: Any, want: np.ndarray, program: Program) -> None:
     """Each row by its own magnitude, so that a token missing from a long row shows; idle rows."""
+    got, want = (np.asarray(x).reshape(-1, *want.shape[-2:]) for x in (got, want))
     idle = ~want.any(axis=(1, 2))
     assert not np.asarray(got, np.float32)[idle].any(), "a row that sees nothing is not zero"
     errors = oracle.row_errors(got, want)

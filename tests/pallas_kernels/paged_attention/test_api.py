@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels import (
@@ -21,6 +22,7 @@ INT8 = {
     "k_scale": jnp.ones(()),
     "v_scale": jnp.ones(()),
 }
+HALF = {"kv_pages": jnp.zeros((4, 16, 2, 2, 64), jnp.bfloat16)}
 COMMON = [
     ({"q": jnp.zeros((3, 64))}, "q.shape"),
     ({"q": jnp.zeros((3, 4, 64), jnp.int32)}, "q.dtype"),
@@ -48,7 +50,20 @@ DECODE = [
     ({"splits": 2}, "splits"),
     ({"backend": "mosaic_gpu"}, "kv_pages.dtype"),  # float32 is not covered there
 ]
+QUERIES = [
+    ({"q": jnp.zeros((3, 4, 64)), "query_lens": jnp.ones(3, jnp.int32)}, "query_lens"),
+    ({"query_lens": jnp.ones(2, jnp.int32)}, "query_lens"),
+    ({"query_lens": jnp.ones((3, 1), jnp.int32)}, "query_lens"),
+    ({"query_lens": jnp.ones(3)}, "query_lens"),
+    ({"q": jnp.zeros((3, 9, 4, 64))}, "q.shape"),
+    ({"q": jnp.zeros((3, 0, 4, 64))}, "q.shape"),
+    ({"q": jnp.zeros((3, 1, 2, 4, 64))}, "q.shape"),
+    ({"q": jnp.zeros((3, 2, 5, 64))}, "q.shape"),
+    ({"sinks": jnp.zeros(2)}, "sinks"),
+    ({"q": jnp.zeros((3, 2, 4, 64), jnp.bfloat16), "backend": "mosaic_gpu"} | HALF, "queries"),
+]
 PREFILL = [
+    ({"q": jnp.zeros((3, 2, 4, 64))}, "q.shape"),
     ({"page_table": jnp.zeros((2, 2), jnp.int32)}, "lanes.start"),
     ({"backend": "mosaic_gpu"}, "kv_pages.dtype"),  # nor here
 ]
@@ -74,6 +89,27 @@ def test_decode_refuses(change, field):
     with pytest.raises(KernelError, match="is not supported: ") as caught:
         paged_decode_attention(**call)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("change", "field"), QUERIES, ids=names)
+def test_decode_refuses_queries(change, field):
+    call = {**operands(), "q": jnp.zeros((3, 2, 4, 64)), "kv_lens": jnp.zeros(3, jnp.int32)}
+    with pytest.raises(KernelError, match="is not supported: ") as caught:
+        paged_decode_attention(**{**call, **change})
+    assert caught.value.field == field
+
+
+def test_one_query_with_and_without_its_axis():
+    """The result has the axis that q has; a row without its only query is idle."""
+    q = jnp.arange(3 * 4 * 64, dtype=jnp.float32).reshape(3, 4, 64) % 7
+    pages = jnp.arange(4 * 16 * 2 * 2 * 64, dtype=jnp.float32).reshape(4, 16, 2, 2, 64) % 5
+    call = {**operands(), "kv_pages": pages, "kv_lens": jnp.array([5, 20, 9], jnp.int32)}
+    plain = paged_decode_attention(**{**call, "q": q})
+    lens = jnp.array([1, 0, 1], jnp.int32)
+    several = paged_decode_attention(**{**call, "q": q[:, None]}, query_lens=lens)
+    assert several.shape == (3, 1, 4, 64)
+    np.testing.assert_array_equal(several[:, 0], plain * lens[:, None, None])
+    assert np.asarray(plain[1]).any()
 
 
 @pytest.mark.parametrize(("change", "field"), COMMON + PREFILL, ids=names)

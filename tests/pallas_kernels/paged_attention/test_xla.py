@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels import PrefillLanes, paged_decode_attention, paged_prefill_attention
-from tests.pallas_kernels.paged_attention.checks import check_decode, check_prefill
+from tests.pallas_kernels.paged_attention.checks import (
+    check_decode,
+    check_prefill,
+    check_queries_as_rows,
+)
 from tests.pallas_kernels.strategies import Lanes, Program, Slots, examples, lanes, slots
 
 ALL = {"soft_cap": 2.0, "sinks": True}
@@ -31,6 +35,16 @@ MORE = [
     ("xla", Program(6, 2, 80, 8, "uint8", per_page=False, query="float32")),
     ("xla", Program(4, 2, 64, 16, "uint16", query="float32", window=1)),
 ]
+# 2 to 8 queries a slot; groups and pools as above
+SEVERAL = [
+    ("xla", Program(4, 2, 64, 16, "float32", queries=3)),
+    ("xla", Program(6, 2, 80, 8, "uint16", window=11, queries=8, **ALL)),
+    ("xla", Program(8, 2, 64, 16, "int8", window=19, queries=5, **ALL)),
+    ("xla", Program(4, 2, 32, 16, "float8_e4m3fn", query="float16", per_page=False, queries=2)),
+    ("xla", Program(4, 1, 32, 16, "bfloat16", columns=20, window=100, queries=8, sinks=True)),
+    ("reference", Program(6, 2, 80, 8, "float32", window=11, queries=5, **ALL)),
+    ("reference", Program(4, 1, 64, 16, "int8", queries=8)),
+]
 EVERY = [*PROGRAMS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
 
 
@@ -39,6 +53,20 @@ EVERY = [*PROGRAMS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MO
 @given(data=st.data())
 def test_decode(backend, program, data):
     check_decode(program, data.draw(slots(program)), backend=backend)
+
+
+@pytest.mark.parametrize(("backend", "program"), SEVERAL, ids=str)
+@examples(6)
+@given(data=st.data())
+def test_decode_of_several_queries(backend, program, data):
+    check_decode(program, data.draw(slots(program)), backend=backend)
+
+
+@pytest.mark.parametrize(("backend", "program"), [SEVERAL[1], SEVERAL[-1]], ids=str)
+@examples(2)
+@given(data=st.data())
+def test_several_queries_are_as_many_calls_of_one(backend, program, data):
+    check_queries_as_rows(program, data.draw(slots(program)), backend=backend)
 
 
 @pytest.mark.parametrize(("backend", "program"), EVERY, ids=str)
