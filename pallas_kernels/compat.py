@@ -1,4 +1,4 @@
-"""The differences between the supported versions of JAX, and nothing else (0.10.2 to 0.11.x)."""
+"""The differences between the supported versions of JAX, and nothing else (0.10.2 to 0.12.x)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ def load_as(ref: Any, layout: Any, optimized: bool = False) -> jax.Array:
     """What a reference to shared or device memory holds, in registers of that layout."""
     index = ((),) if NAMED_TRANSPOSE else ()
     return plgpu.load(ref, *index, layout=layout, optimized=optimized)
+
+
+def store_plain(ref: Any, value: jax.Array) -> None:
+    """Writes registers to memory without a swizzle, whatever the order costs.
+
+    JAX 0.12 refuses by default what may touch parts of cache lines or conflict in banks.
+    """
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
 
 
 def hbm_operand(operand: jax.Array, interpret: Any) -> tuple[jax.Array, pl.BlockSpec]:

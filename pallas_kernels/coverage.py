@@ -88,7 +88,7 @@ def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:
 
 def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
-    refusal = mosaic_gpu_prefill(shape) or one_query(shape)
+    refusal = mosaic_gpu_prefill(shape)
     if refusal is None and shape.group is not None and shape.group > 64:
         return KernelError("heads / kv_heads", shape.group, "at most 64")
     return refusal

@@ -1,9 +1,10 @@
 """Paged decode attention for NVIDIA Hopper in Pallas Mosaic GPU.
 
-A thread block attends the query heads of one KV head of one slot over one split of its tokens
-(`mosaic_gpu_decode_kernel`); the splits of a slot are merged by the logarithms of their softmax
-sums (`mosaic_gpu_combine`; Dao et al., "Flash-Decoding for long-context inference", 2023). With one
-split there is nothing to merge and the thread block writes the result itself.
+A row is cut into pieces of bounded length (`decode_work`); persistent thread blocks attend them
+for the query heads of one KV head, one after another (`mosaic_gpu_decode_kernel`). Of a row in one
+piece they write the result; the pieces of the others are merged by the logarithms of their softmax
+sums (`mosaic_gpu_combine`; Dao et al., "Flash-Decoding for long-context inference", 2023). The
+queries of a row read the same keys, so they are further heads of their KV head.
 """
 
 from __future__ import annotations
@@ -19,22 +20,29 @@ from jax.typing import DTypeLike
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.decode_work import Cut, Work, divide
 from pallas_kernels.paged_attention.mosaic_gpu_combine import combine
 from pallas_kernels.paged_attention.mosaic_gpu_decode_kernel import decode_kernel
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
+    Q_BUFFERS,
     THREADS,
     TILE_ROWS,
     WGMMA_ROWS,
     DecodePlan,
 )
 from pallas_kernels.paged_attention.options import AttentionOptions
+from pallas_kernels.paged_attention.queries import as_heads, as_queries, key_range
 from pallas_kernels.pages import compute_dtype
 from pallas_kernels.tuning import DecodeTuning
 
 MAX_SPLITS = 64
+PIECE_BYTES = 2**18  # of keys and values in one KV head, where there are KV_HEADS of them
+KV_HEADS = 8
+LEAST_STEPS = 4  # of a piece: partial results are a thirtieth of its bytes
+CUT_THREAD_BLOCKS = 128  # that the pieces of one long row give work to: one a multiprocessor
 MAX_STAGES = 4  # of a ring when nothing is given: more has nothing left to hide
 # a thread has registers for 128 channels of 64 query heads, or 256 of 32
-WIDE_CHANNELS, WIDE_COLUMNS = 128, 32
+WIDE_CHANNELS, WIDE_COLUMNS, MAX_COLUMNS = 128, 32, 64
 BLOCK_MEMORY = 231_424  # bytes of shared memory of a multiprocessor; half of it twice fits too
 
 
@@ -48,7 +56,7 @@ def stages_within(
     stage = block_tokens * (head_dim + (channels if size == 2 else head_dim)) * size
     widened = 0 if size == 2 else block_tokens * (head_dim + channels) * 2
     # queries, weights and result; barriers, scales and what crosses the warps
-    others = 2 * columns * (head_dim + block_tokens + channels) + 4096
+    others = 2 * columns * (Q_BUFFERS * head_dim + block_tokens + channels) + 4096
     return max(0, (memory - widened - others) // stage)
 
 
@@ -67,15 +75,31 @@ def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> DecodeTu
     return DecodeTuning(block_tokens=block_tokens, stages=min(stages, MAX_STAGES))
 
 
-def number_of_splits(slots: int, groups: int, max_blocks: int, tuning: DecodeTuning) -> int:
-    """Into how many thread blocks a slot's tokens are divided; depends on static shapes only.
+def cut_of(
+    block_tokens: int, head_dim: int, pool_dtype: DTypeLike, groups: int, splits: int | None = None
+) -> Cut:
+    """Where rows are cut: by the sizes of a token alone, not by the batch or the page table.
 
-    As many as fit into the wanted waves of thread blocks, and one as soon as the slots themselves
-    take more than half of that: reading from memory is what limits, and a merge costs more than
-    the rest of a wave.
+    Pieces of all KV heads together have a certain size; a row has no more of them than give a
+    thread block to every multiprocessor, so partial results stay small beside keys and values.
+
+    Args:
+        splits: into which every row is divided, as far as it has steps; None chooses.
     """
-    wanted = tuning.waves * tuning.multiprocessors // (slots * groups)
-    return max(1, min(wanted, max_blocks, MAX_SPLITS))
+    if splits is not None:
+        return Cut(block_tokens, 1, splits)
+    step = 2 * block_tokens * head_dim * jnp.dtype(pool_dtype).itemsize
+    steps = max(LEAST_STEPS, PIECE_BYTES * groups // (KV_HEADS * step))
+    return Cut(block_tokens, steps, max(4, CUT_THREAD_BLOCKS // groups))
+
+
+def thread_blocks(head_dim: int, group: int, pool_dtype: DTypeLike, tuning: DecodeTuning) -> int:
+    """Thread blocks that the chip holds at once, up to the waves that are wanted."""
+    columns = -(-group // TILE_ROWS) * TILE_ROWS
+    fitting = stages_within(BLOCK_MEMORY // 2, tuning.block_tokens, head_dim, group, pool_dtype)
+    # more columns take more than the 128 registers a thread that two thread blocks have
+    twice = fitting >= tuning.stages and columns <= WIDE_COLUMNS
+    return tuning.multiprocessors * (tuning.waves if twice else 1)
 
 
 def _check_tuning(tuning: DecodeTuning, head_dim: int, group: int, pool_dtype: DTypeLike) -> None:
@@ -91,7 +115,7 @@ def _check_tuning(tuning: DecodeTuning, head_dim: int, group: int, pool_dtype: D
 
 
 def decode(
-    q: jax.Array,  # [B, 1, H, D]
+    q: jax.Array,  # [B, Q, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
@@ -100,11 +124,12 @@ def decode(
     splits: int | None,
     tuning: DecodeTuning | None = None,
     interpret: Any = None,
-) -> jax.Array:  # [B, 1, H, D]
-    """Attention of one query row a slot on an NVIDIA Hopper GPU.
+) -> jax.Array:  # [B, Q, H, D]
+    """Attention of the last 1 to 8 tokens of each slot on an NVIDIA Hopper GPU.
 
-    Softmax weights are rounded to the type of the pages (of the queries for 8-bit pages) before
-    they are multiplied with the values; scores, maxima, sums and partial outputs are float32.
+    A row's result is the same, bit for bit, whatever other rows are in the batch. Softmax weights
+    are rounded to the type of the pages (of the queries for 8-bit pages) before they are multiplied
+    with the values; scores, maxima, sums and partial outputs are float32.
 
     Args:
         tuning: None chooses by the shape; see default_tuning.
@@ -119,26 +144,27 @@ def decode(
         q,
         kv_pages,
     )
-    q = q[:, 0]
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
-    group = q.shape[1] // kv_heads
-    head_tiles = -(-group // WIDE_COLUMNS) if head_dim > WIDE_CHANNELS else 1
-    group = -(-group // head_tiles)
+    queries, heads = q.shape[1], q.shape[2] // kv_heads
+    wide = head_dim > WIDE_CHANNELS or queries > 1
+    head_tiles = -(-queries * heads // (WIDE_COLUMNS if wide else MAX_COLUMNS))
+    group = -(-queries * heads // head_tiles)
     tuning = tuning or default_tuning(head_dim, group, kv_pages.dtype)
     _check_tuning(tuning, head_dim, group, kv_pages.dtype)
-    if splits is None:
-        max_blocks = -(-page_table.shape[1] * page_size // tuning.block_tokens)
-        splits = number_of_splits(q.shape[0], kv_heads * head_tiles, max_blocks, tuning)
-    if splits > MAX_SPLITS:
+    if splits is not None and splits > MAX_SPLITS:
         raise KernelError("splits", splits, f"at most {MAX_SPLITS}")
+    # as many heads as a KV head has share its cut: its tiles read the same keys
+    cut = cut_of(tuning.block_tokens, head_dim, kv_pages.dtype, kv_heads, splits)
     plan = DecodePlan(
         group=group,
         head_tiles=head_tiles,
+        queries=queries,
+        heads=heads,
         head_dim=head_dim,
         page_size=page_size,
         block_tokens=tuning.block_tokens,
         stages=tuning.stages,
-        splits=splits,
+        most_pieces=cut.most_pieces(page_table.shape[1] * page_size),
         pool_dtype=jnp.dtype(kv_pages.dtype),
         dtype=compute_dtype(kv_pages.dtype, q.dtype),
         page_scales=options.k_scale is not None and options.k_scale.ndim == 2,
@@ -147,21 +173,30 @@ def decode(
         # JAX cannot yet map warps over references that vary over manual mesh axes
         fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
-    out = _attend(q, kv_pages, page_table, kv_lens, options, plan=plan, interpret=interpret)
-    return out[:, None]
+    blocks = thread_blocks(head_dim, group, kv_pages.dtype, tuning)
+    teams = max(1, min(blocks // (kv_heads * head_tiles), q.shape[0] * plan.most_pieces))
+    low, high = key_range(kv_lens, options.query_lens, queries, options.scores.window)
+    counts = options.query_lens
+    if counts is None:
+        counts = jnp.full_like(kv_lens, queries)
+    work = divide(low, high, counts, cut=cut, most_pieces=plan.most_pieces, teams=teams)
+    out = _attend(
+        as_heads(q, kv_heads), kv_pages, page_table, work, options, plan=plan, interpret=interpret
+    )
+    return as_queries(out, queries, kv_heads)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "interpret"))
 def _attend(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, Q * H, D], of `as_heads`
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
-    kv_lens: jax.Array,  # int32[B]
+    work: Work,
     options: AttentionOptions,
     *,
     plan: DecodePlan,
     interpret: Any,
-) -> jax.Array:  # [B, H, D]
+) -> jax.Array:  # [B, Q * H, D]
     sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
     slots, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]
@@ -180,31 +215,36 @@ def _attend(
         values = values.reshape(*before, groups, plan.group, *after)
         return filled(values, axis + 1, plan.columns)
 
-    operands = [by_group(q, 1), kv_pages, page_table, kv_lens, options.first_page.reshape(1)]
+    operands = [by_group(q, 1), kv_pages, page_table, work.pieces, work.teams]
+    operands.append(options.first_page.reshape(1))
     if sinks is not None:
-        operands.append(by_group(sinks, 0))
+        of_query = sinks.reshape(kv_heads, 1, plan.heads)
+        of_query = jnp.broadcast_to(of_query, (kv_heads, plan.queries, plan.heads))
+        operands.append(by_group(of_query.reshape(-1), 0))
     if k_scale is not None and v_scale is not None:
         operands += [s if plan.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
 
-    part = (plan.splits, slots, groups)
-    result: list[tuple[int, ...]] = [(*part, plan.channels, plan.columns), (*part, plan.columns)]
-    if plan.splits == 1:
-        result = [(slots, groups, plan.group, plan.head_dim)]
-    dtype = plan.dtype if plan.splits == 1 else jnp.float32
+    results = [result_like(q, (slots, groups, plan.group, plan.head_dim), plan.dtype)]
+    if plan.most_pieces > 1:
+        part = (plan.most_pieces, slots, groups)
+        shapes = (*part, plan.channels, plan.columns), (*part, plan.columns)
+        results += [result_like(q, shape, jnp.float32) for shape in shapes]
     outputs = plgpu.kernel(
         functools.partial(decode_kernel, plan=plan),
-        out_type=[result_like(q, shape, dtype) for shape in result],
+        out_type=results,
         scratch_types=plan.scratch(),
         # the last axis varies fastest: KV heads of the same tokens are neighbours in memory
-        grid=(slots, plan.splits, groups),
-        grid_names=("slot", "split", "group"),
+        grid=(work.teams.shape[0], groups),
+        grid_names=("team", "group"),
         num_threads=len(THREADS),
         thread_name="warpgroup",
         kernel_name="paged_decode",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
     )(*operands)
-    if plan.splits > 1:
-        outputs = [combine(outputs[0], outputs[1], kv_lens, plan=plan, interpret=interpret)]
-    out = outputs[0].reshape(slots, kv_heads, tiled, head_dim)[:, :, : heads // kv_heads]
+    out = outputs[0]
+    if plan.most_pieces > 1:
+        whole, parts, lse = outputs
+        out = combine(whole, parts, lse, work.rows, plan=plan, interpret=interpret)
+    out = out.reshape(slots, kv_heads, tiled, head_dim)[:, :, : heads // kv_heads]
     return out.reshape(q.shape)

@@ -11,7 +11,8 @@ through shared memory; its sum stays in the thread that owns a row until the las
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,161 +20,251 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.compat import load_as, transposed
+from pallas_kernels.compat import load_as, store_plain, transposed
+from pallas_kernels.paged_attention.decode_work import Piece, Share
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
     LOG2E,
     MASKED,
+    Q_BUFFERS,
     THREADS,
     WGMMA_ROWS,
     DecodePlan,
-    Span,
-    split_of,
     swizzle_bytes,
 )
 
 
 def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
-    """One split of one group of query heads of one slot; there are groups = KVH * head_tiles.
+    """One team's pieces for one group of query heads; there are groups = KVH * head_tiles.
 
     Operands: q [B, groups, columns, D], kv_pages [NP, page_size, 2, KVH, D], page_table
-    int32[B, P], kv_lens int32[B], first_page int32[1]; float32 sinks [groups, columns] when
-    plan.sinks; float32 k_scale and v_scale, [NP, KVH] or [1], of 8-bit pages. Results:
-    [B, groups, group, D] when there is one split, else float32 [splits, B, groups, channels,
-    columns] and the logarithm (base 2) of the softmax's sum, float32 [splits, B, groups, columns].
+    int32[B, P], pieces int32[T, 8] and teams int32[teams, 3] of `decode_work`, first_page int32[1];
+    float32 sinks [groups, columns] when plan.sinks; float32 k_scale and v_scale, [NP, KVH] or [1],
+    of 8-bit pages. Results: [B, groups, group, D], of rows in one piece; where rows may be cut,
+    also float32 [most_pieces, B, groups, channels, columns] and the logarithm (base 2) of the
+    softmax's sum, float32 [most_pieces, B, groups, columns], of the pieces of the others.
     """
     inputs = iter(operands)
-    q_gmem, kv_gmem, table_gmem, lens_gmem, base_gmem = (next(inputs) for _ in range(5))
+    q_gmem, kv_gmem, table_gmem, pieces_gmem, teams_gmem, base_gmem = (
+        next(inputs) for _ in range(6)
+    )
     sinks_gmem = next(inputs) if plan.sinks else None
     scales_gmem = [next(inputs), next(inputs)] if plan.quantized else []
     results = list(inputs)
 
-    slot, split, group = (lax.axis_index(name) for name in ("slot", "split", "group"))
-    span = split_of(
-        lens_gmem[slot],
-        split,
-        block_tokens=plan.block_tokens,
-        splits=plan.splits,
-        window=plan.scores.window,
-    )
+    team, group = lax.axis_index("team"), lax.axis_index("group")
+    share = Share(*(teams_gmem[team, field] for field in range(len(Share._fields))))
     warpgroup = lax.axis_index("warpgroup")
 
+    def piece_at(index: jax.Array) -> Piece:
+        """A piece of the list; behind the end, the last."""
+        place = jnp.minimum(index, pieces_gmem.shape[0] - 1)
+        return Piece(*(pieces_gmem[place, field] for field in range(len(Piece._fields))))
+
     def fetch() -> None:
-        plgpu.copy_gmem_to_smem(q_gmem.at[slot, group], scratch["q_smem"], scratch["q_ready"])
         kv_head = lax.div(group, jnp.int32(plan.head_tiles))
         scales = scales_gmem if plan.page_scales else []
-        _fetch(kv_gmem, table_gmem.at[slot], base_gmem[0], kv_head, scales, span, plan, scratch)
+        pages = Pages(kv_gmem, table_gmem, base_gmem[0], kv_head, scales)
+        _fetch(q_gmem, group, pages, share, piece_at, plan, scratch)
 
-    @pl.when((warpgroup == THREADS.index("fetch")) & (span.steps > 0))
+    @pl.when(warpgroup == THREADS.index("fetch"))
     def _() -> None:
         if plan.fetch_by_warp:
             plgpu.warp_map(lambda warp: pl.when(warp == 0)(fetch))
         else:
             fetch()
 
-    # with several splits the merge passes over those without tokens
-    attends = span.steps >= 0 if plan.splits == 1 else span.steps > 0
-
-    @pl.when((warpgroup == THREADS.index("attend")) & attends)
+    @pl.when(warpgroup == THREADS.index("attend"))
     def _() -> None:
-        sink = None
-        if sinks_gmem is not None:
-            held = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
-            sink = jnp.where(split == 0, held * LOG2E, MASKED)  # it takes part once
         pool_scales = [] if plan.page_scales else [scale[0] for scale in scales_gmem]
-        out, lse = _attend(span, sink, pool_scales, plan, scratch)
-        if plan.splits == 1:
-            _write_result(out, results[0].at[slot, group], plan, scratch["out_smem"])
-        else:
-            results[0][split, slot, group] = out
-            results[1][split, slot, group] = lse
+
+        def attend(index: jax.Array, carry: tuple[jax.Array, Piece]) -> tuple[jax.Array, Piece]:
+            done, piece = carry
+            following = piece_at(index + 1)  # read early: it answers while this piece is attended
+            sink = None
+            if sinks_gmem is not None:
+                held = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
+                sink = jnp.where(piece.number == 0, held * LOG2E, MASKED)  # it takes part once
+            turn = Turn(index - share.first, share.last - share.first, done, share.steps)
+            out, lse = _attend(piece, turn, group, sink, pool_scales, plan, scratch)
+
+            def write() -> None:
+                _write_result(out, results[0].at[piece.slot, group], plan, scratch["out_smem"])
+
+            if plan.most_pieces == 1:
+                write()
+            else:
+                pl.when(piece.pieces == 1)(write)
+
+                @pl.when(piece.pieces > 1)
+                def _() -> None:
+                    store_plain(results[1].at[piece.number, piece.slot, group], out)
+                    store_plain(results[2].at[piece.number, piece.slot, group], lse)
+
+            return done + piece.steps, following
+
+        lax.fori_loop(share.first, share.last, attend, (jnp.int32(0), piece_at(share.first)))
+        plgpu.wait_smem_to_gmem(0)
+
+
+class Pages(NamedTuple):
+    """What the fetching warp reads besides queries."""
+
+    kv: Any  # [NP, page_size, 2, KVH, D]
+    table: Any  # int32[B, P]
+    first: jax.Array  # added to every page id
+    kv_head: jax.Array
+    scales: list[Any]  # float32[NP, KVH] of keys and of values, or nothing
+
+
+class Turn(NamedTuple):
+    """Where a piece stands in the walk of its thread block; int32 scalars."""
+
+    number: jax.Array  # of the piece
+    pieces: jax.Array  # of the walk
+    done: jax.Array  # steps of the pieces before
+    steps: jax.Array  # of the walk
 
 
 def _fetch(
-    kv_gmem: Any,
-    table: Any,  # int32[P]
-    first_page: jax.Array,
-    kv_head: jax.Array,
-    scales: list[Any],  # float32[NP, KVH] of keys and of values, or nothing
-    span: Span,
+    q_gmem: Any,  # [B, groups, columns, D]
+    group: jax.Array,
+    pages: Pages,
+    share: Share,
+    piece_at: Callable[[jax.Array], Piece],
     plan: DecodePlan,
     scratch: dict[str, Any],
 ) -> None:
-    """Fills the ring, stage after stage, as the attending warpgroup frees it."""
+    """Fills the ring, stage after stage, as the attending warpgroup frees it.
+
+    The ring goes on from piece to piece. Every use of a stage is one phase of each of its barriers,
+    which both sides wait for exactly once and in order, so parities agree across pieces.
+    """
     names = ("k_raw", "v_raw") if plan.quantized else ("k_smem", "v_smem")
     parts_of_page = plan.page_size // plan.rows
-    lowest = lax.div(span.first_key, jnp.int32(plan.rows))
-    highest = jnp.maximum(lax.div(span.length + (plan.rows - 1), jnp.int32(plan.rows)) - 1, 0)
 
-    def sources(step: jax.Array) -> list[tuple[jax.Array, Any]]:
+    def sources(piece: Piece, step: jax.Array) -> list[tuple[jax.Array, Any]]:
         """Page and first row of each copy of a step."""
         # outside the visible range may be anybody's pages: the nearest visible one is read twice
-        first = (span.begin + step) * plan.copies
+        rows = jnp.int32(plan.rows)
+        lowest = lax.div(piece.first_key, rows)
+        highest = jnp.maximum(lax.div(piece.length + (plan.rows - 1), rows) - 1, 0)
+        first = (piece.begin + step) * plan.copies
         chunks = [jnp.clip(first + j, lowest, highest) for j in range(plan.copies)]
+        table = pages.table.at[piece.slot]
         if parts_of_page == 1:
-            return [(table[chunk] + first_page, 0) for chunk in chunks]
+            return [(table[chunk] + pages.first, 0) for chunk in chunks]
         parts = jnp.int32(parts_of_page)
         return [
-            (table[lax.div(chunk, parts)] + first_page, lax.rem(chunk, parts) * plan.rows)
+            (table[lax.div(chunk, parts)] + pages.first, lax.rem(chunk, parts) * plan.rows)
             for chunk in chunks
         ]
 
-    def fill(step: jax.Array, found: list[tuple[jax.Array, Any]]) -> list[Any]:
-        stage = lax.rem(step, jnp.int32(plan.stages))
-        # read early: page table and scales answer from memory while this step waits for its stage
-        following = sources(step + 1)
-        held = [[scale[page, kv_head] for page, _ in found] for scale in scales]
-        for part, (name, kind) in enumerate(zip(names, "kv")):
-            free = scratch[f"{kind}_free"].at[stage]
-            pl.when(step >= plan.stages)(functools.partial(plgpu.barrier_wait, free))
+    def fetch_piece(index: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        done, piece, following, found = carry
+        # read a piece ahead: its first pages answer from memory while this one's are copied
+        first_of_following = sources(following, jnp.int32(0))
+        after = piece_at(index + 2)
+        turn = index - share.first
+        buffer = lax.rem(turn, jnp.int32(Q_BUFFERS))
 
-            if part == 0 and scales:
-                for row, values in enumerate(held):
-                    for j, value in enumerate(values):
-                        scratch["scale_smem"][stage, row, j] = value
-                plgpu.barrier_arrive(scratch["k_ready"].at[stage])
-            rows = plan.value_rows if kind == "v" else plan.rows
-            target = scratch[name].at[stage]
-            if target.shape[1] > plan.head_dim:
-                target = target.at[:, pl.ds(0, plan.head_dim)]
-            for j, (page, row) in enumerate(found):
-                for low in range(0, plan.rows, rows):
-                    plgpu.copy_gmem_to_smem(
-                        kv_gmem.at[page, pl.ds(row + low, rows), part, kv_head],
-                        target.at[pl.ds(j * plan.rows + low, rows)],
-                        scratch[f"{kind}_ready"].at[stage],
-                    )
-        return following
+        @pl.when(turn >= Q_BUFFERS)
+        def _() -> None:
+            plgpu.barrier_wait(scratch["q_free"].at[buffer])
 
-    lax.fori_loop(0, span.steps, fill, sources(jnp.int32(0)))
+        plgpu.copy_gmem_to_smem(
+            q_gmem.at[piece.slot, group],
+            scratch["q_smem"].at[buffer],
+            scratch["q_ready"].at[buffer],
+        )
+
+        def fill(step: jax.Array, found: list[tuple[jax.Array, Any]]) -> list[Any]:
+            use = done + step
+            stage = lax.rem(use, jnp.int32(plan.stages))
+            # read early: page table and scales answer from memory while this step waits
+            following = sources(piece, step + 1)
+            held = [[scale[page, pages.kv_head] for page, _ in found] for scale in pages.scales]
+            for part, (name, kind) in enumerate(zip(names, "kv")):
+                free = scratch[f"{kind}_free"].at[stage]
+                pl.when(use >= plan.stages)(functools.partial(plgpu.barrier_wait, free))
+
+                if part == 0 and pages.scales:
+                    for row, values in enumerate(held):
+                        for j, value in enumerate(values):
+                            scratch["scale_smem"][stage, row, j] = value
+                    plgpu.barrier_arrive(scratch["k_ready"].at[stage])
+                rows = plan.value_rows if kind == "v" else plan.rows
+                target = scratch[name].at[stage]
+                if target.shape[1] > plan.head_dim:
+                    target = target.at[:, pl.ds(0, plan.head_dim)]
+                for j, (page, row) in enumerate(found):
+                    for low in range(0, plan.rows, rows):
+                        plgpu.copy_gmem_to_smem(
+                            pages.kv.at[page, pl.ds(row + low, rows), part, pages.kv_head],
+                            target.at[pl.ds(j * plan.rows + low, rows)],
+                            scratch[f"{kind}_ready"].at[stage],
+                        )
+            return following
+
+        lax.fori_loop(0, piece.steps, fill, found)
+        return done + piece.steps, following, after, first_of_following
+
+    first = piece_at(share.first)
+    carry = (jnp.int32(0), first, piece_at(share.first + 1), sources(first, jnp.int32(0)))
+    lax.fori_loop(share.first, share.last, fetch_piece, carry)
+
+
+def _ends(piece: Piece, group: jax.Array, plan: DecodePlan) -> jax.Array:
+    """The end of the keys that each column's query sees, int32[columns]; 0 for no query."""
+    column = plgpu.broadcasted_iota(
+        jnp.int32, (plan.columns,), 0, layout=plgpu.Layout.WGMMA.reduce(0)
+    )
+    tile = lax.rem(group, jnp.int32(plan.head_tiles))
+    query = lax.div(tile * plan.group + column, jnp.int32(plan.heads))
+    return jnp.where(query < piece.queries, piece.length - piece.queries + query + 1, 0)
 
 
 def _attend(
-    span: Span,
+    piece: Piece,
+    turn: Turn,
+    group: jax.Array,
     sink: jax.Array | None,  # float32[columns], base 2
     pool_scales: list[jax.Array],  # of keys and of values, or nothing
     plan: DecodePlan,
     scratch: dict[str, Any],
 ) -> tuple[jax.Array, jax.Array]:
-    """The output [channels, columns] and log2 of the softmax's sum [columns] of the span."""
+    """The output [channels, columns] and log2 of the softmax's sum [columns] of a piece."""
     shape, out_shape = (plan.block_tokens, plan.columns), (plan.channels, plan.columns)
     factor = jnp.float32(plan.scores.scale * (LOG2E if plan.scores.soft_cap is None else 1.0))
     if pool_scales:
         factor = factor * pool_scales[0]
+    buffer = lax.rem(turn.number, jnp.int32(Q_BUFFERS))
+    queries = scratch["q_smem"].at[buffer]
+    ends = _ends(piece, group, plan) if plan.queries > 1 else None
+
+    def visible(token: jax.Array, low_key: jax.Array) -> jax.Array:
+        """Which of a step's tokens each column sees."""
+        if ends is None:
+            return (token >= piece.first_key - low_key) & (token < piece.length - low_key)
+        end = lax.broadcast_in_dim(ends - low_key, shape, [1])
+        if plan.scores.window is None:
+            return token < end
+        return (token < end) & (token >= end - plan.scores.window)
 
     def attend(
         step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         out, highest, total = carry
-        stage = lax.rem(step, jnp.int32(plan.stages))
-        low_key = (span.begin + step) * plan.block_tokens
+        use = turn.done + step
+        stage = lax.rem(use, jnp.int32(plan.stages))
+        low_key = (piece.begin + step) * plan.block_tokens
 
         def free(kind: str) -> None:
-            @pl.when(step + plan.stages < span.steps)  # else nobody waits for the stage
+            @pl.when(use + plan.stages < turn.steps)  # else nobody waits for the stage
             def _() -> None:
                 plgpu.barrier_arrive(scratch[f"{kind}_free"].at[stage])
 
         token = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-        seen = (token >= span.first_key - low_key) & (token < span.length - low_key)
+        seen = visible(token, low_key)
 
         plgpu.barrier_wait(scratch["k_ready"].at[stage])
         k_scales, v_scales = (
@@ -188,7 +279,7 @@ def _attend(
             _widen(scratch["k_raw"].at[stage], keys, plan)
             plgpu.commit_smem()  # of the numbers as read, too: TMA is to write there next
             free("k")
-        scores = _product(keys, transposed(scratch["q_smem"]), shape)
+        scores = _product(keys, transposed(queries), shape)
         if not plan.quantized:
             free("k")
 
@@ -218,7 +309,7 @@ def _attend(
             _widen(scratch["v_raw"].at[stage], values.at[:, pl.ds(0, plan.head_dim)], plan)
         if plan.pool_dtype != jnp.int8:
 
-            @pl.when((low_key < span.first_key) | (low_key + plan.block_tokens > span.length))
+            @pl.when((low_key < piece.first_key) | (low_key + plan.block_tokens > piece.length))
             def _() -> None:
                 # a masked value may hold anything, NaN too, and a weight of 0 * NaN is NaN
                 for low in range(0, plan.channels, WGMMA_ROWS):
@@ -227,8 +318,8 @@ def _attend(
                     row = plgpu.broadcasted_iota(
                         jnp.int32, held.shape, 0, layout=plgpu.Layout.WGMMA
                     )
-                    visible = (row >= span.first_key - low_key) & (row < span.length - low_key)
-                    some[...] = jnp.where(visible, held, jnp.zeros_like(held))
+                    kept = (row >= piece.first_key - low_key) & (row < piece.length - low_key)
+                    some[...] = jnp.where(kept, held, jnp.zeros_like(held))
 
         plgpu.commit_smem()
         if plan.quantized:
@@ -248,14 +339,22 @@ def _attend(
         highest = plgpu.layout_cast(
             jnp.full((plan.columns,), MASKED, jnp.float32), plgpu.Layout.WGMMA.reduce(0)
         )
-    pl.when(span.steps > 0)(lambda: plgpu.barrier_wait(scratch["q_ready"]))
+    plgpu.barrier_wait(scratch["q_ready"].at[buffer])
     carry = (zeros(out_shape), highest, zeros(shape))
-    out, highest, total = lax.fori_loop(0, span.steps, attend, carry)
+    out, highest, total = lax.fori_loop(0, piece.steps, attend, carry)
+
+    @pl.when(turn.number + Q_BUFFERS < turn.pieces)  # else nobody waits for the buffer
+    def _() -> None:
+        plgpu.barrier_arrive(scratch["q_free"].at[buffer])
+
     whole = total.sum(axis=0)
     if sink is not None:
         whole = whole + jnp.exp2(sink - highest)
     whole = jnp.where(whole > 0.0, whole, 1.0)
     inverse = (pool_scales[1] if pool_scales else 1.0) / whole
+    if ends is not None:
+        # a query that sees nothing here has weighted masked values
+        inverse = jnp.where(highest > MASKED / 2, inverse, 0.0)
     return out * lax.broadcast_in_dim(inverse, out_shape, [1]), highest + jnp.log2(whole)
 
 
@@ -299,13 +398,12 @@ def _widen(raw: Any, wide: Any, plan: DecodePlan) -> None:
 
 def _write_result(out: jax.Array, result: Any, plan: DecodePlan, staged: Any) -> None:
     """out [channels, columns] to result [group, D]."""
-    transposed(staged)[...] = plgpu.layout_cast(
-        out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED
-    )
+    turned = plgpu.layout_cast(out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the result before this one has been read
+    store_plain(transposed(staged), turned)
     plgpu.commit_smem()
     if plan.head_dim == plan.channels:
         plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result)
     else:
         for head in range(plan.group):
             plgpu.copy_smem_to_gmem(staged.at[head, pl.ds(0, plan.head_dim)], result.at[head])
-    plgpu.wait_smem_to_gmem(0)

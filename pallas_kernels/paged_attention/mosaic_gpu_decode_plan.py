@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.options import Scores
@@ -19,6 +17,7 @@ LOG2E = math.log2(math.e)
 WGMMA_ROWS = 64
 TILE_ROWS = 8  # rows of one shared memory tile, and the step of wgmma's second dimension
 THREADS = ("attend", "fetch")  # the warpgroups of a thread block
+Q_BUFFERS = 2  # pieces whose queries are on their way or being attended
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +25,15 @@ class DecodePlan:
     """The static facts of one decode kernel.
 
     Attributes:
-        group: query heads of one KV head that a thread block attends.
+        group: query heads of one KV head that a thread block attends; each query of a row counts.
         head_tiles: thread blocks among which the query heads of a KV head are divided.
+        queries: of a row, at most.
+        heads: query heads of a KV head: as many heads of a group belong to one query.
         head_dim: size of a head.
         page_size: tokens a page.
         block_tokens: keys a step, a multiple of 64.
         stages: steps whose keys and values are on their way or being attended.
-        splits: thread blocks that share the tokens of one slot.
+        most_pieces: into which the tokens of a slot may be cut.
         pool_dtype: element type of the pages.
         dtype: element type of queries, of the matrix products and of the result.
         page_scales: whether 8-bit pages have a scale each; else one for the whole pool.
@@ -44,11 +45,13 @@ class DecodePlan:
 
     group: int
     head_tiles: int
+    queries: int
+    heads: int
     head_dim: int
     page_size: int
     block_tokens: int
     stages: int
-    splits: int
+    most_pieces: int
     pool_dtype: np.dtype
     dtype: np.dtype
     page_scales: bool
@@ -92,14 +95,18 @@ class DecodePlan:
         block = (self.stages, self.block_tokens)
         tiles = row_tiles(self.head_dim, self.dtype)
         memory = {
-            "q_smem": plgpu.SMEM((self.columns, self.head_dim), self.dtype, transforms=tiles),
+            "q_smem": plgpu.SMEM(
+                (Q_BUFFERS, self.columns, self.head_dim), self.dtype, transforms=tiles
+            ),
             "p_smem": plgpu.SMEM(
                 (self.columns, self.block_tokens),
                 self.dtype,
                 # wgmma wants one swizzle for both operands: that of the values
                 transforms=swizzled(swizzle_bytes(self.head_dim, self.dtype), self.dtype),
             ),
-            "q_ready": plgpu.Barrier(),
+            "out_smem": plgpu.SMEM((self.columns, self.channels), self.dtype),
+            "q_ready": plgpu.Barrier(num_barriers=Q_BUFFERS),
+            "q_free": plgpu.Barrier(num_barriers=Q_BUFFERS),
             "k_ready": plgpu.Barrier(
                 num_arrivals=self.copies + self.page_scales, num_barriers=self.stages
             ),
@@ -125,8 +132,6 @@ class DecodePlan:
             }
         if self.page_scales:
             memory["scale_smem"] = plgpu.SMEM((self.stages, 2, self.copies), jnp.float32)
-        if self.splits == 1:
-            memory["out_smem"] = plgpu.SMEM((self.columns, self.channels), self.dtype)
         return memory
 
 
@@ -149,36 +154,3 @@ def swizzled(swizzle: int | None, dtype: np.dtype) -> tuple[Any, ...]:
 def row_tiles(columns: int, dtype: np.dtype) -> tuple[Any, ...]:
     """The layout for rows of so many elements."""
     return swizzled(swizzle_bytes(columns, dtype), dtype)
-
-
-class Span(NamedTuple):
-    """Which tokens of its slot a thread block attends; int32 scalars.
-
-    Attributes:
-        length: tokens of the slot.
-        first_key: the first token that is visible.
-        begin: the first step of this split, counted from the slot's token 0.
-        steps: how many.
-    """
-
-    length: jax.Array
-    first_key: jax.Array
-    begin: jax.Array
-    steps: jax.Array
-
-
-def split_of(
-    length: jax.Array,  # int32[]
-    split: jax.Array,  # int32[]
-    *,
-    block_tokens: int,
-    splits: int,
-    window: int | None,
-) -> Span:
-    """The steps of one split of a slot; a split beyond the last step has none."""
-    first_key = jnp.int32(0) if window is None else jnp.maximum(length - window, 0)
-    first = lax.div(first_key, jnp.int32(block_tokens))
-    last = lax.div(length + (block_tokens - 1), jnp.int32(block_tokens))
-    share = lax.div(last - first + (splits - 1), jnp.int32(splits))
-    begin = first + split * share
-    return Span(length, first_key, begin, jnp.maximum(jnp.minimum(begin + share, last) - begin, 0))

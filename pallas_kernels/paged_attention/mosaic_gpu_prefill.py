@@ -25,6 +25,7 @@ from jax.typing import DTypeLike
 from pallas_kernels import coverage
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
+from pallas_kernels.hopper_registers import RegisterSplit
 from pallas_kernels.paged_attention import prefill_work
 from pallas_kernels.paged_attention.hopper_prefill.attend import attend
 from pallas_kernels.paged_attention.hopper_prefill.layout import (
@@ -81,12 +82,13 @@ def fitted(tuning: PrefillTuning, head_dim: int, pool_dtype: DTypeLike) -> tuple
     return block_tokens, stages, raw_stages
 
 
-def registers(head_dim: int) -> tuple[int, int]:
-    """Registers of a thread that attends and of one that brings: 2 * 128 and 128 of 65536.
+def registers(head_dim: int) -> RegisterSplit:
+    """Registers of a thread that attends and of one that brings.
 
     The output of a warpgroup takes head_dim / 2 of a thread's.
     """
-    return (216, 80) if head_dim > 128 else (192, 120)
+    consumer, producer = (216, 72) if head_dim > 128 else (192, 120)
+    return RegisterSplit(CONSUMERS, consumer, producer)
 
 
 def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None:
@@ -100,12 +102,12 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
     packing = options.geometry
     item = read_item(refs.work, index)
     owns_rows = item.high > item.low
-    attending, bringing = registers(q.shape[2])
+    split = registers(q.shape[2])
     first_head = block * packing.tile_heads
 
     @pl.when(owns_rows & (warpgroup < CONSUMERS))
     def _() -> None:
-        plgpu.set_max_registers(attending, action="increase")
+        plgpu.set_max_registers(split.consumer, action="increase")
         part = Part(
             warpgroup,
             first_head + (warpgroup * packing.heads if packing.split_heads else 0),
@@ -117,7 +119,7 @@ def _kernel(*gmem: Any, options: Options, kv_heads: int, **scratch: Any) -> None
 
     @pl.when(owns_rows & (warpgroup == PRODUCER))
     def _() -> None:
-        plgpu.set_max_registers(bringing, action="decrease")
+        plgpu.set_max_registers(split.producer, action="decrease")
         kv_head = lax.div(first_head, jnp.int32(refs.q.shape[1] // kv_heads))
         bring = produce_widened if options.quantized else produce
         bring(tile_of(read_item(refs.work, index), options), kv_head, options, refs)

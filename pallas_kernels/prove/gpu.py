@@ -87,17 +87,28 @@ def assembler_report(report: str) -> dict[str, tuple[int, int, int]]:
 
 
 def mosaic_uses(folder: Path) -> Iterator[KernelUse]:
-    """The kernels that Mosaic GPU left in its dump folder: PTX, ptxas report, resources."""
+    """The kernels that Mosaic GPU left in its dump folder: PTX, ptxas report, resources.
+
+    Lowering and assembling number the files of a kernel apart, so where one program holds several
+    of one name, each is said to ask for the most shared memory that one of them asks for.
+    """
+    requested: dict[str, int] = {}
+    for resources in folder.glob("*.resources.txt"):
+        asked = re.search(r"smem_scratch_bytes=(\d+)", resources.read_text())
+        name = _unnumbered(resources.name.removesuffix(".resources.txt"))
+        requested[name] = max(requested.get(name, 0), int(asked.group(1)) if asked else 0)
     for ptx in sorted(folder.glob("*.ptx")):
-        resources = ptx.with_suffix(".resources.txt").read_text()
-        asked = re.search(r"smem_scratch_bytes=(\d+)", resources)
-        requested = int(asked.group(1)) if asked else 0
+        asked_for = requested[_unnumbered(ptx.stem)]
         mix = instruction_mix(ptx.read_text())
         report = assembler_report(ptx.with_suffix(".ptxas").read_text())
         for name, (registers, spilled, fixed) in report.items():
             yield KernelUse(
-                name, "mosaic_gpu", registers, spilled, fixed + requested, instructions=mix
+                name, "mosaic_gpu", registers, spilled, fixed + asked_for, instructions=mix
             )
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
 
 
 def triton_kernels(hlo: str) -> set[str]:

@@ -48,9 +48,6 @@ from pallas_kernels.quantized_matmul.mosaic_gpu_plan import (
 from pallas_kernels.quantized_matmul.nibbles import NIBBLE_UNIT, centred_nibbles
 from pallas_kernels.tuning import MatmulTuning
 
-# 128 * (40 + 2 * 232) of the 65536 registers of a multiprocessor, in the steps that may be set
-PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = 232
 ROW = plgpu.Layout.WGMMA.reduce(1)  # one number an output channel
 COLUMN = plgpu.Layout.WGMMA.reduce(0)  # one number a row of x
 
@@ -109,8 +106,8 @@ def _kernel(
         return jnp.minimum(skipped + group, plan.groups - 1)
 
     def produce() -> None:
-        if plan.many_registers:
-            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        if plan.registers:
+            plgpu.set_max_registers(plan.registers.producer, action="decrease")
 
         def fetch(step: jax.Array, carry: None) -> None:
             stage = lax.rem(step, jnp.int32(plan.stages))
@@ -147,8 +144,8 @@ def _kernel(
         lax.fori_loop(0, steps, fetch, None)
 
     def consume() -> None:
-        if plan.many_registers:
-            plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        if plan.registers:
+            plgpu.set_max_registers(plan.registers.consumer, action="increase")
         own = pl.ds(warpgroup * CHANNELS, CHANNELS)
         channels = pl.ds(channel + warpgroup * CHANNELS, CHANNELS)
 

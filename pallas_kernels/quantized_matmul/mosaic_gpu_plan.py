@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.errors import KernelError
+from pallas_kernels.hopper_registers import RegisterSplit
 from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -77,9 +78,11 @@ class Plan:
         return NIBBLES if self.stored == jnp.uint16 else 1
 
     @property
-    def many_registers(self) -> bool:
-        """Whether sums of a group and the total fill a consumer's registers."""
-        return self.groups > 0 and self.tile_rows > 16
+    def registers(self) -> RegisterSplit | None:
+        """Where the sums of a group and the total would fill a consumer's registers."""
+        return (
+            RegisterSplit(CONSUMERS, 232, 40) if self.groups > 0 and self.tile_rows > 16 else None
+        )
 
     @property
     def converts(self) -> bool:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.compat import store_plain
 from pallas_kernels.paged_attention.hopper_prefill.layout import (
     LOG2E,
     LOWEST,
@@ -121,7 +122,8 @@ def _store_ragged(
     for_groups(store_whole)
     for column in range(0, out_smem.shape[1], columns):
         taken = pl.ds(column, columns)
-        rows_smem[:, pl.ds(0, columns)] = plgpu.layout_cast(out_smem[:, taken], plgpu.Layout.WGMMA)
+        held = plgpu.layout_cast(out_smem[:, taken], plgpu.Layout.WGMMA)
+        store_plain(rows_smem.at[:, pl.ds(0, columns)], held)
         plgpu.commit_smem()
         for_groups(
             functools.partial(_store_group, first_row, low, high, part, packing, refs, taken)

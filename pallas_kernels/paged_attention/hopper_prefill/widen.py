@@ -30,7 +30,8 @@ from pallas_kernels.paged_attention.hopper_prefill.produce import (
     page_ids,
 )
 
-CHUNK_COLUMNS = 128  # that are widened at once: more would not fit the registers
+CHUNK_COLUMNS = 128  # that are read at once: the widest swizzle of 8-bit numbers
+WIDENED_COLUMNS = 64  # and widened at once: more would not fit the registers
 
 
 def produce_widened(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> None:
@@ -112,17 +113,24 @@ def _widen(raw: Any, wide: Any) -> None:
     """Copies 8-bit numbers to a reference of the type that is multiplied; not committed."""
     block_tokens, head_dim = raw.shape
     columns = min(head_dim, CHUNK_COLUMNS)
+    piece = min(columns, WIDENED_COLUMNS) if columns % WIDENED_COLUMNS == 0 else columns
     narrow = jnp.bfloat16 if raw.dtype == jnp.int8 else jnp.float16
 
-    def widen(group: jax.Array, _: None) -> None:
-        first = pl.multiple_of(group * WARPGROUP_ROWS, WARPGROUP_ROWS)
-        for column in range(0, head_dim, columns):
-            chunk = pl.ds(first, WARPGROUP_ROWS), pl.ds(column, columns)
-            held = plgpu.layout_cast(raw[chunk], plgpu.Layout.WGMMA_UPCAST_2X)
+    chunks = head_dim // columns
+
+    def widen(chunk: jax.Array, _: None) -> None:
+        first = pl.multiple_of(lax.div(chunk, jnp.int32(chunks)) * WARPGROUP_ROWS, WARPGROUP_ROWS)
+        column = pl.multiple_of(lax.rem(chunk, jnp.int32(chunks)) * columns, columns)
+        rows = pl.ds(first, WARPGROUP_ROWS)
+        stored = raw[rows, pl.ds(column, columns)]
+        stored = plgpu.layout_cast(stored, plgpu.Layout.WGMMA_UPCAST_2X)
+        for low in range(0, columns, piece):
+            held = stored[:, low : low + piece]
             # the one 16-bit type that the hardware widens to; every number is exact in both
             held = held.astype(narrow)
             if wide.dtype != narrow:
                 held = held.astype(jnp.float32).astype(wide.dtype)
-            wide[chunk] = held
+            target = pl.multiple_of(column + low, piece)
+            wide[rows, pl.ds(target, piece)] = held
 
-    lax.fori_loop(0, block_tokens // WARPGROUP_ROWS, widen, None)
+    lax.fori_loop(0, block_tokens // WARPGROUP_ROWS * chunks, widen, None)

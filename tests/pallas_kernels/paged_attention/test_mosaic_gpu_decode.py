@@ -17,8 +17,8 @@ from pallas_kernels import DecodeTuning, KernelError, paged_decode_attention
 from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.coverage import mosaic_gpu_decode as refusal_of
-from pallas_kernels.paged_attention.mosaic_gpu_decode import default_tuning, number_of_splits
-from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import split_of
+from pallas_kernels.paged_attention.decode_work import Cut
+from pallas_kernels.paged_attention.mosaic_gpu_decode import cut_of, default_tuning, thread_blocks
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import EIGHT_BITS, paged_case
 from tests.pallas_kernels.lowering import lowered_for_cuda
@@ -42,6 +42,8 @@ ALL = {"soft_cap": 2.0, "sinks": True}
 
 # a thread block takes a tenth of a second: few rows, the first of them the longest
 QUICK = [
+    Program(4, 1, 128, 16, "bfloat16", columns=20, rows=3, queries=3, splits=3, sinks=True),
+    Program(6, 2, 80, 32, "int8", columns=7, rows=2, queries=8, window=70),
     Program(4, 1, 128, 16, "bfloat16", columns=9),
     Program(20, 1, 64, 128, "float16", splits=2, window=70, columns=3, rows=3, **ALL),
     Program(6, 2, 80, 32, "bfloat16", splits=7, window=130, columns=7, rows=1, **ALL),
@@ -53,6 +55,9 @@ QUICK = [
     Program(16, 1, 64, 32, "float8_e4m3fn", window=290, columns=10, rows=3),
 ]
 MORE = [
+    Program(8, 1, 64, 64, "float16", columns=4, rows=4, queries=8, soft_cap=2.0),
+    Program(2, 2, 256, 128, "bfloat16", columns=2, rows=3, queries=5, window=100, splits=2),
+    Program(4, 1, 96, 16, "float8_e4m3fn", columns=9, rows=3, queries=2, per_page=False),
     Program(5, 1, 96, 64, "float16", splits=2, columns=3),
     Program(6, 2, 80, 32, "bfloat16", splits=7, window=130, columns=7, rows=3, **ALL),
     Program(8, 2, 96, 32, "int8", splits=7, columns=7, rows=3, per_page=False),
@@ -65,6 +70,7 @@ DRAWN = programs(
     splits=(1, 2, 7),
     rows=3,
     tokens=320,
+    queries=(1, 1, 2, 5, 8),
 )
 
 
@@ -85,6 +91,33 @@ def test_ragged(program, data):
 def test_ragged_of_any_shape(data):
     program = data.draw(DRAWN)
     check_decode(program, data.draw(slots(program)), **call())
+
+
+@needs_interpreter
+@pytest.mark.parametrize("queries", [1, 4])
+def test_a_result_never_depends_on_the_batch(queries):
+    """The same rows alone, among others and permuted: the same bits; two of them are cut."""
+    program = Program(4, 1, 64, 16, "bfloat16", columns=50, rows=4, queries=queries, splits=3)
+    counts = None if queries == 1 else [4, 1, 3, 2]
+    drawn = Slots([800, 70, 500, 0], {}, stale=True, seed=0, queries=counts)
+    case = program.case(drawn, np.random.default_rng(0))
+    counts = None if counts is None else np.asarray(counts, np.int32)
+
+    def attended(rows):
+        rows = np.asarray(rows)
+        lens = {} if counts is None else {"query_lens": jnp.asarray(counts[rows])}
+        q, table, lengths = (x[rows] for x in (case.q, case.page_table, case.lengths))
+        options = program.options(0) | case.options | lens
+        return np.asarray(
+            paged_decode_attention(
+                q, case.kv_pages, table, lengths, splits=program.splits, **options, **call()
+            )
+        )
+
+    together = attended([0, 1, 2, 3])
+    np.testing.assert_array_equal(attended([3, 2, 1, 0])[::-1], together)
+    for row in (0, 2):
+        np.testing.assert_array_equal(attended([row])[0], together[row])
 
 
 @needs_interpreter
@@ -125,30 +158,28 @@ def test_the_ring_has_no_race(pool, splits, tuning, capfd):
     assert "race" not in "".join(capfd.readouterr()).lower()
 
 
-@pytest.mark.parametrize("window", [None, 1, 100])
-@pytest.mark.parametrize("splits", [1, 2, 7])
-def test_every_visible_step_belongs_to_one_split(splits, window):
-    for length in (0, 1, 63, 64, 65, 300, 1000):
-        spans = [
-            split_of(jnp.int32(length), jnp.int32(i), block_tokens=64, splits=splits, window=window)
-            for i in range(splits)
-        ]
-        steps = [int(s.begin) + j for s in spans for j in range(int(s.steps))]
-        first = 0 if window is None else max(0, length - window)
-        assert steps == list(range(first // 64, -(-length // 64)))
-        # the merge relies on it
-        used = [bool(s.steps > 0) for s in spans]
-        assert used == sorted(used, reverse=True)
+def test_where_rows_are_cut():
+    """By bytes and KV heads: eight rows of 1k, or one of 16k, have a piece a multiprocessor."""
+    assert cut_of(64, 128, "bfloat16", 8) == Cut(64, steps=8, most=16)
+    assert cut_of(64, 128, "int8", 8) == Cut(64, steps=16, most=16)
+    assert cut_of(128, 64, "bfloat16", 8) == Cut(128, steps=8, most=16)
+    assert cut_of(64, 128, "bfloat16", 1) == Cut(64, steps=4, most=128)
+    assert cut_of(64, 128, "bfloat16", 32) == Cut(64, steps=32, most=4)
+    assert cut_of(64, 128, "bfloat16", 8, splits=7) == Cut(64, steps=1, most=7)
+    assert cut_of(64, 128, "bfloat16", 8).most_pieces(16384) == 16
+    assert cut_of(64, 128, "bfloat16", 8).most_pieces(448) == 1
 
 
-def test_the_number_of_splits_fills_the_gpu_and_no_more():
-    wanted = DecodeTuning(multiprocessors=132, waves=2)
-    assert number_of_splits(256, 8, max_blocks=64, tuning=wanted) == 1
-    assert number_of_splits(32, 8, max_blocks=64, tuning=wanted) == 1
-    assert number_of_splits(16, 8, max_blocks=64, tuning=wanted) == 2
-    assert number_of_splits(1, 8, max_blocks=256, tuning=wanted) == 33
-    assert number_of_splits(1, 8, max_blocks=4, tuning=wanted) == 4
-    assert number_of_splits(1, 1, max_blocks=1000, tuning=wanted) == 64
+def test_two_thread_blocks_live_on_a_multiprocessor_where_they_fit():
+    for head_dim, group, pool, per_chip in (
+        (128, 4, "bfloat16", 264),
+        (64, 8, "bfloat16", 264),
+        (128, 8, "int8", 264),
+        (256, 2, "bfloat16", 132),
+        (128, 64, "bfloat16", 132),
+    ):
+        tuning = default_tuning(head_dim, group, pool)
+        assert thread_blocks(head_dim, group, pool, tuning) == per_chip
 
 
 def test_the_ring_fits_the_shared_memory():
@@ -162,6 +193,14 @@ def decode(q, kv_pages, page_table, kv_lens, *scales, **options):
     named = dict(zip(("k_scale", "v_scale"), scales))
     options = {"scale": 0.1, "window": 100, "backend": "mosaic_gpu", **named, **options}
     return paged_decode_attention(q, kv_pages, page_table, kv_lens, **options)
+
+
+@needs_interpreter
+def test_walks_of_many_pieces():
+    """One thread block walks all rows: short ones and one in pieces, more than buffers."""
+    program = Program(4, 1, 64, 16, "bfloat16", columns=40, rows=6, window=600)
+    ragged = Slots([640, 1, 0, 130, 64, 300], {}, stale=True, seed=1)
+    check_decode(program, ragged, **call(DecodeTuning(64, stages=3, multiprocessors=1, waves=1)))
 
 
 def decode_operands(heads, kv_heads, head_dim, page_size, pool):

@@ -166,9 +166,11 @@ def prefill_operands(heads, kv_heads, head_dim, page_size, dtype):
     )
 
 
-@pytest.mark.parametrize("pool", [jnp.bfloat16, jnp.int8])
-def test_lowers_for_cuda_without_a_gpu(pool):
-    operands = prefill_operands(8, 8, 64, 64, pool)
+@pytest.mark.parametrize(
+    ("head_dim", "pool"), [(64, jnp.bfloat16), (64, jnp.int8), (80, jnp.float16), (96, jnp.int8)]
+)
+def test_lowers_for_cuda_without_a_gpu(head_dim, pool):
+    operands = prefill_operands(8, 8, head_dim, 64, pool)
     assert "mosaic_gpu" in lowered_for_cuda(prefill, *operands).as_text()
 
 

@@ -58,6 +58,20 @@ def test_a_mosaic_dump_is_read(tmp_path: Path) -> None:
     assert kernel.instructions["wgmma"] == 2
 
 
+def test_dumped_files_of_a_kernel_need_not_have_one_number(tmp_path: Path) -> None:
+    """JAX 0.12 numbers lowered and assembled kernels apart, each in its own order."""
+    for name, number, size in (("paged_decode", 0, 1000), ("merge", 1, 20), ("merge", 3, 30)):
+        (tmp_path / f"{name}_{number}.resources.txt").write_text(f"smem_scratch_bytes={size}, x=1")
+    (tmp_path / "paged_decode_1.ptx").write_text(PTX)
+    (tmp_path / "paged_decode_1.ptxas").write_text(REPORT[: REPORT.index("'merge'")])
+    (tmp_path / "merge_0.ptx").write_text(PTX)
+    (tmp_path / "merge_0.ptxas").write_text(
+        REPORT[REPORT.index("ptxas info    : Compiling entry function 'merge'") :]
+    )
+    shared = {kernel.name: kernel.shared for kernel in gpu.mosaic_uses(tmp_path)}
+    assert shared == {"paged_decode": 1001, "merge": 30}
+
+
 def test_triton_kernels_are_found_among_those_of_xla(monkeypatch, tmp_path: Path) -> None:
     hlo = (
         '%a = f32[2] custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", '
