@@ -24,11 +24,14 @@ def _shared(problem: Attention, flops: int, size: int) -> Cost:
 
 
 def decode_cost(problem: Attention) -> Cost:
-    """One query token a slot against all that it may see."""
-    seen = min(problem.context, problem.window or problem.context)
+    """The last query tokens of each slot against all that they may see; keys are read once."""
+    window = problem.window or problem.context
+    first = problem.context - problem.queries
+    seen = sum(min(position + 1, window) for position in range(first, problem.context))
+    read = min(problem.context, window + problem.queries - 1)
     row = problem.heads * problem.head_dim
     moved = problem.rows * (
-        seen * _token_bytes(problem) + 2 * row * jnp.dtype(problem.dtype).itemsize
+        read * _token_bytes(problem) + 2 * problem.queries * row * jnp.dtype(problem.dtype).itemsize
     )
     return _shared(problem, 4 * problem.rows * row * seen, moved)
 

@@ -36,6 +36,7 @@ HEADS = PartitionSpec(None, "model")
 PAGES = PartitionSpec(None, None, None, "model")
 SCALES = PartitionSpec(None, "model")
 EVERYWHERE = PartitionSpec()
+HEADS_OF_QUERIES = PartitionSpec(None, None, "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,11 @@ def _attention(case: Case, kind: str) -> Problem:
     static |= {"soft_cap": p.soft_cap, "window": p.window}
     tuning = chip_tuning(device_name(kind))
     shape = jax.ShapeDtypeStruct
-    q = shape((p.rows, p.heads, p.head_dim), p.dtype)
+    q, heads = shape((p.rows, p.heads, p.head_dim), p.dtype), HEADS
+    if p.queries > 1:
+        q, heads = shape((p.rows, p.queries, *q.shape[1:]), p.dtype), HEADS_OF_QUERIES
+        options["query_lens"] = shape((p.rows,), jnp.int32)
+        option_specs["query_lens"] = EVERYWHERE
     length = -(-p.context // p.page_size)
     rest: Any
     if case.operation == "decode":
@@ -115,8 +120,8 @@ def _attention(case: Case, kind: str) -> Problem:
     return Problem(
         function,
         (q, pool, table, rest, options),
-        (HEADS, PAGES, EVERYWHERE, everywhere, option_specs),
-        HEADS,
+        (heads, PAGES, EVERYWHERE, everywhere, option_specs),
+        heads,
     )
 
 
