@@ -96,8 +96,6 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
 
 def mosaic_tpu(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
-    if one_query(shape):
-        return one_query(shape)
     pools = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
     if shape.pool_dtype is not None and shape.pool_dtype not in pools:
         return KernelError(

@@ -5,6 +5,8 @@ Attention is counted with every request at the longest context that its page tab
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 
 from pallas_kernels.prove.cases import Attention
@@ -57,7 +59,8 @@ def write_cost(problem: Attention) -> Cost:
 
 def decode_and_write_cost(problem: Attention) -> Cost:
     """As decode, and the new rows are read and written; they are not read again from the pages."""
-    decode, write = decode_cost(problem), write_cost(problem)
+    decode = decode_cost(problem)
+    write = write_cost(replace(problem, rows=problem.rows * problem.queries))
     return Cost(decode.flops, decode.bytes + write.bytes, "shapes")
 
 

@@ -135,8 +135,13 @@ def _decode_and_write(case: Case, kind: str) -> Problem:
     if case.backend not in PLAIN:
         static["tuning"] = chip_tuning(device_name(kind)).decode
     shape = jax.ShapeDtypeStruct
-    q = shape((p.rows, p.heads, p.head_dim), p.dtype)
-    token = shape((p.rows, p.kv_heads, p.head_dim), p.dtype)
+    rows, heads = (p.rows,), HEADS
+    if p.queries > 1:
+        rows, heads = (p.rows, p.queries), HEADS_OF_QUERIES
+        options["query_lens"] = shape((p.rows,), jnp.int32)
+        option_specs["query_lens"] = EVERYWHERE
+    q = shape((*rows, p.heads, p.head_dim), p.dtype)
+    token = shape((*rows, p.kv_heads, p.head_dim), p.dtype)
     table = shape((p.rows, -(-p.context // p.page_size)), jnp.int32)
     lengths = shape((p.rows,), jnp.int32)
 
@@ -149,8 +154,8 @@ def _decode_and_write(case: Case, kind: str) -> Problem:
     return Problem(
         function,
         (pool, q, token, token, table, lengths, options),
-        (PAGES, HEADS, HEADS, HEADS, EVERYWHERE, EVERYWHERE, option_specs),
-        (PAGES, HEADS),
+        (PAGES, heads, heads, heads, EVERYWHERE, EVERYWHERE, option_specs),
+        (PAGES, heads),
         in_place=_size(pool) // p.shards,
     )
 

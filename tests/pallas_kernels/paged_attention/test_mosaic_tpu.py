@@ -17,10 +17,15 @@ from pallas_kernels import (
     paged_decode_attention,
     paged_prefill_attention,
 )
+from pallas_kernels.paged_attention import tpu_queries
 from pallas_kernels.paged_attention.mosaic_tpu_prefill import divide
 from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 from tests.pallas_kernels.cases import packed_lanes
-from tests.pallas_kernels.paged_attention.checks import check_decode, check_prefill
+from tests.pallas_kernels.paged_attention.checks import (
+    check_decode,
+    check_prefill,
+    check_queries_as_rows,
+)
 from tests.pallas_kernels.strategies import Program, Slots, examples, lanes, slots
 from tests.pallas_kernels.tpu_interpreter import INTERPRETER, no_races
 
@@ -46,6 +51,16 @@ MORE = [
     Program(8, 8, 128, 16, "float8_e4m3fn", sinks=True, columns=19, edge=128),
     Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128),
 ]
+QUERIES = Program(4, 1, 128, 32, "bfloat16", window=140, columns=10, edge=128, queries=5, **ALL)
+MORE_QUERIES = [
+    Program(8, 8, 128, 16, "bfloat16", columns=19, edge=128, queries=8),
+    Program(16, 8, 128, 32, "float32", window=140, columns=10, edge=128, queries=3, **ALL),
+    Program(9, 3, 128, 64, "bfloat16", window=1, edge=128, queries=2),
+    Program(8, 8, 256, 16, "bfloat16", window=20, columns=19, edge=128, queries=5),
+    Program(16, 8, 128, 16, "int8", window=50, columns=19, edge=128, queries=8),
+    Program(8, 4, 128, 32, "int8", columns=10, per_page=False, edge=128, queries=5, **ALL),
+    Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128, queries=3),
+]
 DECODE = {"backend": "mosaic_tpu", "tuning": DECODE_TUNING, "interpret": INTERPRETER}
 PREFILL = {"backend": "mosaic_tpu", "tuning": PREFILL_TUNING, "interpret": INTERPRETER}
 
@@ -64,6 +79,41 @@ def test_decode(capfd, data):
 def test_decode_of_every_kind(capfd, program, data):
     check_decode(program, data.draw(slots(program)), **{**DECODE, "tuning": TWO_CORES})
     assert no_races(capfd)
+
+
+@examples(2)
+@given(data=st.data())
+def test_decode_of_several_queries(capfd, data):
+    check_decode(QUERIES, data.draw(slots(QUERIES)), **DECODE)
+    assert no_races(capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", MORE_QUERIES, ids=str)
+@examples(2)
+@given(data=st.data())
+def test_several_queries_of_every_kind(capfd, program, data):
+    check_decode(program, data.draw(slots(program)), **{**DECODE, "tuning": TWO_CORES})
+    assert no_races(capfd)
+
+
+@pytest.mark.slow
+@examples(1)
+@given(data=st.data())
+def test_queries_in_several_chunks(monkeypatch, data):
+    """As where the scores of all queries are too many for VMEM."""
+    jax.clear_caches()
+    monkeypatch.setattr(tpu_queries, "SCORE_BYTES", 1)
+    check_decode(MORE_QUERIES[0], data.draw(slots(MORE_QUERIES[0])), **DECODE)
+    check_decode(QUERIES, data.draw(slots(QUERIES)), **DECODE)
+    jax.clear_caches()
+
+
+@pytest.mark.slow
+@examples(1)
+@given(data=st.data())
+def test_several_queries_are_as_many_calls_of_one(data):
+    check_queries_as_rows(QUERIES, data.draw(slots(QUERIES)), **DECODE)
 
 
 @pytest.mark.slow
