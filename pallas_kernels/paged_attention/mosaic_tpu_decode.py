@@ -33,7 +33,7 @@ from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.queries import key_range
 from pallas_kernels.paged_attention.tpu_columns import block_scales, column_tokens, times_columns
 from pallas_kernels.paged_attention.tpu_new_tokens import NewTokens
-from pallas_kernels.paged_attention.tpu_queries import Queries, stacked
+from pallas_kernels.paged_attention.tpu_queries import Queries, query_block, stacked
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -283,11 +283,14 @@ def _attend(
     slots, queries, heads, head_dim = q.shape
     view = PageView.of(kv_pages)
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
-    pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
+    itemsize = kv_pages.dtype.itemsize
     cores = tuning.multiprocessors
     steps = -(-slots // cores)
     jobs = steps * cores
     rows = -(-heads // TILE_ROWS) * TILE_ROWS
+    pages, stages = block_shape(view, itemsize, tuning.block_tokens, tuning.stages)
+    if queries > 1:
+        pages, stages = query_block(view, itemsize, rows, tuning)
     block_rows = pages * view.page_rows
 
     low, high = key_range(kv_lens, options.query_lens, queries, window)

@@ -14,13 +14,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.paged_attention.tpu_ring import block_shape
+from pallas_kernels.tpu_pages import LANES, PageView
+from pallas_kernels.tuning import DecodeTuning
+
 SCORE_BYTES = 2 << 20  # of the float32 scores of the queries that are attended at once
+QUERY_RING_BYTES = 4 << 20  # of VMEM for pages beside several queries
 
 
 def stacked(parts: Iterable[jax.Array]) -> jax.Array:
     """Rows of several queries as one matrix."""
     given = list(parts)
     return given[0] if len(given) == 1 else jnp.concatenate(given, axis=0)
+
+
+def query_block(view: PageView, itemsize: int, rows: int, tuning: DecodeTuning) -> tuple[int, int]:
+    """Pages of a block and stages for several queries a slot, of so many rows each.
+
+    Blocks are smaller than those of one query where two queries' scores take more than half of
+    SCORE_BYTES, or two stages all of QUERY_RING_BYTES.
+    """
+    tokens, stages = tuning.block_tokens, tuning.stages
+    pages, stages = block_shape(view, itemsize, tokens, stages, QUERY_RING_BYTES)
+
+    def fits() -> bool:
+        page_bytes = 2 * view.page_size * view.kv_heads * view.head_dim * itemsize
+        scores = 2 * rows * pages * view.page_rows * 4
+        return scores <= SCORE_BYTES // 2 and stages * pages * page_bytes <= QUERY_RING_BYTES
+
+    while pages % 2 == 0 and pages // 2 * view.page_rows % LANES == 0 and not fits():
+        pages //= 2
+    return pages, stages
 
 
 @dataclass(frozen=True)

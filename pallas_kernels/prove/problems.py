@@ -135,7 +135,8 @@ def _decode_and_write(case: Case, kind: str) -> Problem:
     if case.backend not in PLAIN:
         static["tuning"] = chip_tuning(device_name(kind)).decode
     shape = jax.ShapeDtypeStruct
-    rows, heads = (p.rows,), HEADS
+    rows: tuple[int, ...] = (p.rows,)
+    heads = HEADS
     if p.queries > 1:
         rows, heads = (p.rows, p.queries), HEADS_OF_QUERIES
         options["query_lens"] = shape((p.rows,), jnp.int32)

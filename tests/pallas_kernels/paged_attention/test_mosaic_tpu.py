@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from pallas_kernels import (
 )
 from pallas_kernels.paged_attention import tpu_queries
 from pallas_kernels.paged_attention.mosaic_tpu_prefill import divide
+from pallas_kernels.tpu_pages import Order, PageView
 from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 from tests.pallas_kernels.cases import packed_lanes
 from tests.pallas_kernels.paged_attention.checks import (
@@ -100,13 +102,25 @@ def test_several_queries_of_every_kind(capfd, program, data):
 @pytest.mark.slow
 @examples(1)
 @given(data=st.data())
-def test_queries_in_several_chunks(monkeypatch, data):
+def test_queries_in_several_chunks_over_small_blocks(monkeypatch, data):
     """As where the scores of all queries are too many for VMEM."""
     jax.clear_caches()
     monkeypatch.setattr(tpu_queries, "SCORE_BYTES", 1)
-    check_decode(MORE_QUERIES[0], data.draw(slots(MORE_QUERIES[0])), **DECODE)
-    check_decode(QUERIES, data.draw(slots(QUERIES)), **DECODE)
+    for program in (MORE_QUERIES[0], MORE_QUERIES[4], QUERIES):
+        check_decode(program, data.draw(slots(program)), **DECODE)
     jax.clear_caches()
+
+
+def test_the_queries_of_a_chunk_begin_with_whole_tiles_and_their_scores_are_bounded():
+    heads = tpu_queries.Queries(8, 32, 2048, length=0, count=0, window=None)
+    assert heads.chunks() == [range(8)]
+    assert replace(heads, columns=4096).chunks() == [range(4), range(4, 8)]
+    assert replace(heads, number=5, columns=4096).chunks() == [range(4), range(4, 5)]
+    assert replace(heads, number=3, columns=1 << 20).chunks() == [range(2), range(2, 3)]
+    view = PageView(Order.WHOLE_TILES, page_size=16, kv_heads=64, head_dim=128)
+    tuning = DecodeTuning(block_tokens=256, stages=4)
+    assert tpu_queries.query_block(view, 2, 64, tuning) == (2, 2)
+    assert tpu_queries.query_block(replace(view, kv_heads=8), 2, 32, tuning) == (16, 4)
 
 
 @pytest.mark.slow
