@@ -169,8 +169,8 @@ def _kernel(
                 score = scaled((own * key).sum(axis=1, keepdims=True))
                 score = jnp.where(live, score, MASKED)
                 rising = jnp.maximum(highest, score)
-                decay = jnp.exp2(highest - rising)
                 weight = jnp.where(live, jnp.exp2(score - rising), 0.0)
+                decay = jnp.exp2(highest - rising)
                 # the row of an idle slot may be NaN
                 added = jnp.where(live, weight * value, 0.0)
                 acc = added if token == 0 else acc * decay + added

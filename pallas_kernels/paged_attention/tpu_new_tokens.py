@@ -51,15 +51,17 @@ class NewTokens:
         return self.rows.shape[1]
 
     def position(self, step: Any, token: int) -> Any:
-        """The place of a new token in the slot of this core's job at a step; -1 for none."""
-        length = self.lengths[self._job(step)]
+        """The place of a new token in the slot of this core's job at a step; below 0 for none."""
+        job = self._job(step)
         if self.counts is None:
-            return length - 1
-        count = self.counts[self._job(step)]
-        return jnp.where(token < count, length - count + token, -1)
+            return self.lengths[job] - 1
+        count = self.counts[job]
+        return jnp.where(token < count, self.lengths[job] - count + token, -1)
 
     def live(self, step: Any, token: int) -> Any:
         """Whether the slot of this core's job at a step has that new token."""
+        if self.counts is None:
+            return self.lengths[self._job(step)] > 0
         return self.position(step, token) >= 0
 
     def by_head(
