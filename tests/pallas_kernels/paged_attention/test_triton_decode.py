@@ -242,6 +242,10 @@ def test_lowers_under_shard_map():
     given = operands()
     sharded = jax.shard_map(decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads)
     assert jax.eval_shape(sharded, *given).shape == given[0].shape
+    heads = P(None, None, "model")
+    sharded = jax.shard_map(decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads)
+    q = jax.ShapeDtypeStruct((16, 5, *given[0].shape[1:]), given[0].dtype)
+    assert jax.eval_shape(sharded, q, *given[1:]).shape == q.shape
 
 
 @pytest.mark.parametrize(
