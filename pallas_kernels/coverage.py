@@ -96,8 +96,6 @@ def mosaic_gpu_decode(shape: AttentionShape) -> KernelError | None:
 
 def mosaic_tpu(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
-    if one_query(shape):
-        return one_query(shape)
     pools = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
     if shape.pool_dtype is not None and shape.pool_dtype not in pools:
         return KernelError(
@@ -146,8 +144,6 @@ def mosaic_tpu_table(shape: tuple[int, ...]) -> KernelError | None:
 
 def triton_decode(shape: AttentionShape) -> KernelError | None:
     """Why the Triton decode kernel does not cover a shape; None when it does."""
-    if one_query(shape):
-        return one_query(shape)
     if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
         return KernelError("head_dim", shape.head_dim, "16 to 256")
     if shape.page_size is not None and shape.page_size not in (8, 16, 32, 64, 128):

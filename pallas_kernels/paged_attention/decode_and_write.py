@@ -15,7 +15,9 @@ from pallas_kernels.paged_attention.api import (
     checked_options,
     kernel_options,
     resolve,
+    with_query_lens,
 )
+from pallas_kernels.paged_attention.queries import query_ends
 from pallas_kernels.tuning import DecodeTuning
 from pallas_kernels.write_kv.api import stored_rows, write_kv
 
@@ -23,13 +25,14 @@ BACKENDS = ("mosaic_tpu", "xla", "reference")
 
 
 def paged_decode_and_write(
-    q: jax.Array,  # [B, H, D]
-    k: jax.Array,  # [B, KVH, D]
-    v: jax.Array,  # [B, KVH, D]
+    q: jax.Array,  # [B, H, D] or [B, Q, H, D]
+    k: jax.Array,  # [B, KVH, D] or [B, Q, KVH, D]
+    v: jax.Array,  # [B, KVH, D] or [B, Q, KVH, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
     *,
+    query_lens: jax.Array | None = None,  # int32[B]
     scale: float,
     soft_cap: float | None = None,
     window: int | None = None,
@@ -40,21 +43,24 @@ def paged_decode_and_write(
     backend: str,
     tuning: DecodeTuning | None = None,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:  # [B, H, D], [NP, page_size, 2, KVH, D]
-    """`write_kv` of one new token a slot, then `paged_decode_attention`: on a TPU in one kernel.
+) -> tuple[jax.Array, jax.Array]:  # [B, H, D] or [B, Q, H, D], [NP, page_size, 2, KVH, D]
+    """`write_kv` of each slot's new tokens, then `paged_decode_attention`: on a TPU in one kernel.
 
-    The new token of slot b is its last, kv_lens[b] - 1: its key and value are k[b] and v[b], and
-    they go where the page table says that it lies. No other slot may name that page. The pool is
-    updated in place when the caller's jit donates it. An idle slot has no token; page `first_page`
-    must be one that nobody reads, because a backend may write there for it.
+    The new tokens of slot b are its queries, n = query_lens[b] of them, and its last tokens: token
+    kv_lens[b] - n + i has key k[b, i] and value v[b, i], and they go where the page table says that
+    it lies. No other slot may name that page. The pool is updated in place when the caller's jit
+    donates it. An idle slot has no token; page `first_page` must be one that nobody reads, because
+    a backend may write there for tokens that a slot does not have.
 
     Args:
         q: as for `paged_decode_attention`.
-        k: keys, float32, float16 or bfloat16; rounded to the type of the pool.
+        k: keys of the queries' tokens, float32, float16 or bfloat16; rounded to the type of the
+            pool.
         v: values, of the type of `k`.
         kv_pages: the pool, as for `paged_decode_attention`.
         page_table: as for `paged_decode_attention`.
-        kv_lens: tokens that each slot sees, the new one included; 0 = idle, gives zeros.
+        kv_lens: tokens of each slot, the new ones included; 0 = idle, gives zeros.
+        query_lens: how many of the Q tokens each slot has, as for `paged_decode_attention`.
         scale, soft_cap, window, sinks, first_page: as for `paged_decode_attention`.
         k_scale: scale of the stored keys; given exactly for 8-bit pages.
         v_scale: likewise for the values.
@@ -71,35 +77,40 @@ def paged_decode_and_write(
     """
     if backend not in BACKENDS:
         raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    check_queries(q, None)
-    if q.ndim != 3:
-        raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
+    check_queries(q, query_lens)
+    queries = q if q.ndim == 4 else q[:, None]
     options = checked_options(
-        q, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
+        queries, kv_pages, page_table, scale, soft_cap, window, sinks, k_scale, v_scale, first_page
     )
-    check_slots(q, page_table, kv_lens)
-    if k.shape[:1] != q.shape[:1]:
-        raise KernelError("k.shape", k.shape, f"[{q.shape[0]}, kv_heads, head_dim]")
+    check_slots(queries, page_table, kv_lens)
+    for name, part in (("k", k), ("v", v)):
+        if part.ndim != q.ndim or part.shape[:-2] != q.shape[:-2]:
+            rows = ", ".join(map(str, q.shape[:-2]))
+            raise KernelError(f"{name}.shape", part.shape, f"[{rows}, kv_heads, head_dim], as q")
+    k, v = (part.reshape(-1, *part.shape[-2:]) for part in (k, v))  # [B * Q, KVH, D]
+    kv_lens, options = with_query_lens(queries, kv_lens, query_lens, options)
     of_kernel = kernel_options(backend, {"tuning": tuning, "interpret": interpret})
     if backend == "mosaic_tpu":
         from pallas_kernels.paged_attention import mosaic_tpu_decode
 
         new = stored_rows(kv_pages, k, v, k_scale, v_scale)
-        return mosaic_tpu_decode.decode_and_write(
-            q, new, kv_pages, page_table, kv_lens, options, **of_kernel
+        out, kv_pages = mosaic_tpu_decode.decode_and_write(
+            queries, new, kv_pages, page_table, kv_lens, options, **of_kernel
         )
+        return out.reshape(q.shape), kv_pages
     page_size = kv_pages.shape[1]
-    last = jnp.maximum(kv_lens - 1, 0)
-    pages = jnp.take_along_axis(page_table, (last // page_size)[:, None], axis=1)[:, 0]
+    ends = query_ends(kv_lens, options.query_lens, queries.shape[1])  # [B, Q]
+    last = jnp.maximum(ends - 1, 0)
+    pages = jnp.take_along_axis(page_table, last // page_size, axis=1)
     kv_pages = write_kv(
         kv_pages,
         k,
         v,
-        first_page + jnp.where(kv_lens > 0, pages, 0),
-        last % page_size,
+        first_page + jnp.where(ends > 0, pages, 0).reshape(-1),
+        (last % page_size).reshape(-1),
         k_scale=k_scale,
         v_scale=v_scale,
         backend=backend,
     )
     attend = resolve(backend, DECODE_MODULES, "decode")
-    return attend(q[:, None], kv_pages, page_table, kv_lens, options)[:, 0], kv_pages
+    return attend(queries, kv_pages, page_table, kv_lens, options).reshape(q.shape), kv_pages

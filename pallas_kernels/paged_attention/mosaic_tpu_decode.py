@@ -5,11 +5,12 @@ for the keys and values of all KV heads. A block of keys of all heads is ONE mat
 all query heads are one product [H, D] x [tokens * KVH, D]^T, in which a head keeps only the columns
 of its own KV head, and so is the product with the values. Each key passes the matrix unit once,
 as in a product a head, and no key has to be moved to its head first; the columns of other heads
-cost only softmax arithmetic, which is free beside the memory. Online softmax in base 2 and float32:
-Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+cost only softmax arithmetic, which is free beside the memory. Several queries a slot are more rows
+of that product, each query with a mask of its own (`tpu_queries`). Online softmax in base 2 and
+float32: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 
 `decode_and_write` is the same kernel with the step's own tokens as a further operand: a slot's
-softmax begins with its new token, and its row goes into the pages (`tpu_new_tokens`).
+softmax begins with its new tokens, and their rows go into the pages (`tpu_new_tokens`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from pallas_kernels import coverage
 from pallas_kernels.compat import hbm_operand, result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
+from pallas_kernels.paged_attention.queries import key_range
 from pallas_kernels.paged_attention.tpu_columns import block_scales, column_tokens, times_columns
 from pallas_kernels.paged_attention.tpu_new_tokens import NewTokens
+from pallas_kernels.paged_attention.tpu_queries import Queries, query_block, stacked
 from pallas_kernels.paged_attention.tpu_ring import (
     SCALARS,
     STATE_SIZE,
@@ -43,6 +46,8 @@ from pallas_kernels.tpu_pages import LANES, TILE_ROWS, PageView
 from pallas_kernels.tuning import DecodeTuning, tpu_tuning
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
+# an online softmax of some rows: the highest score, the sum, and the sum of weighted values
+Rows = tuple[jax.Array, jax.Array, jax.Array]  # float32 [rows, 1], [rows, 1], [rows, D]
 
 
 def _kernel(
@@ -54,13 +59,15 @@ def _kernel(
     dtype: Any,
     by_page: bool,
     group: int | None,
+    queries: int,
 ) -> None:
-    scale, soft_cap, _window = options
+    scale, soft_cap, window = options
     scalars, refs = operands[:SCALARS], list(operands[SCALARS:])
-    lengths = refs.pop(0) if group else None
+    lengths: Any = refs.pop(0) if group or queries > 1 else None
+    counts: Any = refs.pop(0) if queries > 1 else None
     q, token_of, sinks, whole_scale, pool, *refs = refs
     scales = refs.pop(0) if by_page else None
-    rows, source = (refs.pop(0), refs.pop(0)) if group else (None, None)
+    token_rows, source = (refs.pop(0), refs.pop(0)) if group else (None, None)
     out = refs.pop(0)
     # the pool as an output, which is the input too
     pool = refs.pop(0) if group else pool
@@ -74,6 +81,15 @@ def _kernel(
         core=pl.program_id(0), cores=cores, steps=steps,
     )  # fmt: skip
     low, high = ring.keys(step)
+    job = step * cores + ring.core
+    of_slot = Queries(
+        queries,
+        rows=token_of.shape[0],
+        columns=token_of.shape[1],
+        length=high if counts is None else lengths[job],
+        count=1 if counts is None else counts[job],
+        window=window,
+    )
 
     @pl.when(step == 0)
     def _() -> None:
@@ -89,25 +105,37 @@ def _kernel(
         scores = jnp.tanh(scores * (whole_scale[0] * (scale / soft_cap)))
         return scores * (soft_cap * math.log2(math.e))
 
-    def attend(block: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        highest, total, acc = carry
+    def attend(block: Any, carry: tuple[Rows, ...]) -> tuple[Rows, ...]:
         ring.fetch()
         stage = ring.arrive(step, block)
+        return tuple(
+            attend_chunk(block, stage, chunk, rows) for chunk, rows in zip(of_slot.chunks(), carry)
+        )
+
+    def attend_chunk(block: Any, stage: Any, chunk: range, carry: Rows) -> Rows:
+        highest, total, acc = carry
         pages = held.at[stage]
         keys = view.rows_of(pages, 0).astype(dtype)
         scores = lax.dot_general(
-            query,
+            of_slot.of(query, chunk),
             keys,
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
             precision=precision,
-        )  # [H, rows]
+        )  # [heads of the chunk's queries, rows]
         if by_page:
             scores = times_columns(scores, held_scales[stage, 0])
         scores = scaled(scores)
         start = block * ring.tokens
         token = token_of[...]
-        scores = jnp.where((token >= low - start) & (token < high - start), scores, MASKED)
+
+        def masked(query: int) -> jax.Array:
+            first, end = of_slot.keys(query, low, high)
+            begin = (query - chunk.start) * of_slot.rows
+            own = scores if len(chunk) == 1 else scores[begin : begin + of_slot.rows]
+            return jnp.where((token >= first - start) & (token < end - start), own, MASKED)
+
+        scores = stacked(map(masked, chunk))
         rising = jnp.maximum(highest, scores.max(axis=1, keepdims=True))
         decay = jnp.exp2(highest - rising)
         weights = jnp.exp2(scores - rising)
@@ -125,22 +153,37 @@ def _kernel(
 
     highest = sinks[:, :1]
     total = jnp.where(highest > MASKED, 1.0, 0.0)
-    acc = jnp.zeros(query.shape, jnp.float32)
+    acc = jnp.zeros((of_slot.rows, query.shape[1]), jnp.float32)
+    softmaxes: list[Rows] = [(highest, total, acc)] * queries
     if group:
-        new = NewTokens(ring, lengths, rows, source, written[0], group)
-        live = new.live(step)
-        key, value = (new.by_head(part, query, precision) for part in (0, 1))
-        score = scaled((query.astype(jnp.float32) * key).sum(axis=1, keepdims=True))
-        score = jnp.where(live, score, MASKED)
-        rising = jnp.maximum(highest, score)
-        weight = jnp.where(live, jnp.exp2(score - rising), 0.0)
-        total = total * jnp.exp2(highest - rising) + weight
-        # the row of an idle slot may be NaN
-        acc, highest = jnp.where(live, weight * value, 0.0), rising
-    carry = (highest, total, acc)
-    _, total, acc = lax.fori_loop(*ring.blocks(step), attend, carry)
+        new = NewTokens(ring, lengths, counts, token_rows, source, written[0], group)
+        numbers = query.astype(jnp.float32)
+        for token in range(queries):
+            live = new.live(step, token)
+            key, value = (
+                new.by_head(part, token, of_slot.rows, dtype, precision) for part in (0, 1)
+            )
+            for i in range(token, queries if window is None else min(queries, token + window)):
+                highest, total, acc = softmaxes[i]
+                own = of_slot.of(numbers, range(i, i + 1))
+                score = scaled((own * key).sum(axis=1, keepdims=True))
+                score = jnp.where(live, score, MASKED)
+                rising = jnp.maximum(highest, score)
+                weight = jnp.where(live, jnp.exp2(score - rising), 0.0)
+                decay = jnp.exp2(highest - rising)
+                # the row of an idle slot may be NaN
+                added = jnp.where(live, weight * value, 0.0)
+                acc = added if token == 0 else acc * decay + added
+                softmaxes[i] = rising, total * decay + weight, acc
+    carry: Any = tuple(
+        tuple(stacked(parts) for parts in zip(*(softmaxes[i] for i in chunk)))
+        for chunk in of_slot.chunks()
+    )
+    carry = lax.fori_loop(*ring.blocks(step), attend, carry)
+    total, acc = (stacked(chunk[i] for chunk in carry) for i in (1, 2))
     # a slot of length 0 has nothing in acc, sink or not
     mean = acc * whole_scale[1] / jnp.where(total > 0.0, total, 1.0)
+    mean = stacked(of_slot.existing(i, of_slot.of(mean, range(i, i + 1))) for i in range(queries))
     out[0] = mean.astype(out.dtype)
     if group:
         # after the last block: no DMA reads the page any more
@@ -148,7 +191,7 @@ def _kernel(
 
 
 def decode(
-    q: jax.Array,  # [B, 1, H, D]
+    q: jax.Array,  # [B, Q, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
@@ -157,8 +200,8 @@ def decode(
     splits: int | None,
     tuning: DecodeTuning | None,
     interpret: Any,
-) -> jax.Array:  # [B, 1, H, D]
-    """Attention of one query row a slot on a TPU.
+) -> jax.Array:  # [B, Q, H, D]
+    """Attention of up to Q queries a slot on a TPU.
 
     Softmax weights are rounded to the type in which attention multiplies (`compute_dtype`); scores,
     maxima, sums and outputs are float32.
@@ -175,15 +218,14 @@ def decode(
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
     tuning = _checked_tuning(q, kv_pages, page_table, coverage.mosaic_tpu, tuning)
-    q = q[:, 0]
     return _attend(
         q, kv_pages, page_table, kv_lens, None, options, tuning=tuning, interpret=interpret
-    )[0][:, None]
+    )[0]
 
 
 def decode_and_write(
-    q: jax.Array,  # [B, H, D]
-    new: jax.Array,  # [B, 2, KVH, D], in the pool's own element type
+    q: jax.Array,  # [B, Q, H, D]
+    new: jax.Array,  # [B * Q, 2, KVH, D], in the pool's own element type
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
@@ -191,8 +233,8 @@ def decode_and_write(
     *,
     tuning: DecodeTuning | None,
     interpret: Any,
-) -> tuple[jax.Array, jax.Array]:  # [B, H, D], [NP, page_size, 2, KVH, D]
-    """As `decode`, where token kv_lens - 1 of each slot is `new` and not in the pages yet.
+) -> tuple[jax.Array, jax.Array]:  # [B, Q, H, D], [NP, page_size, 2, KVH, D]
+    """As `decode`, where the tokens of each slot's queries are `new` and not in the pages yet.
 
     Returns:
         The attention output, and the pool with the new tokens: in place when it is donated.
@@ -227,35 +269,41 @@ def _checked_tuning(
 
 @functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
 def _attend(
-    q: jax.Array,  # [B, H, D]
+    q: jax.Array,  # [B, Q, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[B, P]
     kv_lens: jax.Array,  # int32[B]
-    new: jax.Array | None,  # [B, 2, KVH, D]; scales are by page only where it is None
+    new: jax.Array | None,  # [B * Q, 2, KVH, D]; scales are by page only where it is None
     options: AttentionOptions,
     *,
     tuning: DecodeTuning,
     interpret: Any,
-) -> tuple[jax.Array, jax.Array | None]:  # [B, H, D], [NP, page_size, 2, KVH, D]
+) -> tuple[jax.Array, jax.Array | None]:  # [B, Q, H, D], [NP, page_size, 2, KVH, D]
     window, sinks, first_page = options.scores.window, options.sinks, options.first_page
-    slots, heads, head_dim = q.shape
+    slots, queries, heads, head_dim = q.shape
     view = PageView.of(kv_pages)
     dtype = compute_dtype(kv_pages.dtype, q.dtype)
-    pages, stages = block_shape(view, kv_pages.dtype.itemsize, tuning.block_tokens, tuning.stages)
+    itemsize = kv_pages.dtype.itemsize
     cores = tuning.multiprocessors
     steps = -(-slots // cores)
+    jobs = steps * cores
     rows = -(-heads // TILE_ROWS) * TILE_ROWS
+    pages, stages = block_shape(view, itemsize, tuning.block_tokens, tuning.stages)
+    if queries > 1:
+        pages, stages = query_block(view, itemsize, rows, tuning)
     block_rows = pages * view.page_rows
 
-    low = jnp.zeros_like(kv_lens) if window is None else jnp.maximum(kv_lens - window, 0)
-    high = kv_lens
+    low, high = key_range(kv_lens, options.query_lens, queries, window)
+    counts = jnp.full_like(kv_lens, queries) if options.query_lens is None else options.query_lens
     if new is not None:
-        # what is read of the pages ends before the new token
-        high = jnp.where(kv_lens - 1 > low, kv_lens - 1, 0)
+        # what is read of the pages ends before the new tokens
+        before = high - (counts if queries > 1 else 1)
+        high = jnp.where(before > low, before, 0)
         low = jnp.minimum(low, high)
     slot = jnp.arange(slots, dtype=jnp.int32)
     scalars = job_scalars(slot, low, high, page_table, first_page, cores)
-    padded = jnp.pad(q, ((0, steps * cores - slots), (0, rows - heads), (0, 0)))
+    padded = jnp.pad(q, ((0, jobs - slots), (0, 0), (0, rows - heads), (0, 0)))
+    padded = padded.reshape(jobs, queries * rows, head_dim)
     if sinks is None:
         sinks = jnp.full((heads,), MASKED, jnp.float32)
     sinks = jnp.maximum(sinks * math.log2(math.e), MASKED)
@@ -274,7 +322,9 @@ def _attend(
         pool,
     ]
     in_specs = [
-        pl.BlockSpec((1, rows, head_dim), lambda core, step, *_: (step * cores + core, 0, 0)),
+        pl.BlockSpec(
+            (1, queries * rows, head_dim), lambda core, step, *_: (step * cores + core, 0, 0)
+        ),
         pl.BlockSpec((rows, block_rows), lambda *_: (0, 0)),
         pl.BlockSpec((rows, LANES), lambda *_: (0, 0)),
         pl.BlockSpec(memory_space=pltpu.SMEM),
@@ -293,14 +343,16 @@ def _attend(
     scratch += [pltpu.SemaphoreType.DMA((stages,)), pltpu.SMEM((STATE_SIZE,), jnp.int32)]
     out_specs, out_shapes = [in_specs[0]], [result_like(q, padded.shape, q.dtype)]
     aliases = {}
-    if new is not None:
-        jobs = steps * cores
+    if new is not None or queries > 1:
         scalars += (jnp.pad(kv_lens, (0, jobs - slots)),)
+    if queries > 1:
+        scalars += (jnp.pad(counts, (0, jobs - slots)),)
+    if new is not None:
         tokens = view.tokens(new)
-        tokens = jnp.pad(tokens, ((0, 0), (0, jobs - slots), (0, 0), (0, 0)))
+        tokens = jnp.pad(tokens, ((0, 0), (0, (jobs - slots) * queries), (0, 0), (0, 0)))
         parts, count = view.token_parts
         token_of_job = pl.BlockSpec(
-            (parts, 1, count, head_dim), lambda core, step, *_: (0, step * cores + core, 0, 0)
+            (parts, queries, count, head_dim), lambda core, step, *_: (0, step * cores + core, 0, 0)
         )
         operands += [tokens, tokens]
         in_specs += [token_of_job, whole]
@@ -320,6 +372,7 @@ def _attend(
             dtype=dtype,
             by_page=by_page,
             group=None if new is None else heads // view.kv_heads,
+            queries=queries,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -332,12 +385,13 @@ def _attend(
         input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=4 * held * heads * head_dim,
+            flops=4 * held * queries * heads * head_dim,
             bytes_accessed=2 * held * view.kv_heads * head_dim * kv_pages.dtype.itemsize
             + 2 * q.size * q.dtype.itemsize,
-            transcendentals=held * heads,
+            transcendentals=held * queries * heads,
         ),
         interpret=False if interpret is None else interpret,
         name="paged_decode" if new is None else "paged_decode_and_write",
     )(*scalars, *operands)
-    return out[:slots, :heads], view.restored(written[0]) if written else None
+    out = out.reshape(jobs, queries, rows, head_dim)[:slots, :, :heads]
+    return out, view.restored(written[0]) if written else None

@@ -25,7 +25,7 @@ def times_columns(matrix: jax.Array, factors: jax.Array) -> jax.Array:
 
 
 def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarray:
-    """int32[rows, columns]: the token of the block that a query head sees there, or NEVER."""
+    """int32[rows, columns]: the token of the block that a head sees there, or NEVER."""
     token, head, part = view.row_facts()
     token = (np.arange(pages)[:, None] * view.page_size + token).reshape(-1)
     head, part = np.tile(head, pages), np.tile(part, pages)

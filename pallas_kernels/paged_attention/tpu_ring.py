@@ -47,12 +47,14 @@ def job_scalars(
     return row, low, high, following.reshape(-1), page_table.reshape(-1), first_page.reshape(1)
 
 
-def block_shape(view: PageView, itemsize: int, tokens: int, stages: int) -> tuple[int, int]:
+def block_shape(
+    view: PageView, itemsize: int, tokens: int, stages: int, ring_bytes: int = RING_BYTES
+) -> tuple[int, int]:
     """Pages a block and stages, for the wanted ones and the VMEM that a ring may take."""
     token_bytes = 2 * view.kv_heads * view.head_dim * itemsize
-    while tokens > LANES and tokens * token_bytes * stages > RING_BYTES:
+    while tokens > LANES and tokens * token_bytes * stages > ring_bytes:
         tokens //= 2
-    stages = max(2, min(stages, RING_BYTES // (tokens * token_bytes)))
+    stages = max(2, min(stages, ring_bytes // (tokens * token_bytes)))
     return max(1, tokens // view.page_size), stages
 
 

@@ -73,7 +73,7 @@ def row_share(wanted: int, option: str, q: jax.Array, kv_pages: jax.Array) -> in
     """
     if wanted != padded(wanted):
         raise KernelError(f"tuning.{option}", wanted, "a power of two")
-    row = padded(q.shape[2]) * compute_dtype(kv_pages.dtype, q.dtype).itemsize
+    row = padded(q.shape[-1]) * compute_dtype(kv_pages.dtype, q.dtype).itemsize
     return max(16, min(wanted, wanted * ROW_BYTES // row))
 
 

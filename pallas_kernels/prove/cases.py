@@ -45,6 +45,7 @@ class Attention:
         lanes: requests in a prefill region.
         context: tokens that a row of the page table can name.
         shards: devices over which the heads are divided.
+        queries: query positions of a slot of decode, some of which it may be without.
     """
 
     rows: int = 64
@@ -62,6 +63,7 @@ class Attention:
     lanes: int = 16
     context: int = 16384
     shards: int = 1
+    queries: int = 1
 
     def words(self) -> str:
         """The shapes, and the options that are not at their defaults."""
@@ -228,6 +230,15 @@ CASES = (
     Case("decode", "triton", OLDER, Attention(pages="float8_e4m3fn"), "mma"),
     Case("decode", "triton", (*HOPPER, *OLDER), Attention(dtype="float32")),
     Case("decode", "triton", OLDER, Attention(64, 64, shards=8), "mma"),
+    Case("decode", "triton", OLDER, Attention(queries=4), "mma"),
+    Case("decode", "triton", OLDER, Attention(queries=8), "mma", quick=("a100",)),
+    Case("decode", "triton", OLDER, Attention(16, 64, 4, 64, queries=8, sinks=True), "mma"),
+    Case("decode", "triton", OLDER, Attention(16, 32, 32, 80, 32, queries=8), "mma"),
+    Case("decode", "triton", OLDER, Attention(16, 16, 8, 256, queries=8, window=1024), "mma"),
+    Case("decode", "triton", OLDER, Attention(queries=8, pages="int8", scales="page"), "mma"),
+    Case("decode", "triton", OLDER, Attention(queries=8, pages="float8_e4m3fn"), "mma"),
+    Case("decode", "triton", OLDER, Attention(queries=8, dtype="float32")),
+    Case("decode", "triton", OLDER, Attention(64, 64, shards=8, queries=4), "mma"),
     # prefill where there is no wgmma
     Case("prefill", "triton", OLDER, Attention(2048), "mma", quick=("a100",)),
     Case("prefill", "triton", OLDER, Attention(256, lanes=1), "mma"),
@@ -251,7 +262,41 @@ CASES = (
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="int8", scales="page"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, pages="float8_e4m3fn"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 64, shards=8), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(queries=4), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(queries=8), "matmul", quick=("v5e", "v6e")),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 32, 32, page_size=128, queries=8), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 28, 4, queries=8, window=4096), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 12, 2, queries=4, sinks=True), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 64, 8, queries=8), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, 16, 8, 256, queries=8), "matmul"),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, queries=8, dtype="float32")),
+    Case(
+        "decode",
+        "mosaic_tpu",
+        TPUS,
+        Attention(16, queries=8, pages="int8", scales="page"),
+        "matmul",
+    ),
+    Case("decode", "mosaic_tpu", TPUS, Attention(16, queries=8, pages="float8_e4m3fn"), "matmul"),
     # decode that writes the step's tokens on TPU
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, queries=4), "matmul"),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(context=8192, queries=8), "matmul"),
+    Case(
+        "decode_and_write",
+        "mosaic_tpu",
+        TPUS,
+        Attention(16, 32, 32, page_size=128, queries=8),
+        "matmul",
+    ),
+    Case(
+        "decode_and_write",
+        "mosaic_tpu",
+        TPUS,
+        Attention(16, 28, 4, window=4096, queries=8),
+        "matmul",
+    ),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, queries=8, dtype="float32")),
+    Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, queries=8, pages="int8"), "matmul"),
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(context=8192), "matmul", quick=TPUS),
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 32, 32, page_size=128), "matmul"),
     Case("decode_and_write", "mosaic_tpu", TPUS, Attention(16, 28, 4, window=4096), "matmul"),

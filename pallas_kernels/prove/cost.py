@@ -6,6 +6,7 @@ Attention is counted with every request at the longest context that its page tab
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,11 +28,14 @@ def _shared(problem: Attention, flops: int, size: int) -> Cost:
 
 
 def decode_cost(problem: Attention) -> Cost:
-    """One query token a slot against all that it may see."""
-    seen = min(problem.context, problem.window or problem.context)
+    """The last query tokens of each slot against all that they may see; keys are read once."""
+    window = problem.window or problem.context
+    first = problem.context - problem.queries
+    seen = sum(min(position + 1, window) for position in range(first, problem.context))
+    read = min(problem.context, window + problem.queries - 1)
     row = problem.heads * problem.head_dim
     moved = problem.rows * (
-        seen * _token_bytes(problem) + 2 * row * jnp.dtype(problem.dtype).itemsize
+        read * _token_bytes(problem) + 2 * problem.queries * row * jnp.dtype(problem.dtype).itemsize
     )
     return _shared(problem, 4 * problem.rows * row * seen, moved)
 
@@ -57,7 +61,8 @@ def write_cost(problem: Attention) -> Cost:
 
 def decode_and_write_cost(problem: Attention) -> Cost:
     """As decode, and the new rows are read and written; they are not read again from the pages."""
-    decode, write = decode_cost(problem), write_cost(problem)
+    decode = decode_cost(problem)
+    write = write_cost(replace(problem, rows=problem.rows * problem.queries))
     return Cost(decode.flops, decode.bytes + write.bytes, "shapes")
 
 

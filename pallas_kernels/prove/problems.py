@@ -38,6 +38,7 @@ HEADS = PartitionSpec(None, "model")
 PAGES = PartitionSpec(None, None, None, "model")
 SCALES = PartitionSpec(None, "model")
 EVERYWHERE = PartitionSpec()
+HEADS_OF_QUERIES = PartitionSpec(None, None, "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,11 @@ def _attention(case: Case, kind: str) -> Problem:
     static |= {"soft_cap": p.soft_cap, "window": p.window}
     tuning = chip_tuning(device_name(kind))
     shape = jax.ShapeDtypeStruct
-    q = shape((p.rows, p.heads, p.head_dim), p.dtype)
+    q, heads = shape((p.rows, p.heads, p.head_dim), p.dtype), HEADS
+    if p.queries > 1:
+        q, heads = shape((p.rows, p.queries, *q.shape[1:]), p.dtype), HEADS_OF_QUERIES
+        options["query_lens"] = shape((p.rows,), jnp.int32)
+        option_specs["query_lens"] = EVERYWHERE
     length = -(-p.context // p.page_size)
     rest: Any
     if case.operation == "decode":
@@ -117,8 +122,8 @@ def _attention(case: Case, kind: str) -> Problem:
     return Problem(
         function,
         (q, pool, table, rest, options),
-        (HEADS, PAGES, EVERYWHERE, everywhere, option_specs),
-        HEADS,
+        (heads, PAGES, EVERYWHERE, everywhere, option_specs),
+        heads,
     )
 
 
@@ -132,8 +137,14 @@ def _decode_and_write(case: Case, kind: str) -> Problem:
     if case.backend not in PLAIN:
         static["tuning"] = chip_tuning(device_name(kind)).decode
     shape = jax.ShapeDtypeStruct
-    q = shape((p.rows, p.heads, p.head_dim), p.dtype)
-    token = shape((p.rows, p.kv_heads, p.head_dim), p.dtype)
+    rows: tuple[int, ...] = (p.rows,)
+    heads = HEADS
+    if p.queries > 1:
+        rows, heads = (p.rows, p.queries), HEADS_OF_QUERIES
+        options["query_lens"] = shape((p.rows,), jnp.int32)
+        option_specs["query_lens"] = EVERYWHERE
+    q = shape((*rows, p.heads, p.head_dim), p.dtype)
+    token = shape((*rows, p.kv_heads, p.head_dim), p.dtype)
     table = shape((p.rows, -(-p.context // p.page_size)), jnp.int32)
     lengths = shape((p.rows,), jnp.int32)
 
@@ -146,8 +157,8 @@ def _decode_and_write(case: Case, kind: str) -> Problem:
     return Problem(
         function,
         (pool, q, token, token, table, lengths, options),
-        (PAGES, HEADS, HEADS, HEADS, EVERYWHERE, EVERYWHERE, option_specs),
-        (PAGES, HEADS),
+        (PAGES, heads, heads, heads, EVERYWHERE, EVERYWHERE, option_specs),
+        (PAGES, heads),
         in_place=_size(pool) // p.shards,
     )
 

@@ -11,7 +11,7 @@ Refusal linear(Threads& threads, Array x, Array norm, Array weight, Floats scale
 
 // pallas_kernels/paged_attention/native_decode.py
 Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Integers lengths,
-                     Integers first_page, Floats sinks, Floats k_scale, Floats v_scale, Array out,
+                     Integers query_lens, Integers first_page, Floats sinks, Floats k_scale, Floats v_scale, Array out,
                      float scale, float soft_cap, int64_t window);
 
 // pallas_kernels/paged_attention/native_prefill.py

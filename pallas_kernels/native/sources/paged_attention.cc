@@ -95,8 +95,8 @@ Refusal read_problem(const Array& q, const Array& pages, const Integers& table,
                      const Integers& first_page, const Floats& sinks, const Floats& k_scale,
                      const Floats& v_scale, const Array& out, const AttentionOptions& options,
                      Problem& problem) {
-  if (q.rank != 3 || !q.element || element_size(*q.element) < 2) {
-    return "q must be [rows, heads, head_dim] floats";
+  if (q.rank < 3 || q.rank > 4 || !q.element || element_size(*q.element) < 2) {
+    return "q must be [rows, heads, head_dim] or [slots, queries, heads, head_dim] floats";
   }
   problem = {{},
              options,
@@ -105,38 +105,45 @@ Refusal read_problem(const Array& q, const Array& pages, const Integers& table,
              q.as<const char>(),
              out.as<char>(),
              *q.element,
-             q.dims[1],
+             q.dims[q.rank - 2],
              sinks.count ? sinks.values() : nullptr};
   return read_pool(pages, first_page, k_scale, v_scale, problem.pool);
 }
 
-// The tokens [begin, end) that the query row of a slot sees.
+// The tokens [begin, end) that a slot's query rows see, the first of which is `row`.
 struct Context {
-  int64_t slot, begin, end, parts;
+  int64_t slot, row, rows, begin, end, parts;
 };
 
 }  // namespace
 
 Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Integers lengths,
-                     Integers first_page, Floats sinks, Floats k_scale, Floats v_scale, Array out,
+                     Integers query_lens, Integers first_page, Floats sinks, Floats k_scale, Floats v_scale, Array out,
                      float scale, float soft_cap, int64_t window) {
   Problem problem;
   if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
                                            {scale, soft_cap, window}, problem)) {
     return refusal;
   }
-  const int64_t slots = q.dims[0];
-  const int64_t slot_bytes = out.bytes / std::max<int64_t>(1, slots);
+  const int64_t slots = q.dims[0], queries = q.rank == 4 ? q.dims[1] : 1;
+  const int64_t row_bytes = out.bytes / std::max<int64_t>(1, slots * queries);
   std::vector<Context> live;
   int64_t parts = 0;
   for (int64_t slot = 0; slot < slots; ++slot) {
-    const int64_t end = lengths.values()[slot];
-    if (end > 0) {
-      const int64_t begin = window ? std::max<int64_t>(0, end - window) : 0;
-      live.push_back({slot, begin, end, parts_of(begin, end)});
+    const int64_t end = lengths.values()[slot], first_row = slot * queries;
+    const int64_t given =
+        query_lens.count ? std::clamp<int64_t>(query_lens.values()[slot], 0, queries) : queries;
+    // the last `rows` of the given queries see something
+    const int64_t rows = std::clamp<int64_t>(end, 0, given), row = first_row + given - rows;
+    const auto clear = [&](int64_t from, int64_t to) {
+      std::memset(problem.out + from * row_bytes, 0, (to - from) * row_bytes);
+    };
+    clear(first_row, row);
+    clear(row + rows, first_row + queries);
+    if (rows > 0) {
+      const int64_t begin = window ? std::max<int64_t>(0, end - rows + 1 - window) : 0;
+      live.push_back({slot, row, rows, begin, end, parts_of(begin, end)});
       parts += live.back().parts;
-    } else {
-      std::memset(problem.out + slot * slot_bytes, 0, slot_bytes);
     }
   }
   // the longest contexts first, so that no thread is left with one of them at the end
@@ -148,9 +155,10 @@ Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Int
   std::vector<std::unique_ptr<Split>> splits;
   std::vector<Item> items;
   for (const Context& context : live) {
-    Item item{context.slot, 1, context.end - 1, context.slot, 0, at_once};
+    Item item{context.row, context.rows, context.end - context.rows, context.slot, 0, at_once};
     if (context.parts > 1) {
-      splits.push_back(std::make_unique<Split>(context.parts, kv_heads, problem.heads / kv_heads,
+      splits.push_back(std::make_unique<Split>(context.parts, kv_heads,
+                                               context.rows * (problem.heads / kv_heads),
                                                padded(problem.pool.head_dim)));
       item.split = splits.back().get();
     }

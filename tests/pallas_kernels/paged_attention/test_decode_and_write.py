@@ -37,8 +37,11 @@ def boundary_lengths(page_size):
     return [299, 300, 0, 1, page_size - 1, page_size, page_size + 1, 0]
 
 
-def check(shape, lengths, *, backend="mosaic_tpu", trash=False, **call):
-    """Compares with float64 over the pool as it must be afterwards, and the pool by its bits."""
+def check(shape, lengths, *, counts=None, backend="mosaic_tpu", trash=False, **call):
+    """Compares with float64 over the pool as it must be afterwards, and the pool by its bits.
+
+    With `counts`, how many of 5 tokens of each slot are new, q has an axis of queries.
+    """
     heads, kv_heads, head_dim, page_size, pool, options = shape
     rng = np.random.default_rng(0)
     first_page = 3
@@ -52,19 +55,27 @@ def check(shape, lengths, *, backend="mosaic_tpu", trash=False, **call):
         pool=pool,
         first_page=first_page,
         per_page=False,
+        queries=counts and 5,
+        share=counts is None,
     )
-    new = rng.standard_normal((2, len(lengths), kv_heads, head_dim), np.float32)
-    new[:, np.asarray(lengths) == 0] = np.nan  # an idle slot has no token
-    k, v = (jnp.asarray(part, q.dtype) for part in new)
+    first = np.asarray(lengths) - (1 if counts is None else np.asarray(counts))
+    places = first[:, None] + np.arange(5 if counts else 1)  # in the slot, of each new token
+    exists = (places >= 0) & (places < np.asarray(lengths)[:, None])
+    new = rng.standard_normal((2, *places.shape, kv_heads, head_dim), np.float32)
+    new[:, ~exists] = np.nan  # an idle slot has no token
+    k, v = (jnp.asarray(part.reshape(-1, *part.shape[2:]), q.dtype) for part in new)
     rows = np.asarray(stored_rows(pages, k, v, scales.get("k_scale"), scales.get("v_scale")))
+    rows = rows.reshape(*places.shape, *rows.shape[1:])
+    k, v = (part.reshape(*q.shape[:-2], *part.shape[1:]) for part in (k, v))
     before, after = np.array(pages), np.array(pages)
-    for slot, length in enumerate(lengths):
-        if length:
-            page = first_page + int(table[slot, (length - 1) // page_size])
-            before[page, (length - 1) % page_size] = stored(np.float32(np.nan), pool)
-            after[page, (length - 1) % page_size] = rows[slot]
+    for slot, token in np.argwhere(exists):
+        page = first_page + int(table[slot, places[slot, token] // page_size])
+        before[page, places[slot, token] % page_size] = stored(np.float32(np.nan), pool)
+        after[page, places[slot, token] % page_size] = rows[slot, token]
 
     options = {**options, "scale": head_dim**-0.5, "first_page": first_page, **scales}
+    if counts is not None:
+        options["query_lens"] = jnp.asarray(counts, jnp.int32)
     if options.pop("sinks", False):
         options["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
     out, written = paged_decode_and_write(
@@ -84,6 +95,31 @@ def check(shape, lengths, *, backend="mosaic_tpu", trash=False, **call):
 @pytest.mark.parametrize("backend", ["xla", "reference"])
 def test_the_two_operations(backend):
     check((4, 2, 16, 16, "float32", {"window": 20}), [40, 17, 0, 16], backend=backend, trash=True)
+
+
+COUNTS = [5, 0, 3, 1, 5, 2, 4, 5]  # for boundary_lengths and the like
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_the_two_operations_of_several_tokens(backend):
+    """New tokens on both sides of a page's end, and rows with fewer tokens than they have."""
+    shape = (4, 2, 16, 16, "float32", {"window": 20, "sinks": True})
+    check(shape, [40, 17, 0, 18], counts=COUNTS[:4], backend=backend, trash=True)
+
+
+def test_one_kernel_of_several_tokens(capfd):
+    call = {"tuning": ONE_CORE, "interpret": INTERPRETER}
+    check(QUICK, [66, 300, 2, 33], counts=COUNTS[:4], **call)
+    assert no_races(capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", CASES, ids=str)
+def test_one_kernel_of_several_tokens_of_every_kind(shape, capfd):
+    size = shape[3]
+    lengths = [299, 300, 0, 1, size + 2, size, size + 1, 3]
+    check(shape, lengths, counts=COUNTS, tuning=TWO_CORES, interpret=INTERPRETER)
+    assert no_races(capfd)
 
 
 def test_one_kernel(capfd):
@@ -128,6 +164,8 @@ REFUSED = [
     (operands(backend="triton"), "backend"),
     (operands(k=jnp.zeros((2, 8, 128), jnp.bfloat16)), "k.shape"),
     (operands(v=jnp.zeros((3, 4, 128), jnp.bfloat16)), "v.shape"),
+    (operands(q=jnp.zeros((3, 2, 8, 128), jnp.bfloat16)), "k.shape"),
+    (operands(query_lens=jnp.zeros(3, jnp.int32)), "query_lens"),
     (operands(kv_lens=jnp.zeros(2, jnp.int32)), "kv_lens"),
     (operands(backend="xla", interpret=True), "interpret"),
     (operands(pool="int8", k_scale=BY_PAGE, v_scale=BY_PAGE), "k_scale"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,16 @@ from pallas_kernels import (
     paged_decode_attention,
     paged_prefill_attention,
 )
+from pallas_kernels.paged_attention import tpu_queries
 from pallas_kernels.paged_attention.mosaic_tpu_prefill import divide
+from pallas_kernels.tpu_pages import Order, PageView
 from pallas_kernels.tuning import DecodeTuning, PrefillTuning
 from tests.pallas_kernels.cases import packed_lanes
-from tests.pallas_kernels.paged_attention.checks import check_decode, check_prefill
+from tests.pallas_kernels.paged_attention.checks import (
+    check_decode,
+    check_prefill,
+    check_queries_as_rows,
+)
 from tests.pallas_kernels.strategies import Program, Slots, examples, lanes, slots
 from tests.pallas_kernels.tpu_interpreter import INTERPRETER, no_races
 
@@ -46,6 +53,16 @@ MORE = [
     Program(8, 8, 128, 16, "float8_e4m3fn", sinks=True, columns=19, edge=128),
     Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128),
 ]
+QUERIES = Program(4, 1, 128, 32, "bfloat16", window=140, columns=10, edge=128, queries=5, **ALL)
+MORE_QUERIES = [
+    Program(8, 8, 128, 16, "bfloat16", columns=19, edge=128, queries=8),
+    Program(16, 8, 128, 32, "float32", window=140, columns=10, edge=128, queries=3, **ALL),
+    Program(9, 3, 128, 64, "bfloat16", window=1, edge=128, queries=2),
+    Program(8, 8, 256, 16, "bfloat16", window=20, columns=19, edge=128, queries=5),
+    Program(16, 8, 128, 16, "int8", window=50, columns=19, edge=128, queries=8),
+    Program(8, 4, 128, 32, "int8", columns=10, per_page=False, edge=128, queries=5, **ALL),
+    Program(2, 1, 128, 32, "float8_e4m3fn", window=30, columns=10, edge=128, queries=3),
+]
 DECODE = {"backend": "mosaic_tpu", "tuning": DECODE_TUNING, "interpret": INTERPRETER}
 PREFILL = {"backend": "mosaic_tpu", "tuning": PREFILL_TUNING, "interpret": INTERPRETER}
 
@@ -64,6 +81,53 @@ def test_decode(capfd, data):
 def test_decode_of_every_kind(capfd, program, data):
     check_decode(program, data.draw(slots(program)), **{**DECODE, "tuning": TWO_CORES})
     assert no_races(capfd)
+
+
+@examples(2)
+@given(data=st.data())
+def test_decode_of_several_queries(capfd, data):
+    check_decode(QUERIES, data.draw(slots(QUERIES)), **DECODE)
+    assert no_races(capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", MORE_QUERIES, ids=str)
+@examples(2)
+@given(data=st.data())
+def test_several_queries_of_every_kind(capfd, program, data):
+    check_decode(program, data.draw(slots(program)), **{**DECODE, "tuning": TWO_CORES})
+    assert no_races(capfd)
+
+
+@pytest.mark.slow
+@examples(1)
+@given(data=st.data())
+def test_queries_in_several_chunks_over_small_blocks(monkeypatch, data):
+    """As where the scores of all queries are too many for VMEM."""
+    jax.clear_caches()
+    monkeypatch.setattr(tpu_queries, "SCORE_BYTES", 1)
+    for program in (MORE_QUERIES[0], MORE_QUERIES[4], QUERIES):
+        check_decode(program, data.draw(slots(program)), **DECODE)
+    jax.clear_caches()
+
+
+def test_the_queries_of_a_chunk_begin_with_whole_tiles_and_their_scores_are_bounded():
+    heads = tpu_queries.Queries(8, 32, 2048, length=0, count=0, window=None)
+    assert heads.chunks() == [range(8)]
+    assert replace(heads, columns=4096).chunks() == [range(4), range(4, 8)]
+    assert replace(heads, number=5, columns=4096).chunks() == [range(4), range(4, 5)]
+    assert replace(heads, number=3, columns=1 << 20).chunks() == [range(2), range(2, 3)]
+    view = PageView(Order.WHOLE_TILES, page_size=16, kv_heads=64, head_dim=128)
+    tuning = DecodeTuning(block_tokens=256, stages=4)
+    assert tpu_queries.query_block(view, 2, 64, tuning) == (2, 2)
+    assert tpu_queries.query_block(replace(view, kv_heads=8), 2, 32, tuning) == (16, 4)
+
+
+@pytest.mark.slow
+@examples(1)
+@given(data=st.data())
+def test_several_queries_are_as_many_calls_of_one(data):
+    check_queries_as_rows(QUERIES, data.draw(slots(QUERIES)), **DECODE)
 
 
 @pytest.mark.slow

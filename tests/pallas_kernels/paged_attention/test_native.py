@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 
 from tests.pallas_kernels.cases import paged_case
 from tests.pallas_kernels.native.requirements import require_native
-from tests.pallas_kernels.paged_attention.checks import check_decode, check_prefill, decode
+from tests.pallas_kernels.paged_attention.checks import (
+    check_decode,
+    check_prefill,
+    check_queries_as_rows,
+    decode,
+)
 from tests.pallas_kernels.strategies import Lanes, Program, Slots, examples, lanes, slots
 
 require_native()
@@ -43,6 +48,19 @@ LONG = [
     Program(4, 4, 64, 64, "int8", columns=26, window=1025),
     Program(4, 2, 32, 12, "float16", columns=139, window=1150),  # parts that end inside a page
     Program(3, 1, 36, 16, "float8_e4m3fn", columns=104, **ALL),
+]
+SEVERAL = [
+    Program(12, 4, 64, 16, "uint16", columns=13, queries=8),
+    Program(4, 4, 128, 8, "bfloat16", columns=20, window=11, queries=3, **ALL),
+    Program(6, 2, 80, 4, "uint8", columns=40, window=7, queries=5, **ALL),
+    Program(8, 2, 64, 16, "int8", columns=13, queries=8, window=60),
+    Program(71, 1, 16, 1, "float16", columns=130, window=1, queries=2),
+    Program(3, 3, 36, 16, "float32", queries=5, sinks=True),
+]
+LONG_SEVERAL = [
+    Program(8, 1, 64, 16, "uint16", columns=104, queries=8),
+    # at the ends of parts and windows some queries of a slot see a part and others do not
+    Program(6, 2, 32, 128, "float32", columns=13, window=1025, queries=5, **ALL),
 ]
 ROOT = Path(__file__).parents[3]
 
@@ -79,6 +97,29 @@ def test_ragged_prefill(program, data):
 @given(data=st.data())
 def test_ragged_decode_of_long_contexts(program, data):
     check_decode(program, data.draw(long_slots(program)), backend="native")
+
+
+@pytest.mark.parametrize("program", SEVERAL, ids=str)
+@examples(5)
+@given(data=st.data())
+def test_ragged_decode_of_several_queries(program, data):
+    check_decode(program, data.draw(slots(program)), backend="native")
+
+
+@pytest.mark.parametrize("program", LONG_SEVERAL, ids=str)
+@examples(4)
+@given(data=st.data())
+def test_several_queries_of_long_contexts(program, data):
+    drawn = data.draw(long_slots(program))
+    check_decode(program, drawn, backend="native")
+    check_queries_as_rows(program, drawn, backend="native")
+
+
+@pytest.mark.parametrize("program", [SEVERAL[0], SEVERAL[2]], ids=str)
+@examples(3)
+@given(data=st.data())
+def test_several_queries_are_as_many_calls_of_one(program, data):
+    check_queries_as_rows(program, data.draw(slots(program)), backend="native")
 
 
 def long_result(rows: int) -> np.ndarray:  # [6, H, D]

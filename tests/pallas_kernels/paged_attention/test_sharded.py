@@ -36,6 +36,16 @@ PROGRAM = textwrap.dedent(
         idle = sharded(case.q, case.kv_pages, case.page_table, case.lengths * 0)
         assert not np.asarray(idle, np.float32).any()
 
+        case = paged_case(rng, [70, 33, 0, 2], pool=pool, queries=3, share=False, **shape)
+        counts = jnp.array([3, 1, 2, 3], jnp.int32)
+        of_queries = P(None, None, "model", None)
+        sharded = jax.jit(jax.shard_map(
+            lambda *given: decode(*given[:4], query_lens=given[4]), mesh=mesh,
+            in_specs=(of_queries, pages, P(), P(), P()), out_specs=of_queries))
+        got = sharded(case.q, case.kv_pages, case.page_table, case.lengths, counts)
+        want = oracle.decode(*case[:4], query_lens=counts, scale=0.2, window=window)
+        assert oracle.relative_error(got, want) <= oracle.TOLERANCE[pool]
+
         lanes, region = packed_lanes(rng, [30, 0, 5], [10, 0, 40], gaps=True)
         case = paged_case(rng, [40, 0, 45], pool=pool, rows=region, share=False, **shape)
         prefill = functools.partial(paged_prefill_attention, scale=0.2, backend="xla")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,12 @@ from jaxlib.triton import dialect
 
 from pallas_kernels import KernelError, paged_decode_attention
 from pallas_kernels.paged_attention import triton_decode
+from pallas_kernels.paged_attention.queries import key_range
 from pallas_kernels.tuning import DecodeTuning
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import paged_case
 from tests.pallas_kernels.lowering import A100, lowered_for_cuda
-from tests.pallas_kernels.paged_attention.checks import check_decode
+from tests.pallas_kernels.paged_attention.checks import check_decode, check_queries_as_rows
 from tests.pallas_kernels.strategies import Program, examples, programs, slots
 
 SMALL = DecodeTuning(block_tokens=16)
@@ -44,11 +46,23 @@ MORE = [
     Program(16, 2, 128, 32, "uint16", splits=7, window=40),
     Program(4, 1, 256, 8, "float32", splits=7, soft_cap=5.0, columns=20),
 ]
+# several queries: one tile and several, one split and more than some queries see
+SEVERAL = [
+    Program(6, 2, 64, 16, "bfloat16", splits=3, window=21, queries=3, **ALL),
+]
+MORE_SEVERAL = [
+    Program(4, 2, 64, 16, "float32", splits=1, queries=8, sinks=True),
+    Program(20, 2, 80, 8, "float8_e4m3fn", splits=7, window=5, queries=8, **ALL),
+    Program(8, 2, 128, 32, "float32", splits=2, queries=5, soft_cap=3.0, rows=4),
+    Program(8, 2, 128, 128, "int8", splits=2, window=50, per_page=False, columns=2, queries=2),
+    Program(4, 4, 64, 16, "uint16", splits=7, queries=5),
+]
 DRAWN = programs(
     pools=("float32", "bfloat16", "float16", "int8", "uint8", "uint16", "float8_e4m3fn"),
     head_dims=(16, 64, 80, 128),
     page_sizes=(8, 16, 32),
     splits=(1, 2, 7),
+    queries=(1, 1, 2, 5, 8),
 )
 
 
@@ -60,6 +74,23 @@ DRAWN = programs(
 @given(data=st.data())
 def test_ragged(program, data):
     check_decode(program, data.draw(slots(program)), **CALL)
+
+
+@pytest.mark.parametrize(
+    "program", [*SEVERAL, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE_SEVERAL)], ids=str
+)
+@pytest.mark.usefixtures("poison_outside")
+@examples(4)
+@given(data=st.data())
+def test_ragged_queries(program, data):
+    check_decode(program, data.draw(slots(program)), **CALL)
+
+
+@pytest.mark.slow
+@examples(2)
+@given(data=st.data())
+def test_several_queries_are_as_many_calls_of_one(data):
+    check_queries_as_rows(SEVERAL[0], data.draw(slots(SEVERAL[0])), **CALL)
 
 
 @pytest.mark.slow
@@ -99,26 +130,22 @@ def test_every_e4m3_number_is_read_exactly():
     np.testing.assert_array_equal(got, np.tile(want[:, None], (1, 16)))
 
 
-def test_splits_share_the_blocks_of_each_slot():
+@pytest.mark.parametrize("count", [None, 0, 1, 5])
+def test_splits_share_the_blocks_of_each_slot(count):
     """Every visible block is in one split, and the live splits are the first ones."""
-    block, window = 16, 100
-    for splits in (1, 2, 7):
-        for length in (0, 1, 15, 16, 17, 99, 100, 101, 1000):
-            seen = []
-            for split in range(splits):
-                first_key, begin, end, live = map(
-                    int,
-                    triton_decode.split_blocks(
-                        jnp.int32(length),
-                        jnp.int32(split),
-                        window=window,
-                        block=block,
-                        splits=splits,
-                    ),
-                )
-                assert (begin < end) == (split < live)
-                seen += range(begin, end)
-            assert seen == list(range(first_key // block, -(-length // block)))
+    block = 16
+    queries, counts = (1, None) if count is None else (5, jnp.int32(count))
+    for splits, length in itertools.product((1, 2, 7), (0, 1, 15, 16, 17, 99, 100, 101, 1000)):
+        keys = key_range(jnp.int32(length), counts, queries, window=100)
+        seen = []
+        for split in range(splits):
+            part = triton_decode.split_blocks(keys, jnp.int32(split), block=block, splits=splits)
+            begin, end, live = map(int, part)
+            assert (begin < end) == (split < live)
+            seen += range(begin, end)
+        first = length - (1 if count is None else count) + 1 - 100
+        visible = 0 if count == 0 else length
+        assert seen == list(range(max(first, 0) // block, -(-visible // block)))
 
 
 def test_the_number_of_splits_fills_the_gpu_and_no_more():
@@ -215,6 +242,10 @@ def test_lowers_under_shard_map():
     given = operands()
     sharded = jax.shard_map(decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads)
     assert jax.eval_shape(sharded, *given).shape == given[0].shape
+    heads = P(None, None, "model")
+    sharded = jax.shard_map(decode, mesh=mesh, in_specs=(heads, pages, P(), P()), out_specs=heads)
+    q = jax.ShapeDtypeStruct((16, 5, *given[0].shape[1:]), given[0].dtype)
+    assert jax.eval_shape(sharded, q, *given[1:]).shape == q.shape
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,11 @@ def test_the_cost_of_decode() -> None:
     assert cost.bytes == 3 * (100 * 2 * 2 * 8 * 2 + 2 * 4 * 8 * 2)
     windowed = Attention(rows=3, heads=4, kv_heads=2, head_dim=8, context=100, window=10)
     assert decode_cost(windowed).flops * 10 == cost.flops
+    several = decode_cost(replace(problem, queries=4))
+    assert several.flops == 3 * 4 * (97 + 98 + 99 + 100) * (2 * 8 + 2 * 8)
+    assert several.bytes - cost.bytes == 3 * 3 * 2 * 4 * 8 * 2  # the keys are read once
+    windowed = decode_cost(replace(windowed, queries=4))
+    assert windowed.bytes == 3 * (13 * 2 * 2 * 8 * 2 + 4 * 2 * 4 * 8 * 2)
     eight = Attention(3, 4, 2, 8, pages="int8", scales="page", context=100)
     scales = 2 * 2 * 4 // 16  # of a page of 16 tokens, a token's share
     assert decode_cost(eight).bytes == 3 * (100 * (2 * 2 * 8 + scales) + 2 * 4 * 8 * 2)
