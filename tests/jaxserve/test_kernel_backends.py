@@ -66,9 +66,9 @@ def steps(
     loaded.engine.close()
 
 
-def tokens(model: str, backends: Backends) -> dict[str, list[int]]:
-    """Greedy tokens of each request."""
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+def tokens(model: str, backends: Backends, **sampling: float) -> dict[str, list[int]]:
+    """Tokens of each request, greedy if nothing else is said."""
+    params = SamplingParams(**{"temperature": 0.0, **sampling}, max_tokens=6, ignore_eos=True)
     result: dict[str, list[int]] = {}
     for step in steps(model, backends, dict.fromkeys((5, 40, 1, 17), params), max_num_seqs=3):
         for request, token in zip(step.seen.requests, step.seen.tokens):
@@ -155,6 +155,15 @@ def tokens_of_plain_xla(float32_model) -> dict[str, list[int]]:
 )  # interpreters are slow
 def test_float32_tokens_are_those_of_plain_xla(name, float32_model, tokens_of_plain_xla):
     assert tokens(float32_model, BACKENDS[name]) == tokens_of_plain_xla
+
+
+@pytest.mark.slow
+def test_filtered_tokens_are_those_of_plain_xla(float32_model):
+    sampling = {"temperature": 1.0, "seed": 3, "top_k": 90, "top_p": 0.8, "min_p": 1e-3}
+    kernel = replace(XLA, threshold="triton", interpret=True)
+    want = tokens(float32_model, XLA, **sampling)
+    assert tokens(float32_model, kernel, **sampling) == want
+    assert want != tokens(float32_model, XLA, **{**sampling, "top_k": 1})
 
 
 @pytest.mark.slow
