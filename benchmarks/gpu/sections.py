@@ -117,7 +117,7 @@ def steps(every: tuple[str, ...], part: str, keep_s: float = 0) -> Several:
     """Decode steps; the first case makes the engine and compiles all programs of the section."""
     cases = functools.partial(decode_step.cases, every=every)
     run = functools.partial(decode_step.decode_step, every=every)
-    return Several(cases, run, part, 270, keep_s=keep_s)
+    return Several(cases, run, part, 300, keep_s=keep_s)
 
 
 def beside(
