@@ -39,9 +39,7 @@ def test_a_gpu_compiles_everything_before_it_serves(model_folder):
     folder = str(model_folder("llama_gqa"))
     model = ModelConfig.from_folder(folder)
     resolved = resolve(EngineConfig(model=folder), model, Gpu())
-    wanted = wanted_shapes(
-        resolved.max_num_seqs, resolved.max_num_batched_tokens, 1, DEFAULTS["gpu"].common
-    )
+    wanted = wanted_shapes(resolved.max_num_seqs, resolved.max_num_batched_tokens, 1)
     assert resolved.compile_ahead >= len(wanted)
     assert resolved.compile_in_background is False
     assert resolve(EngineConfig(model=folder), model, jax.devices()[0]).compile_in_background
