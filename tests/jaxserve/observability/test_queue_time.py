@@ -37,6 +37,9 @@ class SimulatedDevice:
         self.pack_s = 0.0
         self._free = 0.0
 
+    def check_alive(self):
+        pass
+
     def pack(self, plan):
         self.clock.now += self.pack_s
 
