@@ -172,6 +172,10 @@ def _logits_of(spec: StepSpec, model: Llama) -> Any:
 
 
 def _replicate(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Logits [R, V] on every device."""
     if mesh.size == 1:
         return x
+    if x.shape[1] % mesh.shape["model"] == 0:
+        # each device's part first: of few rows XLA would rather gather the weight that makes them
+        x = lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(None, "model")))
     return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,24 @@ def compile_on_gpu(
                 **jit_options,
             )
         names = triton_kernels(compiled.as_text())
-        kernels = (*mosaic_uses(mosaic), *xla_uses(xla, names, architecture))
+        assembled_here = tuple(mosaic_uses(mosaic))
+        reused = reused_uses(compiled.as_text(), assembled_here)
+        kernels = (*assembled_here, *reused, *xla_uses(xla, names, architecture))
         # the second is there where XLA made graphs of a part
         launches = sorted(xla.glob("*.thunk_sequence*.txt"))
         launched = launches[-1].read_text()
     return compiled, kernels, launched
+
+
+def reused_uses(hlo: str, assembled: Iterable[KernelUse]) -> Iterator[KernelUse]:
+    """The Mosaic GPU kernels of an optimised module that nothing was assembled for."""
+    lines = [line for line in hlo.splitlines() if 'custom_call_target="mosaic_gpu' in line]
+    places = [re.search(r'op_name="[^"]*?([^"/]+)/[^"/]+"', line) for line in lines]
+    functions = [kernel.name for kernel in assembled]
+    for name in dict.fromkeys(place.group(1) for place in places if place):
+        own = re.compile(rf"{re.escape(name)}(_mosaic_gpu\w*)?")
+        if not any(own.fullmatch(function) for function in functions):
+            yield KernelUse(name, "mosaic_gpu", reused=True)
 
 
 def instruction_mix(ptx: str) -> dict[str, int]:

@@ -16,6 +16,7 @@ from itertools import pairwise
 PRODUCT, FUSION, COPY = "product", "fusion", "copy"
 OWN_TARGETS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "tpu_custom_call")
 PRODUCT_TARGETS = ("__cublas", "__triton_gemm")
+MATRIX = ("dot", "convolution")  # a TPU has the second alone
 # nothing is launched for these; the end of an asynchronous pair belongs to its begin
 FREE = (
     "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id",
@@ -104,7 +105,7 @@ def _called(one: _Instruction) -> str:
 
 def _class_of(one: _Instruction, bodies: dict[str, list[_Instruction]]) -> str:
     body = bodies.get(one.names() or "", [])
-    if one.op in ("dot", "convolution") or any(inner.op == "dot" for inner in body):
+    if one.op in MATRIX or any(inner.op in MATRIX for inner in body):
         return PRODUCT
     called = _inner(one, bodies)
     if called.op == "custom-call":

@@ -27,6 +27,8 @@ class KernelUse:
         vmem: bytes of vector memory; None on GPU.
         instructions: how often each kind of instruction stands in the PTX. In a TPU kernel's
             module only presence can be seen: 1.
+        reused: assembled for an earlier program of this process, and judged with that: JAX 0.12
+            assembles equal kernels once, so nothing else is known of it here.
     """
 
     name: str
@@ -36,6 +38,7 @@ class KernelUse:
     shared: int | None = None
     vmem: int | None = None
     instructions: Mapping[str, int] = field(default_factory=dict)
+    reused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +161,8 @@ def judge(
         failures.append("no kernel of pallas_kernels is in the executable")
     for part, instruction in wanted.instructions.items():
         accepted = STRONGER.get(instruction, (instruction,))
-        if not any(
-            kernel.instructions.get(name)
-            for kernel in own
-            if part in kernel.name
-            for name in accepted
-        ):
+        named = [kernel for kernel in own if part in kernel.name]
+        if not any(k.reused or k.instructions.get(name) for k in named for name in accepted):
             failures.append(f"no kernel{f' named {part}' if part else ''} uses {instruction}")
     if memory.aliased < wanted.in_place:
         failures.append(f"only {memory.aliased} of {wanted.in_place} bytes are in place")

@@ -242,3 +242,16 @@ def test_a_greedy_step_of_an_absent_gpu_is_one_graph_of_few_kernels() -> None:
     # the gated activation
     assert sum(found.a_layer.values()) == 10
     assert found.a_layer["fusion"] == 1
+
+
+@pytest.mark.slow
+def test_devices_gather_logits_and_not_the_weight_that_makes_them() -> None:
+    """A table of 128k x 8k numbers would cross the links at every step of few rows."""
+    try:
+        require_compiler()
+    except CompilerMissingError as error:
+        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
+    setting = replace(SETTING, kind="a100", devices=8, shape="llama-3-70b", num_pages=4096)
+    step = prove_step.prove_step(setting, DECODE)
+    table = setting.config().vocab_size * setting.config().hidden_size * 2
+    assert step.proof.memory.temporaries < table / 16

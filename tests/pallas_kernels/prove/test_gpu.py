@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from pallas_kernels.prove import gpu
+from pallas_kernels.prove import KernelUse, gpu
 
 REPORT = """\
 ptxas info    : 0 bytes gmem
@@ -103,3 +103,16 @@ def test_a_numbered_function_keeps_its_name() -> None:
     assert gpu.is_named("paged_decode_1", names)
     assert gpu.is_named("paged_decode_merge__2", names)
     assert not gpu.is_named("loop_fusion_1", names)
+
+
+def test_a_kernel_that_was_assembled_for_an_earlier_program_is_named() -> None:
+    call = '%a = f32[2] custom-call(%x), custom_call_target="mosaic_gpu_v2", metadata={PLACE}\n'
+    hlo = "".join(
+        call.replace("PLACE", f'op_name="jit(step)/jit(_attend)/{name}/mpmd_map"')
+        for name in ("paged_decode", "paged_decode_combine", "paged_decode")
+    )
+    merge = KernelUse("paged_decode_combine_mosaic_gpu_kernel", "mosaic_gpu", 40)
+    (reused,) = gpu.reused_uses(hlo, [merge])
+    assert (reused.name, reused.reused, reused.registers) == ("paged_decode", True, None)
+    decode = KernelUse("paged_decode_mosaic_gpu_kernel", "mosaic_gpu", 80)
+    assert list(gpu.reused_uses(hlo, [merge, decode])) == []

@@ -44,6 +44,12 @@ def test_a_lost_instruction_fails() -> None:
         assert failure == "no kernel named paged_decode uses wgmma"
 
 
+def test_a_kernel_that_an_earlier_program_was_judged_with_passes() -> None:
+    wanted = Requirements(instructions={"paged_decode": "wgmma"}, own_kernel=True)
+    assert judge((KernelUse("paged_decode", "mosaic_gpu", reused=True),), MEMORY, wanted) == ()
+    assert judge((KernelUse("paged_decode", "mosaic_gpu"),), MEMORY, wanted) != ()
+
+
 def test_the_instruction_of_another_kernel_does_not_count() -> None:
     lost = replace(KERNEL, instructions={})
     for other in (replace(KERNEL, name="paged_prefill"), replace(KERNEL, source="xla")):
