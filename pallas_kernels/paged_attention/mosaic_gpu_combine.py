@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,12 +24,13 @@ AT_ONCE = 8  # most of them
 
 
 def _kernel(
-    whole_gmem: Any,  # [B, groups, group, D], of rows in one piece
+    whole_gmem: Any,  # [B, groups, columns, D], of rows in one piece
     out_gmem: Any,  # float32[most_pieces, B, groups, channels, columns]
     lse_gmem: Any,  # float32[most_pieces, B, groups, columns], base 2
     pieces_gmem: Any,  # int32[B]
     merged_gmem: Any,  # [B, groups, group, D]
     staged: Any,
+    passed: Any,
     landed: Any,
     *,
     plan: DecodePlan,
@@ -39,21 +39,11 @@ def _kernel(
     pieces = pieces_gmem[slot]
     result = merged_gmem.at[slot, heads]
 
-    def tiles(visit: Callable[[Any, Any], None], other: Any) -> None:
-        """Calls visit(part of `staged`, part of `other`) for what this tile has of the result."""
-        if plan.head_dim == plan.channels:
-            visit(
-                staged.at[pl.ds(0, plan.group)], other.at[:, pl.ds(tile * WGMMA_ROWS, WGMMA_ROWS)]
-            )
-            return
-        for index in range(plan.channels // WGMMA_ROWS):
-            low = index * WGMMA_ROWS
-            held = min(WGMMA_ROWS, plan.head_dim - low)
-
-            @pl.when(tile == index)
-            def _(low: int = low, held: int = held) -> None:
-                for head in range(plan.group):
-                    visit(staged.at[head, pl.ds(0, held)], other.at[head, pl.ds(low, held)])
+    @pl.when((pieces == 1) & (tile == 0))
+    def _() -> None:
+        plgpu.copy_gmem_to_smem(whole_gmem.at[slot, heads], passed, landed)
+        plgpu.barrier_wait(landed)
+        plgpu.copy_smem_to_gmem(passed.at[pl.ds(0, plan.group)], result)
 
     @pl.when(pieces > 1)
     def _() -> None:
@@ -61,16 +51,21 @@ def _kernel(
         turned = plgpu.layout_cast(out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
         store_plain(transposed(staged), turned)
         plgpu.commit_smem()
+        if plan.head_dim == plan.channels:
+            taken = result.at[:, pl.ds(tile * WGMMA_ROWS, WGMMA_ROWS)]
+            plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], taken)
+            return
+        for index in range(plan.channels // WGMMA_ROWS):
+            low = index * WGMMA_ROWS
+            held = min(WGMMA_ROWS, plan.head_dim - low)
+            for head in range(plan.group):
+                copy = functools.partial(
+                    plgpu.copy_smem_to_gmem,
+                    staged.at[head, pl.ds(0, held)],
+                    result.at[head, pl.ds(low, held)],
+                )
+                pl.when(tile == index)(copy)
 
-    @pl.when(pieces == 1)
-    def _() -> None:
-        def bring(mine: Any, other: Any) -> None:
-            plgpu.copy_gmem_to_smem(other, mine, landed)
-            plgpu.barrier_wait(landed)
-
-        tiles(bring, whole_gmem.at[slot, heads])
-
-    tiles(plgpu.copy_smem_to_gmem, result)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -119,7 +114,7 @@ def _merged(
 
 
 def combine(
-    whole: jax.Array,  # [B, groups, group, D]
+    whole: jax.Array,  # [B, groups, columns, D]
     out: jax.Array,  # float32[most_pieces, B, groups, channels, columns]
     lse: jax.Array,  # float32[most_pieces, B, groups, columns], base 2
     pieces: jax.Array,  # int32[B]
@@ -138,6 +133,7 @@ def combine(
         out_type=result_like(out, (slots, groups, plan.group, plan.head_dim), dtype),
         scratch_types=[
             plgpu.SMEM((plan.columns, WGMMA_ROWS), dtype),
+            plgpu.SMEM((plan.columns, plan.head_dim), dtype),
             plgpu.Barrier(),
         ],
         grid=(slots, groups, plan.channels // WGMMA_ROWS),

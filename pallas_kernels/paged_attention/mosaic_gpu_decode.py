@@ -155,6 +155,9 @@ def decode(
         raise KernelError("splits", splits, f"at most {MAX_SPLITS}")
     # as many heads as a KV head has share its cut: its tiles read the same keys
     cut = cut_of(tuning.block_tokens, head_dim, kv_pages.dtype, kv_heads, splits)
+    tokens = page_table.shape[1] * page_size
+    if options.scores.window is not None:
+        tokens = min(tokens, options.scores.window + queries - 1)
     plan = DecodePlan(
         group=group,
         head_tiles=head_tiles,
@@ -164,7 +167,7 @@ def decode(
         page_size=page_size,
         block_tokens=tuning.block_tokens,
         stages=tuning.stages,
-        most_pieces=cut.most_pieces(page_table.shape[1] * page_size),
+        most_pieces=cut.most_pieces(tokens),
         pool_dtype=jnp.dtype(kv_pages.dtype),
         dtype=compute_dtype(kv_pages.dtype, q.dtype),
         page_scales=options.k_scale is not None and options.k_scale.ndim == 2,
@@ -224,7 +227,7 @@ def _attend(
     if k_scale is not None and v_scale is not None:
         operands += [s if plan.page_scales else s.reshape(1) for s in (k_scale, v_scale)]
 
-    results = [result_like(q, (slots, groups, plan.group, plan.head_dim), plan.dtype)]
+    results = [result_like(q, (slots, groups, plan.whole_rows, plan.head_dim), plan.dtype)]
     if plan.most_pieces > 1:
         part = (plan.most_pieces, slots, groups)
         shapes = (*part, plan.channels, plan.columns), (*part, plan.columns)

@@ -39,8 +39,8 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     Operands: q [B, groups, columns, D], kv_pages [NP, page_size, 2, KVH, D], page_table
     int32[B, P], pieces int32[T, 8] and teams int32[teams, 3] of `decode_work`, first_page int32[1];
     float32 sinks [groups, columns] when plan.sinks; float32 k_scale and v_scale, [NP, KVH] or [1],
-    of 8-bit pages. Results: [B, groups, group, D], of rows in one piece; where rows may be cut,
-    also float32 [most_pieces, B, groups, channels, columns] and the logarithm (base 2) of the
+    of 8-bit pages. Results: [B, groups, whole_rows, D], of rows in one piece; where rows may be
+    cut, also float32 [most_pieces, B, groups, channels, columns] and the logarithm (base 2) of the
     softmax's sum, float32 [most_pieces, B, groups, columns], of the pieces of the others.
     """
     inputs = iter(operands)
@@ -77,32 +77,41 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     def _() -> None:
         pool_scales = [] if plan.page_scales else [scale[0] for scale in scales_gmem]
 
-        def attend(index: jax.Array, carry: tuple[jax.Array, Piece]) -> tuple[jax.Array, Piece]:
-            done, piece = carry
-            following = piece_at(index + 1)  # read early: it answers while this piece is attended
+        def attend(index: jax.Array, done: jax.Array) -> jax.Array:
+            turn = Turn(index - share.first, share.last - share.first, done, share.steps)
+            buffer = lax.rem(turn.number, jnp.int32(Q_BUFFERS))
+            plgpu.barrier_wait(scratch["q_ready"].at[buffer])
+            held = Piece(*(scratch["piece_smem"].at[buffer, j] for j in range(len(Piece._fields))))
             sink = None
             if sinks_gmem is not None:
-                held = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
-                sink = jnp.where(piece.number == 0, held * LOG2E, MASKED)  # it takes part once
-            turn = Turn(index - share.first, share.last - share.first, done, share.steps)
-            out, lse = _attend(piece, turn, group, sink, pool_scales, plan, scratch)
+                logits = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
+                # it takes part once
+                sink = jnp.where(held.number[...] == 0, logits * LOG2E, MASKED)
+            out, lse = _attend(held, turn, group, sink, pool_scales, plan, scratch)
+            # read here and not before: registers are for what is attended
+            slot, number, pieces = (field[...] for field in (held.slot, held.number, held.pieces))
+            following = done + held.steps[...]
+
+            @pl.when(turn.number + Q_BUFFERS < turn.pieces)  # else nobody waits for the buffer
+            def _() -> None:
+                plgpu.barrier_arrive(scratch["q_free"].at[buffer])
 
             def write() -> None:
-                _write_result(out, results[0].at[piece.slot, group], plan, scratch["out_smem"])
+                _write_result(out, results[0].at[slot, group], plan, scratch["out_smem"])
 
             if plan.most_pieces == 1:
                 write()
             else:
-                pl.when(piece.pieces == 1)(write)
+                pl.when(pieces == 1)(write)
 
-                @pl.when(piece.pieces > 1)
+                @pl.when(pieces > 1)
                 def _() -> None:
-                    store_plain(results[1].at[piece.number, piece.slot, group], out)
-                    store_plain(results[2].at[piece.number, piece.slot, group], lse)
+                    store_plain(results[1].at[number, slot, group], out)
+                    store_plain(results[2].at[number, slot, group], lse)
 
-            return done + piece.steps, following
+            return following
 
-        lax.fori_loop(share.first, share.last, attend, (jnp.int32(0), piece_at(share.first)))
+        lax.fori_loop(share.first, share.last, attend, jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -171,6 +180,9 @@ def _fetch(
         def _() -> None:
             plgpu.barrier_wait(scratch["q_free"].at[buffer])
 
+        for field, value in enumerate(piece):
+            scratch["piece_smem"][buffer, field] = value
+        plgpu.barrier_arrive(scratch["q_ready"].at[buffer])
         plgpu.copy_gmem_to_smem(
             q_gmem.at[piece.slot, group],
             scratch["q_smem"].at[buffer],
@@ -213,18 +225,19 @@ def _fetch(
     lax.fori_loop(share.first, share.last, fetch_piece, carry)
 
 
-def _ends(piece: Piece, group: jax.Array, plan: DecodePlan) -> jax.Array:
+def _ends(held: Piece, group: jax.Array, plan: DecodePlan) -> jax.Array:
     """The end of the keys that each column's query sees, int32[columns]; 0 for no query."""
     column = plgpu.broadcasted_iota(
         jnp.int32, (plan.columns,), 0, layout=plgpu.Layout.WGMMA.reduce(0)
     )
     tile = lax.rem(group, jnp.int32(plan.head_tiles))
     query = lax.div(tile * plan.group + column, jnp.int32(plan.heads))
-    return jnp.where(query < piece.queries, piece.length - piece.queries + query + 1, 0)
+    length, queries = held.length[...], held.queries[...]
+    return jnp.where(query < queries, length - queries + query + 1, 0)
 
 
 def _attend(
-    piece: Piece,
+    held: Piece,  # references; read where they are needed, for registers are scarce
     turn: Turn,
     group: jax.Array,
     sink: jax.Array | None,  # float32[columns], base 2
@@ -237,14 +250,14 @@ def _attend(
     factor = jnp.float32(plan.scores.scale * (LOG2E if plan.scores.soft_cap is None else 1.0))
     if pool_scales:
         factor = factor * pool_scales[0]
-    buffer = lax.rem(turn.number, jnp.int32(Q_BUFFERS))
-    queries = scratch["q_smem"].at[buffer]
-    ends = _ends(piece, group, plan) if plan.queries > 1 else None
+    queries = scratch["q_smem"].at[lax.rem(turn.number, jnp.int32(Q_BUFFERS))]
+    ends = _ends(held, group, plan) if plan.queries > 1 else None
 
     def visible(token: jax.Array, low_key: jax.Array) -> jax.Array:
         """Which of a step's tokens each column sees."""
         if ends is None:
-            return (token >= piece.first_key - low_key) & (token < piece.length - low_key)
+            first_key, length = held.first_key[...], held.length[...]
+            return (token >= first_key - low_key) & (token < length - low_key)
         end = lax.broadcast_in_dim(ends - low_key, shape, [1])
         if plan.scores.window is None:
             return token < end
@@ -256,7 +269,7 @@ def _attend(
         out, highest, total = carry
         use = turn.done + step
         stage = lax.rem(use, jnp.int32(plan.stages))
-        low_key = (piece.begin + step) * plan.block_tokens
+        low_key = (held.begin[...] + step) * plan.block_tokens
 
         def free(kind: str) -> None:
             @pl.when(use + plan.stages < turn.steps)  # else nobody waits for the stage
@@ -308,18 +321,19 @@ def _attend(
             values = scratch["v_smem"].at[0]
             _widen(scratch["v_raw"].at[stage], values.at[:, pl.ds(0, plan.head_dim)], plan)
         if plan.pool_dtype != jnp.int8:
+            first_key, length = held.first_key[...], held.length[...]
 
-            @pl.when((low_key < piece.first_key) | (low_key + plan.block_tokens > piece.length))
+            @pl.when((low_key < first_key) | (low_key + plan.block_tokens > length))
             def _() -> None:
                 # a masked value may hold anything, NaN too, and a weight of 0 * NaN is NaN
                 for low in range(0, plan.channels, WGMMA_ROWS):
                     some = values.at[:, pl.ds(low, WGMMA_ROWS)]
-                    held = load_as(some, plgpu.Layout.WGMMA, optimized=True)
+                    number = load_as(some, plgpu.Layout.WGMMA, optimized=True)
                     row = plgpu.broadcasted_iota(
-                        jnp.int32, held.shape, 0, layout=plgpu.Layout.WGMMA
+                        jnp.int32, number.shape, 0, layout=plgpu.Layout.WGMMA
                     )
-                    kept = (row >= piece.first_key - low_key) & (row < piece.length - low_key)
-                    some[...] = jnp.where(kept, held, jnp.zeros_like(held))
+                    kept = (row >= first_key - low_key) & (row < length - low_key)
+                    some[...] = jnp.where(kept, number, jnp.zeros_like(number))
 
         plgpu.commit_smem()
         if plan.quantized:
@@ -339,14 +353,8 @@ def _attend(
         highest = plgpu.layout_cast(
             jnp.full((plan.columns,), MASKED, jnp.float32), plgpu.Layout.WGMMA.reduce(0)
         )
-    plgpu.barrier_wait(scratch["q_ready"].at[buffer])
     carry = (zeros(out_shape), highest, zeros(shape))
-    out, highest, total = lax.fori_loop(0, piece.steps, attend, carry)
-
-    @pl.when(turn.number + Q_BUFFERS < turn.pieces)  # else nobody waits for the buffer
-    def _() -> None:
-        plgpu.barrier_arrive(scratch["q_free"].at[buffer])
-
+    out, highest, total = lax.fori_loop(0, held.steps[...], attend, carry)
     whole = total.sum(axis=0)
     if sink is not None:
         whole = whole + jnp.exp2(sink - highest)
@@ -397,13 +405,13 @@ def _widen(raw: Any, wide: Any, plan: DecodePlan) -> None:
 
 
 def _write_result(out: jax.Array, result: Any, plan: DecodePlan, staged: Any) -> None:
-    """out [channels, columns] to result [group, D]."""
+    """out [channels, columns] to result [group or columns, D]."""
     turned = plgpu.layout_cast(out.astype(plan.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the result before this one has been read
     store_plain(transposed(staged), turned)
     plgpu.commit_smem()
     if plan.head_dim == plan.channels:
-        plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.group)], result)
+        plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, plan.whole_rows)], result)
     else:
-        for head in range(plan.group):
+        for head in range(plan.whole_rows):
             plgpu.copy_smem_to_gmem(staged.at[head, pl.ds(0, plan.head_dim)], result.at[head])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_attention.decode_work import Piece
 from pallas_kernels.paged_attention.options import Scores
 
 MASKED = -1e30  # finite: exp2(MASKED - MASKED) is 1, not NaN
@@ -65,6 +66,11 @@ class DecodePlan:
         return -(-self.group // TILE_ROWS) * TILE_ROWS
 
     @property
+    def whole_rows(self) -> int:
+        """Of the result of a row in one piece; a copy that passes it on has multiples of 128 B."""
+        return self.group if self.most_pieces == 1 else self.columns
+
+    @property
     def channels(self) -> int:
         """Head_dim rounded up to the rows of wgmma; nobody reads what the extra ones hold."""
         return -(-self.head_dim // WGMMA_ROWS) * WGMMA_ROWS
@@ -105,7 +111,9 @@ class DecodePlan:
                 transforms=swizzled(swizzle_bytes(self.head_dim, self.dtype), self.dtype),
             ),
             "out_smem": plgpu.SMEM((self.columns, self.channels), self.dtype),
-            "q_ready": plgpu.Barrier(num_barriers=Q_BUFFERS),
+            "piece_smem": plgpu.SMEM((Q_BUFFERS, len(Piece._fields)), jnp.int32),
+            # the fields of the piece, and its queries
+            "q_ready": plgpu.Barrier(num_arrivals=2, num_barriers=Q_BUFFERS),
             "q_free": plgpu.Barrier(num_barriers=Q_BUFFERS),
             "k_ready": plgpu.Barrier(
                 num_arrivals=self.copies + self.page_scales, num_barriers=self.stages

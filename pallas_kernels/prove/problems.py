@@ -30,8 +30,8 @@ from pallas_kernels.tuning import chip_tuning
 from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
 
 POOL_BYTES = 2**30
-# of a kernel's partial results and of copies around it; a copied pool is sixteen times as much
-MAX_TEMPORARIES = 2**26
+# of a kernel's partial results and of copies around it; a copied pool is eight times as much
+MAX_TEMPORARIES = 2**27
 # v5p has half the VMEM of the others: what XLA keeps there around a kernel is in memory on v5p
 LARGER_TEMPORARIES = {"v5p": 2**28}
 HEADS = PartitionSpec(None, "model")
