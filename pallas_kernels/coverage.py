@@ -34,7 +34,6 @@ class AttentionShape:
         pool_dtype: element type of the pages; uint16 and uint8 stand for what their bits hold.
         query_dtype: type of the queries.
         kv_heads: KV heads of one device.
-        queries: query positions of a row of decode.
     """
 
     head_dim: int | None = None
@@ -43,7 +42,6 @@ class AttentionShape:
     pool_dtype: np.dtype | None = None
     query_dtype: np.dtype | None = None
     kv_heads: int | None = None
-    queries: int | None = None
 
     @staticmethod
     def of(q: jax.Array, kv_pages: jax.Array) -> AttentionShape:
@@ -59,15 +57,7 @@ class AttentionShape:
             pool_dtype=jnp.dtype(kv_pages.dtype),
             query_dtype=jnp.dtype(q.dtype),
             kv_heads=kv_heads,
-            queries=q.shape[1] if q.ndim == 4 else None,
         )
-
-
-def one_query(shape: AttentionShape) -> KernelError | None:
-    """Why a kernel for one query a row does not cover a shape; None when it does."""
-    if shape.queries is not None and shape.queries > 1:
-        return KernelError("queries", shape.queries, "one query a row")
-    return None
 
 
 def mosaic_gpu_prefill(shape: AttentionShape) -> KernelError | None:

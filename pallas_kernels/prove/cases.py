@@ -168,6 +168,17 @@ CASES = (
     Case("decode", "mosaic_gpu", HOPPER, Attention(16, 16, 8, 256, soft_cap=50.0), "wgmma"),
     Case("decode", "mosaic_gpu", HOPPER, Attention(64, 64, 8, 64, sinks=True), "wgmma"),
     Case("decode", "mosaic_gpu", HOPPER, Attention(page_size=128), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, queries=4), "wgmma"),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, queries=8), "wgmma", quick=("h200",)),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, 16, 8, 256, queries=8), "wgmma"),
+    Case(
+        "decode",
+        "mosaic_gpu",
+        HOPPER,
+        Attention(16, queries=8, pages="int8", scales="page"),
+        "wgmma",
+    ),
+    Case("decode", "mosaic_gpu", HOPPER, Attention(16, queries=8, pages="float8_e4m3fn"), "wgmma"),
     Case("decode", "mosaic_gpu", HOPPER, Attention(pages="int8"), "wgmma"),
     Case(
         "decode", "mosaic_gpu", HOPPER, Attention(pages="int8", scales="page"), "wgmma", ("h200",)

@@ -124,20 +124,6 @@ def test_shapes_that_the_hopper_kernel_lacks_go_to_the_next_with_a_reason(shape,
     assert named in backends.reason
 
 
-def test_a_kernel_for_one_query_a_row_is_not_chosen_for_several():
-    bfloat16 = jnp.dtype("bfloat16")
-    shape = AttentionShape(128, 16, 4, bfloat16, bfloat16, kv_heads=8, queries=4)
-    backends = choose_backends("NVIDIA H200", "gpu", shape)
-    assert (backends.decode, backends.prefill) == ("triton", "mosaic_gpu")
-    assert "the mosaic_gpu decode kernel does not cover queries=4" in backends.reason
-    with pytest.raises(KernelError, match="covers queries=4"):
-        require_backend("decode", "mosaic_gpu", "NVIDIA H200", "gpu", shape)
-    assert choose_backends("NVIDIA H200", "gpu", replace(shape, queries=1)).decode == "mosaic_gpu"
-    on_tpu = choose_backends("TPU v6 lite", "tpu", shape)
-    assert (on_tpu.decode, on_tpu.decode_and_write) == ("mosaic_tpu", "mosaic_tpu")
-    assert choose_backends("NVIDIA A100-SXM4-80GB", "gpu", shape).decode == "triton"
-
-
 @pytest.mark.parametrize("pool", ["int8", "float8_e4m3fn"])
 def test_the_hopper_kernels_read_8_bit_pages(pool):
     shape = AttentionShape(128, 16, 8, jnp.dtype(pool), jnp.dtype("bfloat16"))
