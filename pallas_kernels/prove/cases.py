@@ -133,7 +133,7 @@ class Case:
 
     Attributes:
         operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
-            "quantized_matmul" or "kept_threshold".
+            "rotate_and_write", "quantized_matmul" or "kept_threshold".
         backend: of the operation.
         kinds: keys of `pallas_kernels.prove.targets.KINDS`.
         problem: shapes and options.
@@ -338,6 +338,12 @@ CASES = (
     Case("write_kv", "xla_pages", TPUS, Attention(64, 24, 3, 128, 128, pages="float8_e4m3fn")),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 8, 1, pages="int8"), "matmul"),
     Case("decode", "mosaic_tpu", TPUS, Attention(16, 24, 3, 128, 128, pages="int8"), "matmul"),
+    # rotation and write, of the parts of a projection
+    Case("rotate_and_write", "triton", GPUS, Attention(16), quick=("h200", "a100")),
+    Case("rotate_and_write", "triton", GPUS, Attention(2048, 28, 4)),
+    Case("rotate_and_write", "triton", GPUS, Attention(64, 16, 8, 256, dtype="float16")),
+    Case("rotate_and_write", "triton", GPUS, Attention(64, 64, 8, 80)),
+    Case("rotate_and_write", "triton", GPUS, Attention(64, 64, shards=8)),
     # quantised matrix products
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(1), "wgmma"),
     Case("quantized_matmul", "mosaic_gpu", HOPPER, Matmul(), "wgmma", quick=("h200",)),

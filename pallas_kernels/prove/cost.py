@@ -72,11 +72,19 @@ def threshold_cost(problem: Sampling) -> Cost:
     return Cost(0, 2 * 4 * tokens, "shapes")
 
 
+def rotate_and_write_cost(problem: Attention) -> Cost:
+    """As a write of new rows, and the queries are read and written."""
+    queries = 2 * problem.heads * problem.head_dim * jnp.dtype(problem.dtype).itemsize
+    write = write_cost(problem)
+    return Cost(0, write.bytes + problem.rows * queries // problem.shards, "shapes")
+
+
 COSTS: dict[str, Callable[[Any], Cost]] = {
     "kept_threshold": threshold_cost,
     "decode": decode_cost,
     "decode_and_write": decode_and_write_cost,
     "prefill": prefill_cost,
+    "rotate_and_write": rotate_and_write_cost,
     "write_kv": write_cost,
     "write_kv_scaled": write_cost,
 }

@@ -26,6 +26,7 @@ from pallas_kernels.prove.cost import COSTS
 from pallas_kernels.prove.matmul_problem import matmul_call, matmul_cost
 from pallas_kernels.prove.proof import Cost, Proof, Requirements
 from pallas_kernels.prove.targets import absent_mesh, device_name
+from pallas_kernels.rotate_and_write import rotate_and_write
 from pallas_kernels.tuning import chip_tuning
 from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
 
@@ -34,6 +35,7 @@ POOL_BYTES = 2**30
 MAX_TEMPORARIES = 2**27
 # v5p has half the VMEM of the others: what XLA keeps there around a kernel is in memory on v5p
 LARGER_TEMPORARIES = {"v5p": 2**28}
+PARTS = 4  # of a projection whose contraction was divided
 HEADS = PartitionSpec(None, "model")
 PAGES = PartitionSpec(None, None, None, "model")
 SCALES = PartitionSpec(None, "model")
@@ -191,6 +193,31 @@ def _write(case: Case, kind: str) -> Problem:
     )
 
 
+def _rotate_and_write(case: Case, kind: str) -> Problem:
+    p = case.problem
+    assert isinstance(p, Attention)
+    pool = _pool(p)
+    shape = jax.ShapeDtypeStruct
+    group = p.heads // p.kv_heads
+    qkv = shape((PARTS, p.rows, p.kv_heads, group + 2, p.head_dim), jnp.float32)
+    table = shape((p.rows, p.head_dim // 2), jnp.float32)
+    index = shape((p.rows,), jnp.int32)
+
+    def function(pool: Any, qkv: Any, cos: Any, sin: Any, page_ids: Any, offsets: Any) -> Any:
+        q, pool = rotate_and_write(
+            qkv, cos, sin, pool, page_ids, offsets, dtype=p.dtype, backend=case.backend
+        )
+        return pool, q
+
+    return Problem(
+        function,
+        (pool, qkv, table, table, index, index),
+        (PAGES, PartitionSpec(None, None, "model"), *(EVERYWHERE,) * 4),
+        (PAGES, HEADS),
+        in_place=_size(pool) // p.shards,
+    )
+
+
 def _matmul(case: Case, kind: str) -> Problem:
     function, operands = matmul_call(case, kind)
     specs = jax.tree.map(lambda leaf: EVERYWHERE, operands)
@@ -213,6 +240,7 @@ def _threshold(case: Case, kind: str) -> Problem:
 BUILDERS = {
     "kept_threshold": _threshold,
     "quantized_matmul": _matmul,
+    "rotate_and_write": _rotate_and_write,
     "decode": _attention,
     "decode_and_write": _decode_and_write,
     "prefill": _attention,

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.devices import PLAIN
-from pallas_kernels.prove import CASES, KINDS, Attention, cases_for
+from pallas_kernels.prove import CASES, KINDS, Attention, Cost, cases_for
 from pallas_kernels.prove.cases import Sampling
 from pallas_kernels.prove.cost import (
     decode_and_write_cost,
     decode_cost,
     prefill_cost,
+    rotate_and_write_cost,
     threshold_cost,
     write_cost,
 )
@@ -28,8 +29,9 @@ def test_every_case_is_listed_once_and_for_known_kinds() -> None:
     for case in CASES:
         assert set(case.quick) <= set(case.kinds) <= set(KINDS)
         assert case.operation in BUILDERS
-        # float32 is multiplied exactly, without matrix instructions
+        # float32 is multiplied exactly, without matrix instructions, and a rotation has no product
         plain = case.backend in PLAIN or case.problem.dtype == "float32"
+        plain |= case.operation == "rotate_and_write"
         assert case.requires is None or not plain, case.name
         assert case.requires is not None or plain, case.name
     for kind in KINDS:
@@ -79,6 +81,12 @@ def test_the_cost_of_decode() -> None:
     eight = Attention(3, 4, 2, 8, pages="int8", scales="page", context=100)
     scales = 2 * 2 * 4 // 16  # of a page of 16 tokens, a token's share
     assert decode_cost(eight).bytes == 3 * (100 * (2 * 2 * 8 + scales) + 2 * 4 * 8 * 2)
+
+
+def test_the_cost_of_a_rotation_and_its_write() -> None:
+    problem = Attention(rows=3, heads=4, kv_heads=2, head_dim=8)
+    rows = 3 * (4 + 2 + 2) * 8 * 2  # of queries, keys and values, 2 bytes a number
+    assert rotate_and_write_cost(problem) == Cost(0, 2 * rows, "shapes")
 
 
 @pytest.mark.parametrize("window", [None, 7])
