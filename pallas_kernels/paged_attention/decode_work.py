@@ -153,9 +153,14 @@ def _shared_out(
     for high in kinds:
         # the level that the loads reach when those below it are filled up to it
         below = loads <= loads[:, None]
-        amount = before[high] - before[low] + jnp.sum(jnp.where(below, loads, 0), axis=1)
-        level = jnp.min(amount / jnp.sum(below, axis=1))
-        filled = jnp.cumsum(jnp.maximum(level - loads, 0.0))
+        amount = before[high] - before[low]
+        reached = amount + jnp.sum(jnp.where(below, loads, 0), axis=1)
+        level = jnp.min(reached / jnp.sum(below, axis=1))
+        # a team with room for less than half a piece would only be overfilled by one
+        room = level - loads >= cost[jnp.minimum(low, cost.shape[0] - 1)] / 2
+        room |= loads == jnp.min(loads)
+        level = (amount + jnp.sum(jnp.where(room, loads, 0))) / jnp.sum(room)
+        filled = jnp.cumsum(jnp.where(room, jnp.maximum(level - loads, 0.0), 0.0))
         own = (item >= low) & (item < high)
         chosen = jnp.sum(filled <= (before[:-1] - before[low])[:, None], axis=1)
         chosen = jnp.minimum(chosen, teams - 1)

@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.compat import load_as, store_plain, transposed
 from pallas_kernels.paged_attention.decode_work import Piece, Share
 from pallas_kernels.paged_attention.mosaic_gpu_decode_plan import (
+    HELD_FIELDS,
     LOG2E,
     MASKED,
     Q_BUFFERS,
@@ -77,22 +78,22 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
     def _() -> None:
         pool_scales = [] if plan.page_scales else [scale[0] for scale in scales_gmem]
 
-        def attend(index: jax.Array, done: jax.Array) -> jax.Array:
-            turn = Turn(index - share.first, share.last - share.first, done, share.steps)
-            buffer = lax.rem(turn.number, jnp.int32(Q_BUFFERS))
+        def attend(turn_number: jax.Array, carry: None) -> None:
+            buffer = lax.rem(turn_number, jnp.int32(Q_BUFFERS))
             plgpu.barrier_wait(scratch["q_ready"].at[buffer])
-            held = Piece(*(scratch["piece_smem"].at[buffer, j] for j in range(len(Piece._fields))))
+            fields = [scratch["piece_smem"].at[buffer, j] for j in range(HELD_FIELDS)]
+            held, turn = Piece(*fields[: len(Piece._fields)]), Turn(*fields[len(Piece._fields) :])
+            queries = scratch["q_smem"].at[buffer]
             sink = None
             if sinks_gmem is not None:
                 logits = load_as(sinks_gmem.at[group], plgpu.Layout.WGMMA.reduce(0))
                 # it takes part once
                 sink = jnp.where(held.number[...] == 0, logits * LOG2E, MASKED)
-            out, lse = _attend(held, turn, group, sink, pool_scales, plan, scratch)
+            out, lse = _attend(queries, held, turn, group, sink, pool_scales, plan, scratch)
             # read here and not before: registers are for what is attended
-            slot, number, pieces = (field[...] for field in (held.slot, held.number, held.pieces))
-            following = done + held.steps[...]
+            slot, index, pieces = (field[...] for field in (held.slot, held.number, held.pieces))
 
-            @pl.when(turn.number + Q_BUFFERS < turn.pieces)  # else nobody waits for the buffer
+            @pl.when(turn_number + Q_BUFFERS < share.last - share.first)  # else nobody waits
             def _() -> None:
                 plgpu.barrier_arrive(scratch["q_free"].at[buffer])
 
@@ -106,12 +107,10 @@ def decode_kernel(*operands: Any, plan: DecodePlan, **scratch: Any) -> None:
 
                 @pl.when(pieces > 1)
                 def _() -> None:
-                    store_plain(results[1].at[number, slot, group], out)
-                    store_plain(results[2].at[number, slot, group], lse)
+                    store_plain(results[1].at[index, slot, group], out)
+                    store_plain(results[2].at[index, slot, group], lse)
 
-            return following
-
-        lax.fori_loop(share.first, share.last, attend, jnp.int32(0))
+        lax.fori_loop(0, share.last - share.first, attend, None)
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -126,12 +125,10 @@ class Pages(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Where a piece stands in the walk of its thread block; int32 scalars."""
+    """Where a piece stands in the walk of its thread block; references to int32."""
 
-    number: jax.Array  # of the piece
-    pieces: jax.Array  # of the walk
-    done: jax.Array  # steps of the pieces before
-    steps: jax.Array  # of the walk
+    done: Any  # steps of the pieces before
+    steps: Any  # of the walk
 
 
 def _fetch(
@@ -180,7 +177,7 @@ def _fetch(
         def _() -> None:
             plgpu.barrier_wait(scratch["q_free"].at[buffer])
 
-        for field, value in enumerate(piece):
+        for field, value in enumerate((*piece, done, share.steps)):
             scratch["piece_smem"][buffer, field] = value
         plgpu.barrier_arrive(scratch["q_ready"].at[buffer])
         plgpu.copy_gmem_to_smem(
@@ -200,9 +197,11 @@ def _fetch(
                 pl.when(use >= plan.stages)(functools.partial(plgpu.barrier_wait, free))
 
                 if part == 0 and pages.scales:
+                    # those of a use are read until the keys of the next are free
+                    scales_at = lax.rem(use, jnp.int32(plan.stages + 1))
                     for row, values in enumerate(held):
                         for j, value in enumerate(values):
-                            scratch["scale_smem"][stage, row, j] = value
+                            scratch["scale_smem"][scales_at, row, j] = value
                     plgpu.barrier_arrive(scratch["k_ready"].at[stage])
                 rows = plan.value_rows if kind == "v" else plan.rows
                 target = scratch[name].at[stage]
@@ -237,6 +236,7 @@ def _ends(held: Piece, group: jax.Array, plan: DecodePlan) -> jax.Array:
 
 
 def _attend(
+    queries: Any,  # [columns, D]
     held: Piece,  # references; read where they are needed, for registers are scarce
     turn: Turn,
     group: jax.Array,
@@ -250,7 +250,6 @@ def _attend(
     factor = jnp.float32(plan.scores.scale * (LOG2E if plan.scores.soft_cap is None else 1.0))
     if pool_scales:
         factor = factor * pool_scales[0]
-    queries = scratch["q_smem"].at[lax.rem(turn.number, jnp.int32(Q_BUFFERS))]
     ends = _ends(held, group, plan) if plan.queries > 1 else None
 
     def visible(token: jax.Array, low_key: jax.Array) -> jax.Array:
@@ -267,12 +266,12 @@ def _attend(
         step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         out, highest, total = carry
-        use = turn.done + step
+        use = turn.done[...] + step
         stage = lax.rem(use, jnp.int32(plan.stages))
         low_key = (held.begin[...] + step) * plan.block_tokens
 
         def free(kind: str) -> None:
-            @pl.when(use + plan.stages < turn.steps)  # else nobody waits for the stage
+            @pl.when(use + plan.stages < turn.steps[...])  # else nobody waits for the stage
             def _() -> None:
                 plgpu.barrier_arrive(scratch[f"{kind}_free"].at[stage])
 
@@ -280,12 +279,6 @@ def _attend(
         seen = visible(token, low_key)
 
         plgpu.barrier_wait(scratch["k_ready"].at[stage])
-        k_scales, v_scales = (
-            [scratch["scale_smem"][stage, part, j] for j in range(plan.copies)]
-            if plan.page_scales
-            else []
-            for part in range(2)
-        )
         keys = scratch["k_smem"].at[stage]
         if plan.quantized:
             keys = scratch["k_smem"].at[0]
@@ -296,6 +289,14 @@ def _attend(
         if not plan.quantized:
             free("k")
 
+        def scales(part: int) -> list[jax.Array]:
+            """Of each copy of the keys or values, which stay a step longer than the keys."""
+            if not plan.page_scales:
+                return []
+            held = scratch["scale_smem"].at[lax.rem(use, jnp.int32(plan.stages + 1))]
+            return [held[part, j] for j in range(plan.copies)]
+
+        k_scales = scales(0)
         scores = scores * (
             _by_token([k * factor for k in k_scales], token, plan) if k_scales else factor
         )
@@ -306,6 +307,7 @@ def _attend(
         decay = jnp.exp2(highest - rising)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(rising, shape, [1]))
         total = total * lax.broadcast_in_dim(decay, shape, [1]) + weights
+        v_scales = scales(1)
         largest = functools.reduce(jnp.maximum, v_scales) if v_scales else jnp.float32(1.0)
         if v_scales:
             # relative to the largest, lest float16 lose what it takes for tiny

@@ -18,6 +18,7 @@ LOG2E = math.log2(math.e)
 WGMMA_ROWS = 64
 TILE_ROWS = 8  # rows of one shared memory tile, and the step of wgmma's second dimension
 THREADS = ("attend", "fetch")  # the warpgroups of a thread block
+HELD_FIELDS = len(Piece._fields) + 2  # of a piece, and where it stands in the walk
 Q_BUFFERS = 2  # pieces whose queries are on their way or being attended
 
 
@@ -111,7 +112,7 @@ class DecodePlan:
                 transforms=swizzled(swizzle_bytes(self.head_dim, self.dtype), self.dtype),
             ),
             "out_smem": plgpu.SMEM((self.columns, self.channels), self.dtype),
-            "piece_smem": plgpu.SMEM((Q_BUFFERS, len(Piece._fields)), jnp.int32),
+            "piece_smem": plgpu.SMEM((Q_BUFFERS, HELD_FIELDS), jnp.int32),
             # the fields of the piece, and its queries
             "q_ready": plgpu.Barrier(num_arrivals=2, num_barriers=Q_BUFFERS),
             "q_free": plgpu.Barrier(num_barriers=Q_BUFFERS),
@@ -139,7 +140,7 @@ class DecodePlan:
                 "v_smem": plgpu.SMEM((*block, self.channels), self.dtype, transforms=tiles),
             }
         if self.page_scales:
-            memory["scale_smem"] = plgpu.SMEM((self.stages, 2, self.copies), jnp.float32)
+            memory["scale_smem"] = plgpu.SMEM((self.stages + 1, 2, self.copies), jnp.float32)
         return memory
 
 
