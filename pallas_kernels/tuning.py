@@ -18,7 +18,7 @@ class DecodeTuning:
         stages: blocks of keys and values on their way or being attended.
         consumers: warpgroups that attend (Mosaic GPU).
         num_warps: warps of a program (Triton).
-        multiprocessors: of the chip; the number of splits is chosen to fill them.
+        multiprocessors: of the chip; splits, or persistent thread blocks, are chosen to fill them.
         waves: thread blocks wanted for every multiprocessor.
     """
 
