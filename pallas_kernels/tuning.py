@@ -20,8 +20,8 @@ class DecodeTuning:
         stages: blocks of keys and values on their way or being attended.
         consumers: warpgroups that attend (Mosaic GPU).
         num_warps: warps of a program (Triton).
-        multiprocessors: of the chip, by default of the device that is traced for; the number of
-            splits is chosen to fill them.
+        multiprocessors: of the chip, by default of the device that is traced for; splits, or
+            persistent thread blocks, are chosen to fill them.
         waves: thread blocks wanted for every multiprocessor.
     """
 

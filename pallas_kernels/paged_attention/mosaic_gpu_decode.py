@@ -98,7 +98,8 @@ def thread_blocks(head_dim: int, group: int, pool_dtype: DTypeLike, tuning: Deco
     columns = -(-group // TILE_ROWS) * TILE_ROWS
     fitting = stages_within(BLOCK_MEMORY // 2, tuning.block_tokens, head_dim, group, pool_dtype)
     # more columns take more than the 128 registers a thread that two thread blocks have
-    twice = fitting >= tuning.stages and columns <= WIDE_COLUMNS
+    most = 2 * TILE_ROWS if jnp.dtype(pool_dtype).itemsize == 2 else TILE_ROWS
+    twice = fitting >= tuning.stages and columns <= most
     return tuning.multiprocessors * (tuning.waves if twice else 1)
 
 

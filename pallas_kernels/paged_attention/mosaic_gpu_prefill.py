@@ -211,6 +211,8 @@ def prefill(
         raw_stages=raw_stages,
         page_scales=k_scale is not None and k_scale.ndim == 2,
         interpreted=interpret is not None,
+        # JAX cannot yet map warps over references that vary over manual mesh axes
+        fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
     # a copy of a tile's queries lies inside the region and begins at a multiple of 8 rows
     padded = max(-(-region // ROWS_TILE) * ROWS_TILE, packing.tile_rows)

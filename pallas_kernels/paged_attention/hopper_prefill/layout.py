@@ -72,6 +72,7 @@ class Options:
     raw_stages: int  # of 8-bit keys and values as they are in the pages; 0 for 16-bit pages
     page_scales: bool  # whether 8-bit pages have a scale each; else one for the whole pool
     interpreted: bool
+    fetch_by_warp: bool  # whether one warp issues the copies, not its whole warpgroup in step
 
     @property
     def quantized(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,29 +35,32 @@ def produce(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> Non
         # read early: the page table answers from memory while this block waits for its place
         next_ids = page_ids(step + 1, tile, options, refs)
         v_ready, v_landed = scratch["v_ready"].at[stage], scratch["v_landed"]
-
-        def copy(part: int, smem: Any, ready: Any) -> None:
-            fetch(low_key, ids, (part, kv_head), smem, ready, refs)
-
-        @pl.when(step >= stages)
-        def _() -> None:
-            plgpu.barrier_wait(scratch["k_free"].at[stage])
-
-        copy(0, k_smem.at[stage], scratch["k_ready"].at[stage])
-
-        @pl.when(step >= stages)
-        def _() -> None:
-            plgpu.barrier_wait(scratch["v_free"].at[stage])
-
         edge = at_edge(low_key, tile, options)
+        inside = jnp.logical_not(edge)
 
-        @pl.when(jnp.logical_not(edge))
-        def _() -> None:
-            copy(1, v_smem.at[stage], v_ready)
+        def bring_block() -> None:
+            # these barriers are waited for here alone: each thread counts the phases that it saw
+            @pl.when(step >= stages)
+            def _() -> None:
+                plgpu.barrier_wait(scratch["k_free"].at[stage])
+
+            k_ready = scratch["k_ready"].at[stage]
+            fetch(low_key, ids, (0, kv_head), k_smem.at[stage], k_ready, refs)
+
+            @pl.when(step >= stages)
+            def _() -> None:
+                plgpu.barrier_wait(scratch["v_free"].at[stage])
+
+            values = v_smem.at[stage]
+            for reached, landed in ((inside, v_ready), (edge, v_landed)):
+                pl.when(reached)(
+                    functools.partial(fetch, low_key, ids, (1, kv_head), values, landed, refs)
+                )
+
+        by_one_warp(bring_block, options)
 
         @pl.when(edge)
         def _() -> None:
-            copy(1, v_smem.at[stage], v_landed)
             plgpu.barrier_wait(v_landed)
             clear_invisible(v_smem.at[stage], low_key, tile)
             plgpu.commit_smem()
@@ -65,7 +70,15 @@ def produce(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs) -> Non
         return next_ids
 
     lax.fori_loop(0, tile.steps, bring, page_ids(jnp.int32(0), tile, options, refs))
-    await_use(tile, options, scratch)
+    by_one_warp(functools.partial(await_use, tile, options, scratch), options)
+
+
+def by_one_warp(issue: Callable[[], None], options: Options) -> None:
+    """Lets one warp of the producer issue copies: fewer threads arrive at the barriers."""
+    if options.fetch_by_warp:
+        plgpu.warp_map(lambda warp: pl.when(warp == 0)(issue))
+    else:
+        issue()
 
 
 def copies_of_block(options: Options, refs: Refs) -> int:

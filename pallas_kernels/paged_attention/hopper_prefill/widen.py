@@ -7,6 +7,7 @@ attend. Scales stay out of the 16-bit numbers: they go into the float32 scores a
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from pallas_kernels.paged_attention.hopper_prefill.layout import (
 from pallas_kernels.paged_attention.hopper_prefill.produce import (
     at_edge,
     await_use,
+    by_one_warp,
     clear_invisible,
     fetch,
     page_ids,
@@ -45,7 +47,9 @@ def produce_widened(tile: Tile, kv_head: jax.Array, options: Options, refs: Refs
         slot = lax.rem(step, jnp.int32(depth))
         low_key = (tile.first_block + step) * options.block_tokens
         landed = scratch["raw_ready"].at[2 * slot + part]
-        fetch(low_key, ids, (part, kv_head), raw_smem.at[slot, part], landed, refs)
+        raw = raw_smem.at[slot, part]
+        begin = functools.partial(fetch, low_key, ids, (part, kv_head), raw, landed, refs)
+        by_one_warp(begin, options)
 
     def begin(step: jax.Array, _: None) -> None:
         ids = page_ids(step, tile, options, refs)
