@@ -75,7 +75,6 @@ class Small(NamedTuple):
             group=self.group,
             pool_dtype=jnp.dtype(self.pool),
             query_dtype=jnp.dtype("bfloat16" if eight_bits else self.pool),
-            queries=self.queries,
         )
 
 

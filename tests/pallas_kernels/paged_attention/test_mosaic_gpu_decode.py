@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from pallas_kernels import DecodeTuning, KernelError, paged_decode_attention
 from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.coverage import mosaic_gpu_decode as refusal_of
+from pallas_kernels.paged_attention import mosaic_gpu_decode
 from pallas_kernels.paged_attention.decode_work import Cut
 from pallas_kernels.paged_attention.mosaic_gpu_decode import cut_of, default_tuning, thread_blocks
 from tests.pallas_kernels import oracle
@@ -31,6 +35,26 @@ needs_interpreter = pytest.mark.skipif(
     reason=f"jax {jax.__version__} cannot interpret Mosaic GPU kernels (0.11 can): "
     "the decode kernel's RESULTS are not tested here, only that it lowers",
 )
+
+
+@contextlib.contextmanager
+def chip_of(multiprocessors):
+    """In this block default tunings are those of a chip with so many multiprocessors.
+
+    A process without a GPU would count one, which shares the work among two thread blocks.
+    """
+
+    def of_chip(*shape):
+        return dataclasses.replace(default_tuning(*shape), multiprocessors=multiprocessors)
+
+    with mock.patch.object(mosaic_gpu_decode, "default_tuning", of_chip):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def h200():
+    with chip_of(132):
+        yield
 
 
 def call(tuning=None, **interpreter):
@@ -81,7 +105,8 @@ DRAWN = programs(
 @examples(2)
 @given(data=st.data())
 def test_ragged(program, data):
-    check_decode(program, data.draw(slots(program)), **call())
+    with chip_of(data.draw(st.sampled_from((132, 1, 3)))):
+        check_decode(program, data.draw(slots(program)), **call())
 
 
 @needs_interpreter
@@ -90,7 +115,8 @@ def test_ragged(program, data):
 @given(data=st.data())
 def test_ragged_of_any_shape(data):
     program = data.draw(DRAWN)
-    check_decode(program, data.draw(slots(program)), **call())
+    with chip_of(data.draw(st.sampled_from((132, 1, 3, 7)))):
+        check_decode(program, data.draw(slots(program)), **call())
 
 
 @needs_interpreter
@@ -143,9 +169,9 @@ def test_small_scales_of_values_do_not_underflow():
 @pytest.mark.parametrize(
     ("pool", "splits", "tuning"),
     [
-        ("bfloat16", 1, DecodeTuning(block_tokens=64, stages=2)),
-        ("bfloat16", 3, DecodeTuning(block_tokens=128, stages=2)),
-        ("float8_e4m3fn", 2, DecodeTuning(block_tokens=64, stages=3)),
+        ("bfloat16", 1, DecodeTuning(block_tokens=64, stages=2, multiprocessors=132)),
+        ("bfloat16", 3, DecodeTuning(block_tokens=128, stages=2, multiprocessors=1)),
+        ("float8_e4m3fn", 2, DecodeTuning(block_tokens=64, stages=3, multiprocessors=2)),
     ],
     ids=str,
 )
@@ -178,7 +204,7 @@ def test_two_thread_blocks_live_on_a_multiprocessor_where_they_fit():
         (256, 2, "bfloat16", 132),
         (128, 64, "bfloat16", 132),
     ):
-        tuning = default_tuning(head_dim, group, pool)
+        tuning = mosaic_gpu_decode.default_tuning(head_dim, group, pool)
         assert thread_blocks(head_dim, group, pool, tuning) == per_chip
 
 
