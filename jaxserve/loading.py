@@ -47,6 +47,8 @@ from pallas_kernels import (
 
 logger = logging.getLogger(__name__)
 
+MOST_PLANS = 3  # of the memory, each with two compilations
+
 
 class Footprint(NamedTuple):
     """Bytes that decode steps move, for benchmarks.
@@ -224,7 +226,7 @@ def _plan_memory(
     demand = runner.demand()
     logger.info("of %d bytes of device memory: %s", share, demand)
     held = sum(demand)
-    while True:
+    for _ in range(MOST_PLANS):
         budget = cache_budget(
             limit_bytes=limit, utilization=config.gpu_memory_utilization, held_bytes=held
         )
@@ -235,6 +237,12 @@ def _plan_memory(
             return settled
         held = needed - settled.num_pages * size
         logger.info("the compiled steps need %d bytes: planned again", needed)
+    raise ValidationError(
+        "gpu_memory_utilization",
+        config.gpu_memory_utilization,
+        f"the compiled steps need {needed} bytes, its share is {share}, after {MOST_PLANS} plans: "
+        "set num_pages, or lower max_num_seqs or max_num_batched_tokens",
+    )
 
 
 def _settle(

@@ -227,7 +227,9 @@ def require(module: str, purpose: str) -> None:
         JaxServeError: names what to install.
     """
     if importlib.util.find_spec(module) is None:
-        raise JaxServeError(f"{purpose} needs {module}: pip install 'jaxserve[bench]'")
+        raise JaxServeError(
+            f"{purpose} needs {module}: pip install '.[bench]' in a clone of jaxserve"
+        )
 
 
 def pairs(field: str, items: list[str]) -> dict[str, str]:

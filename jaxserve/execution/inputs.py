@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features import Facts, Feature
+from jaxserve.execution.features import KINDS, Facts, Feature
 from jaxserve.execution.features.mask import WORD
 from jaxserve.execution.layout import Layout, RowTable, array
 from jaxserve.execution.shapes import StepShape
@@ -28,6 +28,7 @@ class StepInputs:
         token, token_lane, token_position: int32[C] the region; unused tokens have lane N.
         lane_start, lane_length, lane_context: int32[N] see `pallas_kernels.PrefillLanes`.
         special: int32[M] rows that the costly features work on; R where unused.
+        wanted: int32[F] by place in `features.KINDS`: 1 where a row or chunk needs the feature.
     """
 
     slot: Any = array("R")
@@ -41,6 +42,7 @@ class StepInputs:
     lane_length: Any = array("N")
     lane_context: Any = array("N")
     special: Any = array("M")
+    wanted: Any = array(len(KINDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +149,4 @@ def _sizes(shape: StepShape, facts: Facts) -> dict[str, int]:
         "N": shape.num_lanes,
         "M": shape.num_special,
         "K": facts.num_logprobs,
-        "V": facts.vocab_size,
     }

@@ -92,18 +92,33 @@ class RowPacker:
                 if feature.needed_by_chunk(lane):
                     features |= {feature.name}
         special: list[tuple[int, frozenset[str]]] = []
+        self._forget_the_gone()
         if self._always or self._at_times:
             for index, (request, slot) in enumerate(_sampling_rows(plan)):
                 if request is None:
                     continue
                 needed = self._always.get(slot, frozenset())
-                for feature in self._at_times.get(slot, ()):
-                    if feature.needed_now(request):
-                        needed |= {feature.name}
+                at_times = self._at_times.get(slot)
+                if at_times:
+                    now = [feature for feature in at_times if feature.needed_now(request)]
+                    needed |= {feature.name for feature in now}
+                    if len(now) < len(at_times):
+                        self._at_times[slot] = now
                 if needed:
                     features |= needed
                     special.append((index, needed))
         return Needs(features, special)
+
+    def _forget_the_gone(self) -> None:
+        """Drop what is known of requests that have left their slots."""
+        for slot in [slot for slot in self._always if self._has_left(slot)]:
+            del self._always[slot]
+        for slot in [s for s, found in self._at_times.items() if not found or self._has_left(s)]:
+            del self._at_times[slot]
+
+    def _has_left(self, slot: int) -> bool:
+        owner = self._owner[slot]
+        return owner is None or owner.slot != slot
 
     def pack(self, plan: StepPlan, needs: Needs, layout: BlobLayout) -> np.ndarray:
         """A fresh blob for `plan`; fresh because a compiled call may read NumPy memory in place."""
@@ -123,6 +138,8 @@ class RowPacker:
             self._pack_lanes(plan, layout, blob)
         step.prompt_len[:] = self._prompt_len[step.slot]
         blob.rows[:] = self._rows[step.slot][:, : layout.row_table.width]
+        if needs.features is not FAST:
+            step.wanted[:] = [feature.name in needs.features for feature in self._features]
         if shape.num_special:
             self._pack_special(plan, needs, layout, blob)
         return flat

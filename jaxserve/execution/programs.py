@@ -15,7 +15,7 @@ from jaxserve.execution.shapes import StepShape
 
 logger = logging.getLogger(__name__)
 
-MOST_PROGRAMS = 21  # steps; with the control programs at most 24 are compiled
+MOST_PROGRAMS = 22  # steps; with the control programs at most 24 are compiled
 FAST_DECODE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FULL_DECODE_SIZES = (4, 16, 64)
 MOST_FAST_DECODES = 8
@@ -24,6 +24,7 @@ MOST_SPECIAL = 32  # rows that the costly features work on, but in the largest p
 MOST_LANES = 32
 TOKENS_PER_LANE = 16
 MOST_COMPILE_THREADS = 4
+MOST_CHOICES = 4096  # steps whose program is remembered
 
 
 class Program(NamedTuple):
@@ -65,8 +66,8 @@ def wanted_shapes(
 
     The first two serve any step, so an engine is complete with them. `fast` programs hold what
     every request needs, in many sizes; `full` ones hold every feature, in few. Costly features work
-    on `MOST_SPECIAL` rows, but in the largest programs on all. A missing program costs speed, never
-    an error.
+    on `MOST_SPECIAL` rows, but in the two largest programs on all; those of the prefill region are
+    in the largest one alone. A missing program costs speed, never an error.
     """
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
     prefills = prefill_buckets(max_prefill_tokens)
@@ -81,15 +82,15 @@ def wanted_shapes(
         return shape(rows, tokens, FAST, 0)
 
     def full(rows: int, tokens: int = 0, special: int = MOST_SPECIAL) -> StepShape:
-        return shape(rows, tokens, FULL if tokens else FULL_DECODE, special)
+        return shape(rows, tokens, FULL_DECODE, special)
 
     every = most + MOST_LANES
-    shapes = [full(most, prefills[-1], every), full(most, special=every)]
+    shapes = [shape(most, prefills[-1], FULL, every), full(most, special=every)]
     shapes += [fast(most, prefills[-1]), fast(most), fast(few, prefills[0])]
     shapes += [fast(rows) for rows in decodes[:-1]]
     shapes += [fast(few, tokens) for tokens in prefills[1:]]
     shapes += [fast(most, tokens) for tokens in prefills[:-1]]
-    shapes += [full(few, prefills[len(prefills) // 2]), full(most)]
+    shapes += [full(few, prefills[len(prefills) // 2]), full(most, prefills[0]), full(most)]
     shapes += [full(rows) for rows in FULL_DECODE_SIZES if smallest_bucket <= rows < most]
     return list(dict.fromkeys(shapes))
 
@@ -207,5 +208,7 @@ class ProgramTable:
         program = choices.get(wanted)
         if program is None:
             fitting = [shape for shape in self._programs if wanted.fits(shape)]
+            if len(choices) >= MOST_CHOICES:
+                choices.clear()
             program = choices[wanted] = self._programs[min(fitting, key=self._cost)]
         return program

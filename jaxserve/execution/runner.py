@@ -113,6 +113,9 @@ class Runner:
             config.max_logprobs if config.max_logprobs >= 0 else model_config.vocab_size,
             model_config.vocab_size,
         )
+        if config.max_logprobs < 0:
+            row = 8 * self.num_logprobs
+            logger.warning("max_logprobs=-1: each reported row brings %d bytes to the host", row)
         budget = config.max_num_batched_tokens
         self.max_prefill_tokens = min(config.prefill_chunk or budget, budget)
         self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.execution.features import Facts, Feature, Rows
+from jaxserve.execution.features import KINDS, Facts, Feature, Rows
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
 
 
@@ -48,16 +49,43 @@ def sample_rows(
     rows = _rows(layout, given, history, places)
     raw = adjusted = logits if places is None else logits[places]
     for feature in features:
-        adjusted = feature.logits(given.features.get(feature.name), rows, adjusted)
+        adjusted = if_wanted(
+            feature,
+            given,
+            partial(feature.logits, given.features.get(feature.name), rows, adjusted),
+            adjusted,
+        )
     drawn = _drawn(features, rows, adjusted)
     for feature in features:
-        reported = feature.after(given.features.get(feature.name), rows, raw, drawn, facts)
-        if reported is not None:
-            outputs[feature.name] = reported
+        if feature.outputs is not None and not feature.of_region:
+            report = partial(
+                feature.after, given.features.get(feature.name), rows, raw, drawn, facts
+            )
+            outputs[feature.name] = if_wanted(feature, given, report)
     if places is None:
         return drawn, outputs
     # places that are not used name row R, which does not exist
     return tokens.at[given.step.special].set(drawn, mode="drop"), outputs
+
+
+def if_wanted(feature: Feature, given: Blob, work: Callable[[], Any], otherwise: Any = None) -> Any:
+    """What `work` computes; in a step that does not need the feature `otherwise`, or zeros if None.
+
+    A GPU computes it in any case: a conditional would leave its graph.
+    """
+    if not feature.special and not feature.of_region:
+        return work()
+    flag = given.step.wanted[[kind.name for kind in KINDS].index(feature.name)] > 0
+
+    def nothing() -> Any:
+        if otherwise is not None:
+            return otherwise
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(work))
+
+    def choose() -> Any:
+        return jax.lax.cond(flag, work, nothing)
+
+    return jax.lax.platform_dependent(cpu=choose, tpu=choose, default=work)
 
 
 def _rows(
@@ -65,10 +93,10 @@ def _rows(
 ) -> Rows:
     """The sampling rows at int32[M] places, or all of them."""
     step, table = given.step, given.rows
-    facts = (step.slot, step.position, step.prompt_len)
+    known = (step.slot, step.position, step.prompt_len)
     if places is not None:
-        table, facts = table[places], tuple(fact[places] for fact in facts)
-    return Rows(*facts, history, layout.row_table.read(table))
+        table, known = table[places], tuple(array[places] for array in known)
+    return Rows(*known, history, layout.row_table.read(table))
 
 
 def _drawn(features: Sequence[Feature], rows: Rows, logits: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from jaxserve.execution.inputs import (
     contained,
 )
 from jaxserve.execution.parameters import ModelStructure
-from jaxserve.execution.sampled_rows import sample_rows
+from jaxserve.execution.sampled_rows import if_wanted, sample_rows
 from jaxserve.models.attention import PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.llama import Llama
@@ -120,9 +121,10 @@ def run_step(
     if shape.num_prefill:
         region = Region(hidden[shape.num_decode :], _logits_of(spec, model))
         for feature in contained(spec.features, shape):
-            scored = feature.region(given.features.get(feature.name), region, spec.facts)
-            if scored is not None:
-                outputs[feature.name] = scored
+            if feature.of_region:
+                inputs = given.features.get(feature.name)
+                work = partial(feature.region, inputs, region, spec.facts)
+                outputs[feature.name] = if_wanted(feature, given, work)
     result = spec.result.write(Result(StepOutputs(sampled), outputs))
     return DeviceState(kv_pages, page_table, history), result
 

@@ -48,6 +48,10 @@ class PagePool:
             self._num_owners[page] = 1
         return pages
 
+    def has_sole_owner(self, pages: list[int]) -> bool:
+        """Whether one of the pages would be free without one of its owners."""
+        return any(self._num_owners[page] == 1 for page in pages)
+
     def share(self, pages: list[int]) -> None:
         """Add an owner to pages that have one.
 

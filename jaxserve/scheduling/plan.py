@@ -1,4 +1,4 @@
-"""What one step does, as the scheduler decides it and `execution.batch` packs it."""
+"""What one step does, as the scheduler decides it and `execution.packing` packs it."""
 
 from __future__ import annotations
 

@@ -322,11 +322,15 @@ class Scheduler:
         self._holding.pop(group, None)
 
     def _drop_held_pages(self) -> bool:
-        """Let go of what one group holds, so that its next sequence computes the prompt again."""
-        group = next(iter(self._holding), None)
-        if group is not None:
-            self._drop(group)
-        return group is not None
+        """Let go of what one group holds, if that frees a page; False if no group's does.
+
+        The next sequence of the group computes the prompt again.
+        """
+        for group in self._holding:
+            if self.pages.pool.has_sole_owner(group.pages):
+                self._drop(group)
+                return True
+        return False
 
     def _preempt(self, request: Request) -> None:
         """Take slot and pages away; the request recomputes its tokens when its turn comes again."""

@@ -179,6 +179,8 @@ def decode(
     )
     blocks = thread_blocks(head_dim, group, kv_pages.dtype, tuning)
     teams = max(1, min(blocks // (kv_heads * head_tiles), q.shape[0] * plan.most_pieces))
+    # the list has room for what the page table reaches
+    kv_lens = jnp.minimum(kv_lens, page_table.shape[1] * page_size)
     low, high = key_range(kv_lens, options.query_lens, queries, options.scores.window)
     counts = options.query_lens
     if counts is None:

@@ -52,7 +52,7 @@ def _kernel(
     k_eps: float,
 ) -> None:
     parts, _, kv_heads, rows, head_dim = given.qkv.shape
-    kv_head, token = pl.program_id(0), pl.program_id(1)
+    token, kv_head = pl.program_id(0), pl.program_id(1)
     group, half = rows - 2, head_dim // 2
     column = jnp.arange(padded(half))
     inside = column < half
@@ -176,7 +176,7 @@ def _call(
             result_like(operands.qkv, (tokens, kv_heads * (rows - 2), head_dim), dtype),
             result_like(pool, pool.shape, pool.dtype),
         ),
-        grid=(kv_heads, tokens),
+        grid=(tokens, kv_heads),  # the first axis alone takes more than 65,535
         input_output_aliases={len(jax.tree.leaves(operands)) - 1: 1},
         compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
         interpret=interpret,

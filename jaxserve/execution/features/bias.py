@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BiasInputs:
-    """Triples of the step; unused ones name row M, which does not exist."""
+    """Triples of the step; unused ones name a row that does not exist."""
 
     row: Any = array(MAX_BIAS_ENTRIES)
     token: Any = array(MAX_BIAS_ENTRIES)

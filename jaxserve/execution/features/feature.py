@@ -83,7 +83,7 @@ class Feature:
         row: dataclass of scalars that each sampling row has, or None. They are remembered by slot
             and travel with every row of a program that contains the feature.
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
-            rows, M special rows, C region tokens, V vocabulary, W words of a bit a token.
+            rows, M special rows, C region tokens, W words of a bit a token of the vocabulary.
         outputs: dataclass of arrays in the result, or None. Axes as before, and K.
         special: rows that need it are special: it sees those M rows only.
         of_region: it works on the prefill region: decode programs do without it.
@@ -103,7 +103,10 @@ class Feature:
         return Need.NEVER
 
     def needed_now(self, request: Request) -> bool:
-        """Whether the next sampling row needs it, of a request that needs it at times."""
+        """Whether the next sampling row needs it, of a request that needs it at times.
+
+        Once it does not, it never does again.
+        """
         return False
 
     def needed_by_chunk(self, lane: PrefillLane) -> bool:

@@ -43,4 +43,4 @@ class Logprobs(Feature):
         return score(logits, tokens, facts.num_logprobs)
 
     def cost(self, shape: StepShape, facts: Facts) -> float:
-        return PASSES * shape.num_special * facts.vocab_size
+        return shape.num_special * (PASSES * facts.vocab_size + 2 * facts.num_logprobs)

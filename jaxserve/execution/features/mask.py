@@ -35,7 +35,11 @@ class Mask(Feature):
     inputs = MaskInputs
 
     def __init__(self) -> None:
-        self._static: dict[int, np.ndarray] = {}  # by slot
+        # by slot: what is always forbidden, what `min_tokens` holds back, and by the token before
+        # its last one the rest of each word of several tokens
+        self._static: dict[int, np.ndarray] = {}
+        self._ends: dict[int, np.ndarray] = {}
+        self._words: dict[int, dict[int, list[list[int]]]] = {}
 
     def need(self, request: Request) -> Need:
         if request.params.allowed_token_ids is not None or request.bad_words:
@@ -46,29 +50,35 @@ class Mask(Feature):
         return must_go_on(request)
 
     def bind(self, request: Request, slot: int, facts: Facts) -> None:
-        allowed = request.params.allowed_token_ids
-        size = facts.vocab_size
+        size, rule = facts.vocab_size, request.stop_rule
         words = np.zeros(-(-size // WORD), np.uint32)
-        if allowed is not None:
+        if request.params.allowed_token_ids is not None:
             flags = np.ones(len(words) * WORD, np.uint8)
-            flags[allowed] = 0
+            flags[request.params.allowed_token_ids] = 0
             words[:] = np.packbits(flags, bitorder="little").view(np.uint32)
-        forbid(words, (word[0] for word in request.bad_words if len(word) == 1))
-        self._static[slot] = words
+        # a tokenizer may know tokens that the model has no logit of
+        known = [word for word in request.bad_words if word[-1] < size]
+        forbid(words, (word[0] for word in known if len(word) == 1))
+        ends = np.zeros_like(words)
+        forbid(ends, (t for t in rule.eos_token_ids | rule.stop_token_ids if t < size))
+        by_previous: dict[int, list[list[int]]] = {}
+        for word in known:
+            if len(word) > 1:
+                by_previous.setdefault(word[-2], []).append(word)
+        self._static[slot], self._ends[slot], self._words[slot] = words, ends, by_previous
 
     def pack(
         self, inputs: MaskInputs, rows: list[SpecialRow], plan: StepPlan, facts: Facts
     ) -> None:
         for place, request, slot in rows:
-            words = inputs.forbidden[place]
+            words, output = inputs.forbidden[place], request.output_token_ids
             words[:] = self._static[slot]
             if must_go_on(request):
-                rule = request.stop_rule
-                ends = rule.eos_token_ids | rule.stop_token_ids
-                forbid(words, (token for token in ends if token < facts.vocab_size))
-            for word in request.bad_words:
-                if len(word) > 1 and request.output_token_ids[1 - len(word) :] == word[:-1]:
-                    forbid(words, word[-1:])
+                words |= self._ends[slot]
+            if output:
+                for word in self._words[slot].get(output[-1], ()):
+                    if output[1 - len(word) :] == word[:-1]:
+                        forbid(words, word[-1:])
 
     def logits(self, inputs: MaskInputs, rows: Rows, logits: jax.Array) -> jax.Array:
         vocab_size = logits.shape[1]

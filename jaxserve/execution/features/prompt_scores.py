@@ -74,7 +74,7 @@ class PromptScores(Feature):
         return LogprobRows(*(x.reshape(-1, *x.shape[2:])[:count] for x in scored))
 
     def cost(self, shape: StepShape, facts: Facts) -> float:
-        return PASSES * shape.num_prefill * facts.vocab_size
+        return shape.num_prefill * (PASSES * facts.vocab_size + 2 * facts.num_logprobs)
 
 
 def scores_prompt(request: Request, start: int) -> bool:

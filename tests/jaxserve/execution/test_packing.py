@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features import FAST
+from jaxserve.execution.features import FAST, KINDS
 from jaxserve.execution.inputs import Blob
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.shapes import StepShape
@@ -30,6 +30,7 @@ def request(
 
 def lane(made: Request, slot: int, start: int, length: int) -> PrefillLane:
     samples = start + length == made.prefill_target
+    made.slot = slot
     made.num_computed = start + length
     made.pending = int(samples)
     return PrefillLane(made, slot, start, length, samples)
@@ -109,6 +110,19 @@ def test_masks_and_biases() -> None:
     assert allowed(blob, 0) == [3, 5], "5 may end it, 6 would follow 5"
 
 
+def test_words_beyond_the_vocabulary_are_left_out() -> None:
+    made = request([1, 2], bad_words=[[VOCAB + 3], [5, VOCAB], [6]])
+    blob = pack(StepPlan(lanes=[lane(made, 1, 0, 2)]), full(2, 16, 1))
+    assert forbidden(blob, 2) == [6]
+
+
+def test_a_step_says_which_features_it_needs() -> None:
+    for params, wanted in (({"logit_bias": {3: 1.0}}, {"bias"}), ({"logprobs": 1}, {"logprobs"})):
+        blob = pack(StepPlan(lanes=[lane(request([1, 2], **params), 1, 0, 2)]), full(2, 16, 1))
+        names = {kind.name for kind, flag in zip(KINDS, blob.step.wanted) if flag}
+        assert names == wanted | FAST
+
+
 def test_special_rows_are_numbered_where_a_program_has_few() -> None:
     plain, made, packer = request([1, 2]), request([3, 4], logit_bias={3: 4.0}), make_packer()
     lanes = [lane(plain, 0, 0, 2), lane(made, 1, 0, 2)]
@@ -131,6 +145,10 @@ def test_a_slot_forgets_the_request_before() -> None:
     packer = make_packer()
     first = request([1, 4], allowed_token_ids=[3], logprobs=1)
     assert packer.needs(StepPlan(lanes=[lane(first, 1, 0, 2)])).special
+    assert packer._always
+    first.slot = None
+    packer.needs(StepPlan())
+    assert not packer._always, "every step would look through its rows for it"
     assert not packer.needs(StepPlan(lanes=[lane(request([1, 4]), 1, 0, 2)])).special
 
 

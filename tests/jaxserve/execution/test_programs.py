@@ -108,6 +108,13 @@ def test_a_row_that_needs_more_does_not_take_every_row_along() -> None:
     ]
 
 
+def test_a_special_row_does_not_make_a_step_score_its_prompts() -> None:
+    wide = ProgramTable(wanted_shapes(256, 2048, 1), fake_program, cost)
+    wide.compile_ahead(1000, lambda shape: None)
+    chosen = wide.select(Wanted(17, 20, 1, FAST | {"bias"}, 1)).layout.shape
+    assert "prompt_scores" not in chosen.features and chosen.num_prefill == 128
+
+
 def test_decode_steps_run_no_prefill_program() -> None:
     assert selected(table(2), 1).num_prefill == 0
 

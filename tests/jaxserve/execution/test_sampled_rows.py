@@ -47,6 +47,7 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
     packer, layout = RowPacker(ROWS, make_features(), FACTS), blob_layout(shape, FACTS)
     slots = list(range(ROWS))
     for request, slot in zip(requests, slots):
+        request.slot = slot
         packer._bind(request, slot)
     history = np.zeros((ROWS + 1, LENGTH), np.int32)
     for slot, request in enumerate(requests):

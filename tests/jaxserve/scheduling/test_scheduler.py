@@ -311,21 +311,61 @@ def test_the_sequences_of_a_group_compute_their_prompt_once() -> None:
     assert scheduler.pages.pool.num_used == 0
 
 
-def test_what_a_group_holds_is_given_up_before_anybody_is_preempted() -> None:
+def holding_group(other_prompt: int = 10) -> tuple[Scheduler, FakeDevice, Request, list[Request]]:
+    """A request that grows beside a group whose first sequence has ended and left 11 pages held.
+
+    Of the 24 pages too few are free for the group's next sequence.
+    """
     scheduler, device = start(
-        simple(max_num_seqs=2, page_size=1, spare_pages=1, token_budget=24, max_prefill=24)
+        simple(max_num_seqs=3, page_size=1, spare_pages=0, token_budget=24, max_prefill=24)
     )
-    other = make_request("other", [6], 20)
+    other = make_request("other", [6] * other_prompt, 14)
     scheduler.add(other)
     step(scheduler, device)
-    sequences = group_of(3, [5] * 12, 4)
+    sequences = group_of(2, [5] * 12, 1)
     for sequence in sequences:
         scheduler.add(sequence)
+    step(scheduler, device)
+    step(scheduler, device)
+    assert sequences[0].state is RequestState.FINISHED
+    assert sequences[1].state is RequestState.WAITING
+    assert sum(len(group.pages) for group in scheduler._holding) == 11
+    return scheduler, device, other, sequences
+
+
+def test_what_a_group_holds_is_given_up_before_anybody_is_preempted() -> None:
+    scheduler, device, other, sequences = holding_group()
     while scheduler.has_unfinished:
         step(scheduler, device)
         scheduler.check_integrity()
-    assert other.num_preemptions == 0
-    assert all(s.output_token_ids == alone([5] * 12, 4)[0] for s in sequences)
+    assert scheduler.num_preemptions == 0
+    assert other.output_token_ids == alone([6] * 10, 14)[0]
+    assert sequences[1].output_token_ids == alone([5] * 12, 1)[0]
+
+
+def test_what_a_group_holds_keeps_nobody_out_when_nothing_runs() -> None:
+    scheduler, device, other, sequences = holding_group()
+    first = make_request("first", [7] * 18, 2)
+    scheduler.add(first)
+    # it comes before the group, as a preempted request does, and needs more than is free
+    scheduler.waiting.discard(first)
+    first.order = -1
+    scheduler.waiting.push(first)
+    scheduler.abort(other.request_id)
+    assert names(step(scheduler, device)) == ([], ["first"])
+    while scheduler.has_unfinished:
+        step(scheduler, device)
+        scheduler.check_integrity()
+    assert sequences[1].output_token_ids == alone([5] * 12, 1)[0]
+
+
+def test_pages_that_others_own_too_are_not_given_up() -> None:
+    scheduler, device = start(simple(max_num_seqs=2, token_budget=16, max_prefill=16))
+    for sequence in group_of(4, [5] * 14, 9):
+        scheduler.add(sequence)
+    step(scheduler, device)
+    assert scheduler._holding and not scheduler._drop_held_pages()
+    assert scheduler._holding, "its first sequence still owns them: none would be free"
 
 
 def test_the_next_of_a_group_takes_over_when_the_first_is_aborted() -> None:
