@@ -57,12 +57,13 @@ class Layout(Generic[T]):
             dtype = np.dtype(field.metadata["dtype"])
             self.places[field.name] = Place(self.end, math.prod(shape), shape, dtype)
             self.end += self.places[field.name].size
-        # most arrays are flat int32 ones: what need not be done is not, once a step each
+        # once a step each: what need not be done is not, and arrays of nothing are made here
         self._views = [
             (
                 slice(place.offset, place.offset + place.size),
                 None if place.dtype == np.int32 else place.dtype,
                 None if len(place.shape) == 1 else place.shape,
+                None if place.size else np.zeros(place.shape, place.dtype),
             )
             for place in self.places.values()
         ]
@@ -70,7 +71,10 @@ class Layout(Generic[T]):
     def views(self, flat: np.ndarray) -> T:
         """The arrays of a NumPy int32 array, in place."""
         arrays = []
-        for part, dtype, shape in self._views:
+        for part, dtype, shape, nothing in self._views:
+            if nothing is not None:
+                arrays.append(nothing)
+                continue
             array = flat[part]
             if dtype is not None:
                 array = array.view(dtype)

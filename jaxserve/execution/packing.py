@@ -92,7 +92,8 @@ class RowPacker:
                 if feature.needed_by_chunk(lane):
                     features |= {feature.name}
         special: list[tuple[int, frozenset[str]]] = []
-        self._forget_the_gone()
+        if self._always or self._at_times:
+            self._forget_the_gone()
         if self._always or self._at_times:
             for index, (request, slot) in enumerate(_sampling_rows(plan)):
                 if request is None:

@@ -225,8 +225,9 @@ class Runner:
         """
         program, needs, blob = packed or self.pack(plan)
         try:
-            for upload in self._upload_layout.pack(plan.uploads):
-                self._run_upload(upload)
+            if plan.uploads:
+                for upload in self._upload_layout.pack(plan.uploads):
+                    self._run_upload(upload)
             result = self._call(program, blob)
             result.copy_to_host_async()
         except BaseException as error:
