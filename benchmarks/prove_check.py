@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from benchmarks import prove_step
-from benchmarks.gpu import correctness, decode_step, large, products, smoke
+from benchmarks.gpu import correctness, decode_step, fused, large, products, smoke
 from benchmarks.gpu.engine import compiling_with
 from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import USABLE_MEMORY, Setting
@@ -135,11 +135,14 @@ def items_of(kind: str, label: str, programs: Programs, choices: bool = False) -
 
 
 def correctness_items(kind: str) -> Iterator[Item]:
-    """The smoke cases, and the correctness sections of attention and of quantised products."""
+    """Smoke cases, fused kernels, and correctness of attention and of quantised products."""
     setting = absent_setting(kind)
     for name, probe in smoke.PROBES.items():
         found = unbuilt(functools.partial(probe.programs, setting))
         yield from items_of(kind, f"smoke {name}", found)
+    for case in fused.KERNELS:
+        found = unbuilt(functools.partial(fused.programs_of, setting, case))
+        yield from items_of(kind, "fused", found)
     for small in correctness.matrix():
         for chosen in (True, False):
             posed = correctness.decode_problem(setting, small, chosen).programs

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.gpu import fused
 from benchmarks.gpu.decode_step import BUSY, FILTERED, GREEDY, LEAST, ROOFLINE_TARGET, UNGRAPHED
 from benchmarks.gpu.kernel_classes import CLASSES, OTHER
 from benchmarks.gpu.roofline import PRODUCTS
@@ -83,6 +84,9 @@ class Known(NamedTuple):
 
 def area(known: Known, text: str) -> tuple[str, str]:
     """The file and the proof that belong to a failure's words."""
+    for kernel in fused.KERNELS:
+        if kernel in text:
+            return f"pallas_kernels/{kernel}", f"`{KERNEL_TESTS} {kernel}`"
     for operation in ("prefill", "decode"):
         if operation in text and "step" not in text:
             return known.kernel_file(operation), f"`{KERNEL_TESTS} {operation}`"
@@ -91,6 +95,11 @@ def area(known: Known, text: str) -> tuple[str, str]:
     if "write_kv" in text:
         return "pallas_kernels/write_kv", f"`{KERNEL_TESTS} write_kv`"
     return "jaxserve/execution/step.py", STEP_PROOF
+
+
+def may_compile(section: str, failure: str) -> bool:
+    """Whether the time that ran out is also that of compiling: an engine's, or a preparation's."""
+    return section.startswith("engine") or failure.startswith("preparing")
 
 
 def of_failures(known: Known) -> Iterator[Finding]:
@@ -103,6 +112,10 @@ def of_failures(known: Known) -> Iterator[Finding]:
                 again = f"then `benchmarks/gpu_check --only '{name}'`"
                 if "time is up" in failure or "not run" in failure:
                     yield Finding(90 + place, short, f"run it alone: `--only '{name}'`")
+                elif "no answer within" in failure and may_compile(name, failure):
+                    do = f"it may have been compiling, or it hung: {again.removeprefix('then ')}, "
+                    do += "since what it compiled is kept; if it is killed again, "
+                    yield Finding(place / 100, short, f"{do}{file}; {proof}")
                 elif "no answer within" in failure or "no end in time" in failure:
                     do = "it hung: which barrier waits for an arrival that never comes, which "
                     do += f"registers were asked for ({file}); {proof}, {again}"

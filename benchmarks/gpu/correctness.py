@@ -31,7 +31,8 @@ POOLS = ("bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
 HEAD_DIMS = (128, 64, 80, 96, 256)
 GROUPS = (4, 1, 8)
 PAGE_SIZES = (16, 32, 64, 128)
-WHOLE, CUT = 200, 6000  # tokens: no kernel cuts so short a row, every GPU kernel so long a one
+# tokens: no kernel cuts rows of a table of so few, every GPU kernel a row of so many
+WHOLE, CUT = 192, 6000
 LONGEST = (1500, WHOLE, CUT)
 QUERIES = (None, 4, None, 8, 1)  # of a decode row
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from jaxserve.bench.shapes import write_config
 from jaxserve.bench.workloads import WorkItem, fixed
 from jaxserve.engine import Engine
 from jaxserve.execution import runner
+from pallas_kernels import Backends
 
 TINY = {
     "num_hidden_layers": 2,
@@ -36,8 +37,9 @@ WEIGHT_STD = 0.15  # so large that a wrong key or value moves the logits by most
 # bfloat16 in another order gives 0.02 to 0.05 of it, attention that is 3 % too large 0.16
 BOUND = 0.1
 CHOSEN, PLAIN = "chosen kernels", "plain XLA"
-XLA = {"decode_backend": "xla", "prefill_backend": "xla"}
-ROADS: dict[str, dict[str, Any]] = {CHOSEN: {}, "without overlap": {"overlap": False}, PLAIN: XLA}
+ROADS: dict[str, dict[str, Any]] = {CHOSEN: {}, "without overlap": {"overlap": False}, PLAIN: {}}
+PLAIN_BACKENDS = Backends(decode="xla", prefill="xla", write_kv="xla", reason=PLAIN)  # no kernel
+UNTUNED = {"xla_gpu_autotune_level": "0"}
 
 
 def make_llm(folder: Path, **settings: Any) -> LLM:
@@ -49,6 +51,17 @@ def make_llm(folder: Path, **settings: Any) -> LLM:
         "max_model_len": 512,
     }
     return LLM(model=str(folder), **(defaults | settings))
+
+
+def on_road(folder: Path, road: str, **settings: Any) -> LLM:
+    """The engine of one of ROADS; plain XLA has none of the device's kernels, not even small ones.
+
+    The engine's settings choose attention and linear layers only.
+    """
+    choice = "jaxserve.loading.choose_backends"
+    plain = mock.patch(choice, lambda *device: PLAIN_BACKENDS) if road == PLAIN else nullcontext()
+    with plain:
+        return make_llm(folder, **(settings | ROADS[road]))
 
 
 @contextmanager
@@ -126,12 +139,12 @@ def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN) -> 
         folder = write_config("llama-125m", Path(name), **TINY)
         scored: dict[str, Scored] = {}
         for road in roads:
-            llm = make_llm(folder, **(common | ROADS[road]))
+            llm = on_road(folder, road, **common)
             scored[road] = generated(llm, prompts, length)
             if roads != [referee]:
                 llm.close()
         if roads != [referee]:
-            llm = make_llm(folder, **(common | ROADS[referee]))
+            llm = on_road(folder, referee, **common)
         for road, found in scored.items():
             wanted = forced(llm, [tokens for tokens, _ in found], length)
             told = [(tokens[-length:], got, want) for (tokens, got), want in zip(found, wanted)]
@@ -168,6 +181,15 @@ def compare(
 def correctness(setting: Setting) -> Section:
     """All roads: the chosen kernels, the same without overlap, and plain XLA's own decode steps."""
     return teacher_forced(setting, list(ROADS))
+
+
+def tokens(setting: Setting) -> Section:
+    """The engine's tokens: by decoding and by computing the same tokens as a prompt.
+
+    One engine with few programs, which are not tuned: most of the time goes into compiling them.
+    """
+    with compiling_with(UNTUNED):
+        return teacher_forced(setting, [CHOSEN], referee=CHOSEN)
 
 
 def host(setting: Setting) -> Section:

@@ -11,6 +11,7 @@ from benchmarks.gpu import (
     correctness,
     decode_step,
     engine,
+    fused,
     large,
     machine,
     memcheck,
@@ -137,6 +138,10 @@ SECTIONS: dict[str, AnySection] = {
     "machine": Single(machine.machine, EVERY),
     "bandwidth": Single(machine.bandwidth, EVERY),
     "smoke": Several(smoke.cases, smoke.run, "A", smoke.LIMIT_S, group=str, prepare=smoke.prepare),
+    "fused kernels": Several(
+        fused.cases, fused.run, "A", fused.LIMIT_S, group=str, prepare=fused.prepare
+    ),
+    "engine tokens": Single(engine.tokens, "A", 120),
     "memcheck": Several(
         memcheck.cases, memcheck.memcheck, "A", memcheck.LIMIT_S + 10, apart=True, keep_s=150
     ),

@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.gpu import correctness, engine, large, products
+from benchmarks.gpu import correctness, large, products
 from benchmarks.gpu.correctness import CUT, WHOLE, Posed, Programs, Small
 from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import Section, Setting
 from benchmarks.kernel_bench.bench import compiled
 
 LIMIT_S = 20  # of a case; a kernel that never ends costs no more
-UNTUNED = {"xla_gpu_autotune_level": "0"}
 PAGED = {"decode": correctness.decode_problem, "prefill": correctness.prefill_problem}
 
 
@@ -30,9 +29,11 @@ class Probe:
     programs: Callable[[Setting], Programs]
 
 
-def paged(operation: str, pool: str, head_dim: int, longest: int = 1500) -> Probe:
+def paged(
+    operation: str, pool: str, head_dim: int, longest: int = 1500, queries: int | None = None
+) -> Probe:
     """Attention on pages of a type, against float64."""
-    small = Small(pool, head_dim, 4, 16, longest, {})
+    small = Small(pool, head_dim, 4, 16, longest, {}, queries)
 
     def run(setting: Setting) -> Section:
         check = correctness.decode if operation == "decode" else correctness.prefill
@@ -71,26 +72,17 @@ def product(name: str) -> Probe:
     return Probe(run, programs)
 
 
-def engine_tokens(setting: Setting) -> Section:
-    """The engine's tokens: by decoding and by computing the same tokens as a prompt.
-
-    One engine with few programs, which are not tuned: most of the time goes into compiling them.
-    """
-    with engine.compiling_with(UNTUNED):
-        return engine.teacher_forced(setting, [engine.CHOSEN], referee=engine.CHOSEN)
-
-
 PROBES: dict[str, Probe] = {
     "decode bfloat16, whole rows": paged("decode", "bfloat16", 128, WHOLE),
     "decode bfloat16, cut rows": paged("decode", "bfloat16", 128, CUT),
     "decode bfloat16, ragged": ragged_decode(),
+    "decode bfloat16, 4 queries a row": paged("decode", "bfloat16", 128, CUT, queries=4),
     "decode int8 pages": paged("decode", "int8", 128),
     "prefill head_dim 128": paged("prefill", "bfloat16", 128),
     "prefill head_dim 256": paged("prefill", "bfloat16", 256),
     "int4 product": product("int4 g128"),
     "int8 product": product("int8"),
     "fp8 product": product("fp8"),
-    "engine tokens": Probe(engine_tokens, lambda setting: {}),
 }
 
 

@@ -42,12 +42,19 @@ def test_where_all_is_well_there_is_nothing_to_do():
             "jaxserve/execution",
             "step.py",
         ),
+        ("residual_norm: 1 x 4096, 4 parts: error 1 > 0.03", "pallas_kernels/res", "residual_norm"),
     ],
 )
 def test_a_failed_smoke_case_names_the_kernel_and_a_proof(failure, first, file):
     (found,) = findings(smoke={"failures": [failure]})
     assert failure in found.found and found.do.startswith(first) and file in found.do
     assert "--only 'smoke'" in found.do
+
+
+def test_an_engine_that_is_killed_may_have_been_compiling():
+    (found,) = findings(engine_tokens={"failures": ["engine tokens: no answer within 120 s"]})
+    assert found.do.startswith("it may have been compiling") and "step.py" in found.do
+    assert "--only 'engine tokens'" in found.do and "barrier" not in found.do
 
 
 def test_a_hang_comes_before_a_crash_a_wrong_result_and_what_was_not_run():

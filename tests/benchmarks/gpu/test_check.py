@@ -157,7 +157,7 @@ def test_the_parts_together_are_everything():
 @pytest.mark.parametrize(
     "part, wanted",
     [
-        ("A", ["smoke", "memcheck", "anchors"]),
+        ("A", ["smoke", "fused kernels", "engine tokens", "memcheck", "anchors"]),
         ("B", ["decode step", "torch step", "transformers"]),
     ],
 )

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.gpu import correctness, smoke
 from benchmarks.gpu.correctness import CUT, WHOLE, Small
 from benchmarks.gpu.setting import dry_setting
+from benchmarks.prove_check import absent_setting
+from pallas_kernels.paged_attention.mosaic_gpu_decode import cut_of
 
 SETTING = dry_setting({}, 600.0)
 
@@ -29,7 +31,18 @@ def test_the_matrix_holds_every_choice():
 
 def test_ten_smoke_cases_hold_whole_and_cut_rows():
     assert len(smoke.PROBES) == 10 and smoke.LIMIT_S == 20
-    assert WHOLE < 256 and CUT > 4096
+    assert "decode bfloat16, 4 queries a row" in smoke.PROBES
+
+
+@pytest.mark.parametrize("block_tokens", [64, 128])
+def test_whole_rows_are_written_directly_and_cut_rows_in_pieces(block_tokens):
+    for longest, cut in ((WHOLE, False), (CUT, True)):
+        small = Small("bfloat16", 128, 4, 16, longest, {})
+        problem = correctness.decode_problem(absent_setting("h200"), small, True).problem
+        page_size, _, kv_heads, head_dim = problem.kv_pages.shape[1:]
+        found = cut_of(block_tokens, head_dim, problem.kv_pages.dtype, kv_heads)
+        pieces = found.most_pieces(problem.page_table.shape[1] * page_size)
+        assert (pieces > 1) == cut
 
 
 @pytest.mark.parametrize("queries", [None, 1, 4])

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.gpu import engine
 from benchmarks.gpu.setting import dry_setting
+from jaxserve.bench.shapes import write_config
+from pallas_kernels import Backends
 
 
 def test_a_near_tie_is_no_difference_and_another_distribution_is():
@@ -33,6 +35,23 @@ def test_a_token_that_is_not_the_most_likely_one_is_a_failure():
     tokens[1] = want[1].argmin()
     (failure,) = engine.compare("road", "plain XLA", [(tokens, want, want)]).failures
     assert failure == "road: 1 greedy tokens are not its most likely ones"
+
+
+def test_plain_xla_has_no_kernel_of_the_device(monkeypatch, tmp_path):
+    chosen = Backends(
+        "reference", "reference", "reference", "a test", rotate_and_write="xla",
+        threshold="reference",
+    )  # fmt: skip
+    monkeypatch.setattr("jaxserve.loading.choose_backends", lambda *device: chosen)
+    folder = write_config("llama-125m", tmp_path, **engine.TINY)
+    few = {"max_num_seqs": 2, "num_pages": 40, "compile_ahead": 1}
+    for road, backends in ((engine.CHOSEN, chosen), (engine.PLAIN, engine.PLAIN_BACKENDS)):
+        llm = engine.on_road(folder, road, **few)
+        assert llm._engine.runner._backends == backends
+        llm.close()
+    plain = engine.PLAIN_BACKENDS
+    assert {plain.decode, plain.prefill, plain.write_kv, plain.linear, plain.threshold} == {"xla"}
+    assert plain.decode_and_write is plain.rotate_and_write is plain.residual_norm is None
 
 
 @pytest.mark.slow
