@@ -93,6 +93,7 @@ def test_a_bound_that_holds_costs_no_compilation(start: Start) -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_blobs_and_results_of_two_steps_are_planned(start: Start) -> None:
     llm = start(limit=1024 * MIB, temporaries=16 * MIB)
     largest = llm._engine.runner.programs.programs[:2]
@@ -101,6 +102,7 @@ def test_blobs_and_results_of_two_steps_are_planned(start: Start) -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_steps_that_need_more_than_the_bound_are_planned_and_compiled_again(start: Start) -> None:
     llm = start(limit=120 * MIB, temporaries=0, max_model_len=None, max_num_seqs=16)
     runner = llm._engine.runner

@@ -60,6 +60,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_server_starts_and_serves_without_the_class() -> None:
     port = free_port()
     flags = ["serve", str(bundled_model_path()), "--port", str(port), "--max-num-seqs", "2"]

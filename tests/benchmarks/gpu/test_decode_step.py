@@ -40,6 +40,7 @@ def llm(tmp_path):
     made.close()
 
 
+@pytest.mark.slow
 def test_the_program_without_graphs_is_compiled_so_and_is_the_one_that_runs(llm, monkeypatch):
     bed = decode_step.Bed(llm)
     table = llm._engine.runner.programs
@@ -62,6 +63,7 @@ def test_the_program_without_graphs_is_compiled_so_and_is_the_one_that_runs(llm,
         pass
 
 
+@pytest.mark.slow
 def test_options_of_a_block_reach_the_engines_made_in_it(tmp_path, caplog):
     folder = write_config("llama-125m", tmp_path, **TINY)
     with compiling_with({"xla_gpu_autotune_level": "0"}):

@@ -37,6 +37,7 @@ def test_a_token_that_is_not_the_most_likely_one_is_a_failure():
     assert failure == "road: 1 greedy tokens are not its most likely ones"
 
 
+@pytest.mark.slow
 def test_plain_xla_has_no_kernel_of_the_device(monkeypatch, tmp_path):
     chosen = Backends(
         "reference", "reference", "reference", "a test", rotate_and_write="xla",

@@ -52,6 +52,7 @@ def too_high(right):
     return lambda *given, **options: right(*given, **options) + 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", fused.KERNELS)
 def test_right_kernels_pass(case):
     section = fused.run(SETTING, case)
@@ -59,6 +60,7 @@ def test_right_kernels_pass(case):
     assert {told for _, told, *_ in section.rows} == {"triton, interpreted"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, kernel, wrong, told",
     [

@@ -106,6 +106,7 @@ RENAMED = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["module", "function"])
 def test_a_rename_costs_a_message_and_no_start(tmp_path: Path, what: str) -> None:
     torn = tmp_path / "jit_torn-cache"

@@ -73,7 +73,7 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
     return np.asarray(tokens), outputs, places
 
 
-@pytest.mark.parametrize("special", [5, 8, ROWS])
+@pytest.mark.parametrize("special", [5, pytest.param(8, marks=pytest.mark.slow)])
 def test_special_rows_are_the_same_in_every_program(special: int) -> None:
     rng = np.random.default_rng(0)
     requests = mixture(rng)

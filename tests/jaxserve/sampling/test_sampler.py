@@ -126,6 +126,7 @@ def test_a_row_does_not_depend_on_its_batch():
         np.testing.assert_array_equal(tokens[first:last], some)
 
 
+@pytest.mark.slow
 def test_the_kernel_of_gpus_gives_the_same_tokens():
     rng = np.random.default_rng(7)
     logits = jnp.asarray(rng.normal(0, 2, (24, 5000)), jnp.float32)

@@ -62,6 +62,7 @@ def test_any_filters_of_any_rows(backend, problem):
     check_rows(*problem, **BACKENDS[backend])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["xla", "triton"])
 def test_every_rank(backend):
     weights = np.stack([row("normal", 300, np.random.default_rng(4))] * 301)
@@ -70,6 +71,7 @@ def test_every_rank(backend):
     np.testing.assert_array_equal(kept, np.where(top_k == 0, 300, top_k))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equal_weights_are_kept_together(backend):
     weights = np.repeat(np.float32([[1.0, 0.5, 0.25]]), 2000, axis=1)

@@ -76,6 +76,7 @@ def test_nothing_is_read_where_every_filter_is_off():
     np.testing.assert_array_equal(found, [0.0, 0.0, 0.25, 0.5])
 
 
+@pytest.mark.slow
 def test_any_weights_come_to_an_end():
     rng = np.random.default_rng(5)
     weights = np.abs(rng.normal(0, 1, (6, 9000))).astype(np.float32)
