@@ -32,12 +32,12 @@ def kernels(
     panels = figure.subplots(len(operations), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, operation, labels in zip(panels, operations, chosen):
         shown = [r for r in rows if r.case["operation"] == operation and r.percent is not None]
-        names = list(dict.fromkeys(row.candidate for row in shown))
-        thick = 0.8 / len(names)
-        for index, name in enumerate(names):
-            places = {row.label: row.percent for row in shown if row.candidate == name}
+        candidates = list(dict.fromkeys(row.candidate for row in shown))
+        thick = 0.8 / len(candidates)
+        for index, candidate in enumerate(candidates):
+            places = {row.label: row.percent for row in shown if row.candidate == candidate}
             at = [place + index * thick for place, label in enumerate(labels) if label in places]
-            panel.barh(at, [places[v] for v in labels if v in places], thick, label=name)
+            panel.barh(at, [places[v] for v in labels if v in places], thick, label=candidate)
         panel.set_yticks([place + 0.4 for place in range(len(labels))], labels, fontsize=7)
         panel.invert_yaxis()
         panel.axvline(100, color="black", linewidth=0.8)
