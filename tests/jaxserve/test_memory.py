@@ -79,6 +79,7 @@ def held(runner: Runner) -> int:
     return sum(array.nbytes for array in (*runner._leaves, *runner._state))
 
 
+@pytest.mark.slow
 def test_a_bound_that_holds_costs_no_compilation(start: Start) -> None:
     llm = start(limit=120 * MIB, temporaries=16 * MIB, max_model_len=None, max_num_seqs=16)
     assert len(start.compiled) == len(set(start.compiled)) == SETTINGS["compile_ahead"]

@@ -39,6 +39,7 @@ def sections_in(folder, part="all"):
     return json.loads((folder / f"gpu_check-{part}.json").read_text())["sections"]
 
 
+@pytest.mark.slow
 def test_the_quick_sections_run_dry(tmp_path):
     status, results = run_dry(QUICK, tmp_path)
     assert status == 0 and list(results) == QUICK
