@@ -19,9 +19,11 @@ test: $(VENV)/.test
 # fast compilation, as it does for the rest: interpreted kernels, dry runs and commands.
 OPTIMISED := tests/jaxserve tests/test_smoke.py \
 	tests/pallas_kernels/paged_attention/test_xla.py tests/pallas_kernels/quantized_matmul/test_api.py
-SLOW := $(BIN)/python -m pytest -n auto --dist worksteal -m slow
+# SHARE=1/8: an eighth of the cases
+SHARE ?= 1/1
+SLOW := $(BIN)/python -m pytest -n auto --dist worksteal -m slow --share $(SHARE)
 
-test-slow: $(VENV)/.test
+test-slow: $(VENV)/.test .venv-clients/.clients
 	XLA_FLAGS= $(SLOW) $(OPTIMISED)
 	$(SLOW) tests $(addprefix --ignore=,$(OPTIMISED))
 
@@ -29,6 +31,7 @@ lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/hadolint deploy/docker/*.Dockerfile
 
 format: $(VENV)/.lint
 	$(BIN)/ruff format .
@@ -48,9 +51,15 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test]'
 	touch $@ $(VENV)/.server
 
+# clients whose requirements are at odds with those of jaxserve
+.venv-clients/.clients: tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	touch $@
+
 $(VENV)/.lint: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[lint]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv312-* build dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-clients .venv312-* build dist .pytest_cache .ruff_cache .mypy_cache

@@ -78,42 +78,40 @@ class Backlog:
     """
 
     def __init__(self, llm: LLM, items: list[WorkItem], slots: int):
-        self._llm = llm
+        self._client = llm.client
         self._items: Iterator[tuple[int, WorkItem]] = enumerate(itertools.cycle(items))
         self._most = 2 * slots
-        self._live = 0
+        self._live: set[str] = set()
         for _ in range(FILLED_STEPS):
             self._step()
 
     def run(self, seconds: float) -> tuple[float, float]:
         """Steps for so long; milliseconds of a step, and least share of it that was busy."""
-        before = self._llm.stats()
+        before = self._client.stats()
         begin = time.perf_counter()
         done = 0
         while done < LEAST_STEPS or time.perf_counter() < begin + seconds:
             self._step()
             done += 1
         elapsed = time.perf_counter() - begin
-        after = self._llm.stats()
+        after = self._client.stats()
         idle = after.times.device_idle - before.times.device_idle
         return 1e3 * elapsed / (after.num_steps - before.num_steps), 1.0 - idle / elapsed
 
     def drop(self) -> None:
         """Ends what is left."""
-        for request_id in list(self._llm._outputs._live):
-            for sequence in self._llm._outputs.abort(request_id)[1]:
-                self._llm._engine.abort(sequence)
-        while self._llm._engine.has_work:
-            self._llm._step()
+        for request_id in self._live:
+            self._client.abort(request_id)
+        while self._client.has_work:
+            self._client.outputs()
 
     def _step(self) -> None:
-        while self._live < self._most:
+        while len(self._live) < self._most:
             number, item = next(self._items)
-            request = self._llm._inputs.prepare(item.prompt_token_ids, item.params(), f"b{number}")
-            self._llm._outputs.add(request)
-            self._llm._engine.add(request.sequences[0])
-            self._live += 1
-        self._live -= len(self._llm._step())
+            name = f"b{number}"
+            self._client.add(self._client.prepare(item.prompt_token_ids, item.params(), name))
+            self._live.add(name)
+        self._live.difference_update(output.request_id for output in self._client.outputs())
 
 
 def measure_busy(llm: LLM, items: list[WorkItem], slots: int, seconds: float) -> Busy:

@@ -16,8 +16,11 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import jax
@@ -31,6 +34,8 @@ from jaxserve.execution.inputs import Result, StepOutputs
 from jaxserve.execution.programs import Program
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.state import DeviceState
+from jaxserve.observability import step_clock
 from jaxserve.observability.step_times import StepTimes
 
 VOCAB = json.loads((bundled_model_path() / "config.json").read_text())["vocab_size"]
@@ -49,24 +54,25 @@ def stub_program(runner: Runner, shape: StepShape) -> Program:
     layout = runner.layouts(shape)[0]
     result = runner.layouts(replace(shape, features=frozenset(), num_special=0))[1]
 
-    def step(leaves: tuple[jax.Array, ...], state: Any, blob: jax.Array) -> tuple[Any, jax.Array]:
+    def step(
+        leaves: tuple[jax.Array, ...], buffers: dict[str, Any], state: DeviceState, blob: jax.Array
+    ) -> tuple[DeviceState, jax.Array, dict[str, jax.Array]]:
         # every leaf must be an operand that XLA keeps
         used = sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in leaves)
-        rows = layout.read(blob).step
-        tokens = 31 * rows.slot + 17 * rows.position + 0 * used.astype(jnp.int32)
-        return state, result.write(Result(StepOutputs(tokens % VOCAB), {}))
+        given = layout.read(blob).step
+        slots = jnp.concatenate([given.slot, given.sample_slot])
+        lengths = state.lengths + 1  # of every slot: cheaper than those of the rows
+        tokens = 31 * slots + 17 * lengths[0] + 0 * used.astype(jnp.int32)
+        outputs = StepOutputs(tokens % VOCAB, given.length)
+        return state._replace(lengths=lengths), result.write(Result(outputs, {})), {}
 
-    operands = (
-        runner._leaves,
-        jax.eval_shape(runner._zero_state),
-        jax.ShapeDtypeStruct((layout.size,), jnp.int32),
-    )
-    compiled = jax.jit(step, donate_argnums=1).lower(*operands).compile()
+    compiled = jax.jit(step, donate_argnums=2).lower(*runner.operands(layout)).compile()
     return Program(layout, result, compiled, 0)
 
 
-def measure(rows: int, layers: int, steps: int, repeats: int) -> list[StepTimes]:
-    """Seconds of `steps` decode steps by phase, `repeats` times."""
+@contextmanager
+def stub_engine(rows: int, layers: int, *, max_model_len: int, block_size: int) -> Iterator[LLM]:
+    """An engine of so many slots whose compiled steps compute nothing."""
     original = Runner.compile_program
     Runner.compile_program = stub_program  # type: ignore[method-assign]
     try:
@@ -77,38 +83,69 @@ def measure(rows: int, layers: int, steps: int, repeats: int) -> list[StepTimes]
                 load_format="dummy",
                 tokenizer=str(bundled_model_path()),
                 max_num_seqs=rows,
-                max_model_len=1024,
-                num_pages=rows * 64 + 1,
-                compile_ahead=2 if rows == 1 else 1000,
+                max_model_len=max_model_len,
+                block_size=block_size,
+                num_pages=rows * -(-max_model_len // block_size) + 1,
+                compile_ahead=1000,
                 compile_in_background=False,
                 compilation_cache="off",
             )
     finally:
         Runner.compile_program = original  # type: ignore[method-assign]
+    yield llm
+    llm.close()
+
+
+def measure(rows: int, layers: int, steps: int, repeats: int) -> list[StepTimes]:
+    """Seconds of `steps` decode steps by phase, `repeats` times."""
+    with stub_engine(rows, layers, max_model_len=1024, block_size=16) as llm:
+        return measure_steps(llm, rows, steps, repeats)
+
+
+def measure_steps(llm: LLM, rows: int, steps: int, repeats: int) -> list[StepTimes]:
+    """The same, of an engine."""
     params = SamplingParams(
         temperature=0.0,
         max_tokens=1000,
         ignore_eos=True,
         output_kind=RequestOutputKind.DELTA,
     )
-    prepared = [llm._inputs.prepare([3] * 8, params, str(index)) for index in range(rows)]
-    for request in prepared:
-        llm._outputs.add(request)
-        llm._engine.add(request.sequences[0])
-    while any(request.is_prefilling for request in llm._engine.scheduler.running) or (
-        len(llm._engine.scheduler.running) < rows
-    ):
-        llm._step()
+    client = llm.client
+    for index in range(rows):
+        client.add(client.prepare([3] * 8, params, str(index)))
+    begun: set[str] = set()
+    while len(begun) < rows:
+        begun.update(output.request_id for output in client.outputs())
     samples = []
     for _ in range(repeats):
         before = llm.stats()
         for _ in range(steps):
-            llm._step()
+            client.outputs()
         after = llm.stats()
         assert after.num_running == rows and after.num_steps - before.num_steps == steps
         samples.append(after.times.since(before.times))
-    llm.close()
     return samples
+
+
+def add_clock(parser: argparse.ArgumentParser) -> None:
+    """The option that chooses what is measured."""
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of the thread, in place of time: where others use the machine",
+    )
+
+
+@contextmanager
+def clock(options: argparse.Namespace) -> Iterator[None]:
+    """Steps are timed as the options say."""
+    original = step_clock.monotonic
+    if options.processor_time:
+        step_clock.monotonic = thread_time
+    try:
+        yield
+    finally:
+        step_clock.monotonic = original
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,11 +155,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=100, help="decode steps a sample")
     parser.add_argument("--repeats", type=int, default=7, help="samples; medians are printed")
     parser.add_argument("--output-json", type=Path)
+    add_clock(parser)
     options = parser.parse_args(arguments)
     report: dict[str, Any] = {"layers": options.layers, "us_per_step": {}}
     print(f"| rows | {' | '.join(PHASES)} | all, us a step |\n|{'---|' * (len(PHASES) + 2)}")
     for rows in options.rows:
-        samples = measure(rows, options.layers, options.steps, options.repeats)
+        with clock(options):
+            samples = measure(rows, options.layers, options.steps, options.repeats)
         medians = {
             phase: statistics.median(getattr(sample, phase) for sample in samples)
             / options.steps

@@ -148,7 +148,8 @@ class Inline:
             raise WorkerError(describe(error)) from error
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Ends what the work holds, if it says how."""
+        getattr(self._answer, "close", lambda: None)()
 
 
 def describe(error: BaseException) -> str:

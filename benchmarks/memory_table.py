@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pallas_kernels.prove import Proof, device_memory, device_name, versions
+from benchmarks.prove import Proof, device_memory, device_name, versions
 
 COLUMNS = (
     "step",

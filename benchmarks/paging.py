@@ -3,8 +3,9 @@
 
 The baseline is static allocation: a page as long as the longest request, so that every request
 holds room for `--max-model-len` tokens from its first token to its last. Both get the same bytes
-and the same workload of mixed lengths. Prints requests at once, tokens a second, and the share of
-the reserved keys and values that hold no token; and the bytes that either would have needed.
+and the same workload of mixed lengths. Prints requests at once, tokens a second, the share of the
+reserved keys and values that hold no token, and the bytes that either would have needed; and the
+gauge `kv_active_ratio` while requests wait, when the engine is saturated.
 
     python benchmarks/paging.py
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -26,6 +28,7 @@ from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.shapes import SHAPES, write_config
 from jaxserve.bench.workloads import WorkItem, random_tokens
 from jaxserve.errors import ValidationError
+from jaxserve.observability.engine_gauges import memory_gauges
 
 
 def workload(options: argparse.Namespace, vocab: int) -> list[WorkItem]:
@@ -56,24 +59,25 @@ def run(name: str, page_size: int, options: argparse.Namespace) -> dict[str, Any
             compile_ahead=options.compile_ahead,
         )
     items = workload(options, llm.model_config.vocab_size)
-    prepared = [
-        llm._inputs.prepare(item.prompt_token_ids, item.params(), str(index))
-        for index, item in enumerate(items)
-    ]
-    for request in prepared:
-        llm._outputs.add(request)
-        llm._engine.add(request.sequences[0])
+    client = llm.client
+    for index, item in enumerate(items):
+        client.add(client.prepare(item.prompt_token_ids, item.params(), str(index)))
     most_running = most_pages = 0
     held = reserved = 0
+    ratios: list[float] = []
     begin = time.perf_counter()
-    while llm._engine.has_work:
-        llm._step()
-        running = llm._engine.scheduler.running
+    while client.has_work:
+        client.outputs()
+        running = client.engine.scheduler.running
         pages = sum(len(request.pages) for request in running)
         most_running = max(most_running, len(running))
         most_pages = max(most_pages, pages)
         held += sum(request.num_computed for request in running)
         reserved += pages * page_size
+        stats = client.stats()
+        if stats.num_waiting:
+            gauges = {one.name: one.value for one in memory_gauges(stats, client.page_bytes)}
+            ratios.append(gauges["kv_active_ratio"])
     seconds = time.perf_counter() - begin
     token_bytes = llm.footprint.kv_bytes_per_token
     result = {
@@ -83,6 +87,8 @@ def run(name: str, page_size: int, options: argparse.Namespace) -> dict[str, Any
         "requests_at_once": most_running,
         "output_tokens_per_second": sum(item.output_len for item in items) / seconds,
         "kv_waste": 1 - held / reserved,
+        "active_ratio_median": statistics.median(ratios) if ratios else None,
+        "active_ratio_least": min(ratios, default=None),
         "peak_reserved_mib": most_pages * page_size * token_bytes / 2**20,
         "reserved_mib_a_request": most_pages * page_size * token_bytes / 2**20 / most_running,
         "preemptions": llm.stats().num_preemptions,

@@ -34,13 +34,7 @@ from benchmarks.kernel_bench.rows import BF16, OURS
 from benchmarks.kernel_bench.tuning import CASES as TUNING_CASES
 from benchmarks.kernel_bench.tuning import alike, build, choices_of, runs_of
 from benchmarks.kernel_bench.worker import entries_of
-from jaxserve.execution.defaults import device_defaults
-from jaxserve.execution.programs import wanted_shapes
-from jaxserve.execution.shapes import StepShape
-from pallas_kernels import choose_backends
-from pallas_kernels.devices import FAMILIES, device_family
-from pallas_kernels.gpu_targets import GPU_TARGETS, CompilerMissingError
-from pallas_kernels.prove import (
+from benchmarks.prove import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
     Proof,
@@ -53,6 +47,12 @@ from pallas_kernels.prove import (
     prove,
     write_json,
 )
+from benchmarks.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
+from jaxserve.execution.defaults import device_defaults
+from jaxserve.execution.programs import wanted_shapes
+from jaxserve.execution.shapes import StepShape
+from pallas_kernels import choose_backends
+from pallas_kernels.devices import candidates, device_family
 
 REFUSED = "KernelError"
 TOO_LARGE = "ValueError: Mosaic GPU kernel exceeds available shared memory"  # JAX, lowering it
@@ -82,12 +82,12 @@ class Item:
 def absent_setting(kind: str) -> Setting:
     """What gpu_check's sections would be given on a GPU that is not there."""
     name = device_name(kind)
-    family = FAMILIES[device_family(name, "gpu")]
+    family = device_family(name, "gpu")
     return Setting(
         device_kind=name,
         backends=choose_backends(name, "gpu"),
-        decode=[(backend, None) for backend in family.decode],
-        prefill=[(backend, None) for backend in family.prefill],
+        decode=[(backend, None) for backend in candidates("decode", family)],
+        prefill=[(backend, None) for backend in candidates("prefill", family)],
         memory=int(device_memory(kind) * PREALLOCATED * USABLE_MEMORY),
     )
 

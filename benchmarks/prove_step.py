@@ -24,37 +24,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
-from jaxserve.bench.shapes import SHAPES
-from jaxserve.execution.compiler_options import compiler_options
-from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
-from jaxserve.execution.inputs import BlobLayout, ResultLayout
-from jaxserve.execution.memory_plan import (
-    cache_budget,
-    page_bytes,
-    plan_num_pages,
-    table_bytes,
-)
-from jaxserve.execution.parameters import split_model
-from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
-from jaxserve.execution.shapes import StepShape
-from jaxserve.execution.step import DeviceState, StepSpec, run_step
-from jaxserve.models.attention import kv_pages_spec
-from jaxserve.models.config import ModelConfig
-from jaxserve.models.layers import LinearForm
-from jaxserve.models.llama import Llama
-from jaxserve.parallel.sharding import ShardingRules
-from pallas_kernels import AttentionShape, Backends, choose_backends, storage_dtype
-from pallas_kernels.gpu_targets import CompilerMissingError
-from pallas_kernels.prove import (
-    EXIT_FAILED,
-    EXIT_UNAVAILABLE,
+from benchmarks.prove import (
     KINDS,
-    MATRIX_INSTRUCTION,
     Cost,
     Proof,
     Requirements,
@@ -62,11 +37,34 @@ from pallas_kernels.prove import (
     attempt,
     device_memory,
     device_name,
+    ended,
     markdown,
     platform_of,
     prove,
     write_json,
 )
+from benchmarks.prove.gpu_targets import CompilerMissingError
+from jaxserve.bench.shapes import SHAPES
+from jaxserve.config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
+from jaxserve.execution.compiler_options import compiler_options
+from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
+from jaxserve.execution.inputs import BlobLayout, ResultLayout
+from jaxserve.execution.memory_plan import (
+    cache_budget,
+    plan_num_pages,
+    table_bytes,
+)
+from jaxserve.execution.parameters import split_model
+from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
+from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.state import DeviceState, StateShape
+from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.kv_cache import KVCache, KVFormat
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.weights import abstract_model
+from pallas_kernels import Backends, choose_backends
+from pallas_kernels.backends import resolve
 
 MAX_MODEL_LEN = 8192
 MAX_NUM_SEQS = 256
@@ -86,6 +84,10 @@ FULL = (
     ("llama-3-8b", 4, ("v5e",)),
     ("llama-3-70b", 8, ("h200", "h100", "a100", "v5p")),
 )
+# kernels of a layer on one GPU: products 4, norms with the residual 2, rotation with the write,
+# activation; attention of decode rows, where Triton merges their pieces in a kernel of its own; and
+# prefill, for which XLA cuts the queries of both kinds apart and joins the outputs around Triton's
+OTHER_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -99,6 +101,8 @@ class Setting:
     layers: int | None
     num_pages: int | None
     page_size: int
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
     slots: int = MAX_NUM_SEQS
     max_model_len: int = MAX_MODEL_LEN
 
@@ -116,68 +120,58 @@ class Setting:
 
     def backends(self) -> Backends:
         """The kernels that the engine chooses."""
-        config = self.config()
-        shape = AttentionShape(
-            head_dim=config.head_dim,
-            page_size=self.page_size,
-            group=config.num_heads // config.num_kv_heads,
-            pool_dtype=jnp.dtype(DTYPE),
-            query_dtype=jnp.dtype(DTYPE),
-            kv_heads=config.num_kv_heads // self.devices,
+        platform = platform_of(self.kind)
+        kv_format = KVFormat.of(self.kv_cache_dtype, DTYPE)
+        shape = kv_format.attention_shape(
+            self.config(), DTYPE, platform, self.page_size, self.devices
         )
-        chosen = choose_backends(device_name(self.kind), platform_of(self.kind), shape)
+        chosen = choose_backends(device_name(self.kind), platform, shape)
         return chosen.sharded() if self.devices > 1 else chosen
+
+    def cache(self) -> KVCache:
+        """The engine's KV cache, of the pages that are given."""
+        cache = KVCache.of(
+            self.config(),
+            KVFormat.of(self.kv_cache_dtype, DTYPE),
+            self.backends(),
+            platform=platform_of(self.kind),
+            page_size=self.page_size,
+        )
+        return cache.with_pages(self.num_pages or 0)
 
 
 def abstract_leaves(
     config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
 ) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
-    rules = ShardingRules.for_model(mesh, config)
-    model = nnx.eval_shape(lambda: Llama(config, dtype, form))
-    graph, state = nnx.split(model)
-    placed = []
-    for place, variable in nnx.to_flat_state(state):
-        sharding = rules.sharding(mesh, variable.get_metadata("logical_axes"))
-        value = jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
-        placed.append((place, variable.replace(value)))
-    return split_model(nnx.merge(graph, nnx.from_flat_state(placed)))
+    return split_model(abstract_model(config, mesh, dtype, form))
 
 
-def abstract_state(setting: Setting, config: ModelConfig, mesh: Mesh) -> DeviceState:
+def abstract_state(setting: Setting, mesh: Mesh) -> DeviceState:
     """The engine's device state as ShapeDtypeStructs with their shardings."""
     assert setting.num_pages
-    pool = (config.num_layers * setting.num_pages, setting.page_size, 2)
-    pool += (config.num_kv_heads, setting.backends().stored_head_dim(config.head_dim))
-    dtype = storage_dtype(jnp.dtype(DTYPE), platform_of(setting.kind))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    table = (setting.slots + 1, -(-setting.max_model_len // setting.page_size))
-    history = (setting.slots + 1, setting.max_model_len + 1)
-    return DeviceState(
-        jax.ShapeDtypeStruct(pool, dtype, sharding=NamedSharding(mesh, kv_pages_spec())),
-        jax.ShapeDtypeStruct(table, jnp.int32, sharding=everywhere),
-        jax.ShapeDtypeStruct(history, jnp.int32, sharding=everywhere),
+    shape = StateShape(
+        cache=setting.cache(),
+        max_num_seqs=setting.slots,
+        max_model_len=setting.max_model_len,
+        features={},
     )
+    return shape.abstract(mesh)
 
 
 def with_pages(setting: Setting, weights: int) -> Setting:
     """The setting with the pages that the engine would plan, where none are given."""
     if setting.num_pages is not None:
         return setting
-    config = setting.config()
     tables = table_bytes(setting.slots, setting.max_model_len, setting.page_size)
     budget = cache_budget(
         limit_bytes=device_memory(setting.kind),
         utilization=UTILIZATION,
         held_bytes=weights + tables + TEMPORARIES,
     )
-    heads = config.num_kv_heads // setting.devices
-    itemsize = jnp.dtype(DTYPE).itemsize
     pages = plan_num_pages(
         budget=budget,
-        bytes_per_page=page_bytes(
-            config.num_layers, setting.page_size, heads, config.head_dim, itemsize
-        ),
+        bytes_per_page=setting.cache().page_bytes(setting.devices),
         max_num_seqs=setting.slots,
         max_model_len=setting.max_model_len,
         page_size=setting.page_size,
@@ -193,37 +187,46 @@ def device_bytes(leaves: Any) -> int:
     )
 
 
-def step_cost(setting: Setting, config: ModelConfig, step: StepShape, weights: int) -> Cost:
-    """Weights and the full pool are read once, the embedding table by row; chunks begin at 0."""
+def step_cost(
+    setting: Setting, config: ModelConfig, step: StepShape, weights: int, numbers: int
+) -> Cost:
+    """Weights and the full pool are read once, the embedding table by row; chunks begin at 0.
+
+    `weights` are bytes, `numbers` what they stand for.
+    """
     rows, itemsize = step.num_decode + step.num_prefill, jnp.dtype(DTYPE).itemsize
     table = config.vocab_size * config.hidden_size // setting.devices
     head = 0 if config.tie_word_embeddings else table
-    layers = weights // itemsize - table - head
+    layers = numbers - table - head
     products = rows * layers + (step.num_decode + step.num_lanes) * table
     row = config.num_layers * config.num_heads * config.head_dim // setting.devices
     assert setting.num_pages
     pool_tokens = setting.num_pages * setting.page_size
     chunk = step.num_prefill // max(step.num_lanes, 1)
     seen = pool_tokens + step.num_prefill * (chunk + 1) // 2
-    keys = 2 * config.num_layers * config.num_kv_heads * config.head_dim // setting.devices
-    moved = (layers + table + keys * (pool_tokens + step.num_prefill)) * itemsize
+    token = setting.cache().token_bytes // setting.devices
+    moved = weights - head * itemsize + token * (pool_tokens + step.num_prefill)
     return Cost(2 * products + 4 * row * seen, moved, "shapes")
 
 
 def requirements(
     setting: Setting, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
-    """What the step must fulfil: matrix instructions of its kernels, the pool in place."""
-    used = {"paged_decode": backends.decode}
+    """What the step must fulfil: matrix instructions, few kernels, the pool in place."""
+    used = {"paged_decode": resolve("decode", backends.decode)}
     if step.num_prefill:
-        used["paged_prefill"] = backends.prefill
-    instructions = {
-        kernel: MATRIX_INSTRUCTION[backend]
-        for kernel, backend in used.items()
-        if backend in MATRIX_INSTRUCTION
-    }
+        used["paged_prefill"] = resolve("prefill", backends.prefill)
+    launches = [one.launches for one in used.values()]
+    if setting.quantization is not None:
+        used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
+    instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
+    a_layer = None
+    plain = setting.devices == 1 and setting.quantization is None
+    if plain and backends.rotate_and_write and None not in launches:
+        a_layer = OTHER_KERNELS + sum(filter(None, launches))
     return Requirements(
         instructions=instructions,
+        a_layer=a_layer,
         own_kernel=bool(instructions),
         in_place=pool_bytes,
         max_temporaries=pool_bytes // 2,
@@ -247,8 +250,12 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """
     begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
-    structure, leaves = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))
+    structure, leaves = abstract_leaves(
+        config, mesh, DTYPE, LinearForm.of(backends, setting.quantization)
+    )
     weights = device_bytes(leaves)
+    plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
+    numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
     setting = with_pages(setting, weights)
     assert setting.num_pages
     features = make_features(threshold_on(mesh, backends))
@@ -260,38 +267,36 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
         facts=facts,
         layout=layout,
         result=ResultLayout(step, features, facts),
-        num_pages=setting.num_pages,
+        cache=setting.cache(),
         max_num_seqs=setting.slots,
-        backends=backends,
         mesh=mesh,
     )
-    state = abstract_state(setting, config, mesh)
+    state = abstract_state(setting, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    shardings: Any = DeviceState
-    pool = device_bytes(state.kv_pages)
+    pool = device_bytes(state.kv)
     parallel = f", {setting.devices} devices" if setting.devices > 1 else ""
-    name = f"{setting.shape}, {config.num_layers} layers{parallel}, {step.name}"
+    stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
+    weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
+    name = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}, {step.name}"
 
     def compilation() -> Proof:
         return prove(
             name,
             partial(run_step, spec, structure),
             leaves,
+            {},
             state,
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
             kind=setting.kind,
             wanted=requirements(setting, backends, step, pool),
-            cost=step_cost(setting, config, step, weights),
+            cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,
             compiler_options=compiler_options(
                 platform_of(setting.kind), divides_products=backends.divides_products
             ),
-            donate_argnums=1,
-            out_shardings=(
-                shardings(state.kv_pages.sharding, everywhere, everywhere),
-                everywhere,
-            ),
+            donate_argnums=2,
+            out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
         )
 
     proof = attempt(name, setting.kind, compilation)
@@ -322,6 +327,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
     parser.add_argument("--page-size", type=int, default=16, help="tokens a page")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
+    parser.add_argument(
+        "--quantization", choices=ONLINE_QUANTIZATIONS, help="of the linear layers' weights"
+    )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="absent devices")
     parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
@@ -338,7 +347,16 @@ def settings(options: argparse.Namespace) -> list[Setting]:
     """What the options ask for: every shape on every device, or the list of the docs."""
     models = [(shape, options.tensor_parallel, options.device) for shape in options.shape]
     return [
-        Setting(kind, devices, shape, options.layers, options.num_pages, options.page_size)
+        Setting(
+            kind,
+            devices,
+            shape,
+            options.layers,
+            options.num_pages,
+            options.page_size,
+            options.kv_cache_dtype,
+            options.quantization,
+        )
         for shape, devices, kinds in (FULL if options.full else models)
         for kind in kinds
     ]
@@ -367,14 +385,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join([f"jax {jax.__version__}\n", *tables]))
     if options.json:
         write_json(options.json, proofs)
-    for line in missing:
-        print(line, file=sys.stderr)
-    for proof in proofs:
-        for failure in proof.failures:
-            print(f"FAILED: {proof.name} on {proof.device}: {failure}", file=sys.stderr)
-    if any(proof.failures for proof in proofs):
-        return EXIT_FAILED
-    return EXIT_UNAVAILABLE if missing else 0
+    return ended(proofs, missing)
 
 
 if __name__ == "__main__":

@@ -11,25 +11,30 @@ reason. tuning.json has everything; the line for the table is printed last.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.isolated import Inline, WorkerError
+from benchmarks.device_run import (
+    EXIT_FAILED,
+    Answering,
+    command_line,
+    deadline,
+    results_folder,
+    told,
+    write_files,
+)
+from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench import search
 from benchmarks.kernel_bench.report import number, table
-from benchmarks.kernel_bench.run import Answering, device_worker
+from benchmarks.kernel_bench.run import kernel_process
 from benchmarks.kernel_bench.tuning import KINDS, table_row
 
 KERNELS_OWN = "left to the kernel"
-EXIT_FAILED = 1
 SHOWN = 10  # entries of a case in the Markdown; the JSON has all of them
 
 
@@ -83,11 +88,10 @@ def measure(
     Raises:
         WorkerError: the device could not be used.
     """
-    folder.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict[str, Any]) -> None:
-        (folder / "tuning.json").write_text(json.dumps(found, indent=1))
-        (folder / "tuning.md").write_text(markdown(found))
+        texts = {"tuning.json": json.dumps(found, indent=1), "tuning.md": markdown(found)}
+        write_files(folder, texts)
         progress(found)
 
     options = {"dry_run": dry_run, "torch": False, "rounds": rounds}
@@ -96,22 +100,11 @@ def measure(
 
 def main(arguments: list[str] | None = None) -> int:
     """0 when the search ended, 1 when the device could not be used."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--budget-seconds", type=float, default=540)
-    parser.add_argument("--only", action="append", choices=KINDS, default=[], help="repeatable")
+    parser = command_line(__doc__, KINDS, 540)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each choice")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes: finds errors only")
-    parser.add_argument("--output", type=Path, help="folder for tuning.json and tuning.md")
     options = parser.parse_args(arguments)
-    folder = options.output or Path(tempfile.mkdtemp(prefix="tuning-"))
-    if options.dry_run:
-        from benchmarks.kernel_bench.worker import Answers
-
-        worker: Any = Inline(Answers())
-    else:
-        worker = device_worker(with_torch=False)
+    folder = results_folder(options.output, "tuning")
+    worker = kernel_process(with_torch=False, dry_run=options.dry_run)
     try:
         found = measure(
             worker,
@@ -119,16 +112,14 @@ def main(arguments: list[str] | None = None) -> int:
             folder,
             dry_run=options.dry_run,
             rounds=options.rounds,
-            deadline=time.monotonic() + options.budget_seconds,
+            deadline=deadline(options.budget_seconds),
         )
     except WorkerError as error:
         print(f"the search ended early: {error}; written to {folder}", file=sys.stderr)
         return EXIT_FAILED
     finally:
         worker.close()
-    print(markdown(found))
-    print(f"written to {folder}")
-    return 0
+    return told(markdown(found), folder, [])
 
 
 if __name__ == "__main__":

@@ -16,21 +16,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from checkpoints.closing import Closing
 from checkpoints.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-DTYPES: Mapping[str, np.dtype] = {
+FLOATS: Mapping[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# with those that quantised matrices are made of
+ALL_DTYPES: Mapping[str, np.dtype] = {
+    **FLOATS,
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "BOOL": np.dtype(np.bool_),
 }
 
 # The format's own limit on the header, which keeps a garbage length from allocating memory.
@@ -66,7 +77,7 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return memory[skip : skip + size].view(dtype).reshape(shape)
 
 
-class SafetensorsReader:
+class SafetensorsReader(Closing):
     """The tensors of one checkpoint folder (or of one .safetensors file).
 
     Opening reads and checks the headers only. Use as a context manager, or call `close`. Threads
@@ -77,14 +88,19 @@ class SafetensorsReader:
         tensors: every tensor by name.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, dtypes: Mapping[str, np.dtype] = FLOATS):
         """Opens `model.safetensors`, or the files that `model.safetensors.index.json` names.
+
+        Args:
+            path: folder or file.
+            dtypes: that tensors may have, by the format's names.
 
         Raises:
             CheckpointError: a file is missing, damaged, or contradicts the index.
         """
         self.path = Path(path)
         self.tensors: dict[str, TensorInfo] = {}
+        self._dtypes = dtypes
         self._files: dict[Path, FileIO] = {}
         self._position = threading.Lock()
         try:
@@ -136,24 +152,13 @@ class SafetensorsReader:
             handle.close()
         self._files.clear()
 
-    def __enter__(self) -> SafetensorsReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _open(self, file: Path, expected: set[str] | None) -> None:
         try:
             handle = open(file, "rb", buffering=0)  # noqa: SIM115 (closed by close())
         except OSError as error:
             raise CheckpointError(file, f"cannot be opened ({error.strerror})") from error
         self._files[file] = handle
-        for info in _read_header(file, handle):
+        for info in _read_header(file, handle, self._dtypes):
             other = self.tensors.get(info.name)
             if other is not None:
                 raise CheckpointError(file, f"{other.file.name} has it too", info.name)
@@ -256,7 +261,7 @@ def _find_files(path: Path) -> dict[Path, set[str] | None]:
     return files
 
 
-def _read_header(file: Path, handle: FileIO) -> list[TensorInfo]:
+def _read_header(file: Path, handle: FileIO, dtypes: Mapping[str, np.dtype]) -> list[TensorInfo]:
     size = file.stat().st_size
     prefix = handle.read(8)
     if len(prefix) < 8:
@@ -273,7 +278,9 @@ def _read_header(file: Path, handle: FileIO) -> list[TensorInfo]:
     except ValueError as error:
         raise CheckpointError(file, f"unreadable header ({error})") from error
     header.pop("__metadata__", None)
-    infos = [_tensor_info(file, name, entry, 8 + length, size) for name, entry in header.items()]
+    infos = [
+        _tensor_info(file, name, entry, 8 + length, size, dtypes) for name, entry in header.items()
+    ]
     infos.sort(key=lambda info: (info.offset, info.nbytes))
     end = 8 + length
     for info in infos:
@@ -283,7 +290,9 @@ def _read_header(file: Path, handle: FileIO) -> list[TensorInfo]:
     return infos
 
 
-def _tensor_info(file: Path, name: str, entry: Any, base: int, size: int) -> TensorInfo:
+def _tensor_info(
+    file: Path, name: str, entry: Any, base: int, size: int, dtypes: Mapping[str, np.dtype]
+) -> TensorInfo:
     try:
         code, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
@@ -292,9 +301,9 @@ def _tensor_info(file: Path, name: str, entry: Any, base: int, size: int) -> Ten
         raise CheckpointError(file, f"malformed header entry {entry!r}", name) from error
     if not sizes_valid or not isinstance(code, str):
         raise CheckpointError(file, f"malformed header entry {entry!r}", name)
-    if code not in DTYPES:
-        raise CheckpointError(file, f"dtype {code}, only {', '.join(DTYPES)} are read", name)
-    info = TensorInfo(name, file, DTYPES[code], shape, base + begin)
+    if code not in dtypes:
+        raise CheckpointError(file, f"dtype {code}, only {', '.join(dtypes)} are read", name)
+    info = TensorInfo(name, file, dtypes[code], shape, base + begin)
     if end - begin != info.nbytes:
         raise CheckpointError(file, f"{end - begin} bytes for shape {list(shape)} of {code}", name)
     if base + end > size:

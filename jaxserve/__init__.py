@@ -7,36 +7,121 @@ The names load on first use, so that importing the package does not import jax.
 
 from __future__ import annotations
 
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
-    from jaxserve.config import EngineConfig
+    from jaxserve.async_llm_engine import AsyncLLMEngine
+    from jaxserve.beam_search_params import BeamSearchParams
+    from jaxserve.client import EngineClient, LocalClient
+    from jaxserve.config import EngineConfig, Isolation
+    from jaxserve.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from jaxserve.flags import FlexibleArgumentParser
     from jaxserve.llm import LLM
-    from jaxserve.outputs import CompletionOutput, RequestOutput
+    from jaxserve.lora.request import LoRARequest
+    from jaxserve.outputs import (
+        BeamSearchOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+    )
+    from jaxserve.pooling_params import PoolingParams
+    from jaxserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
     from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+    from jaxserve.scoring import ScoringRequestOutput
+    from jaxserve.structured_outputs_params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "AsyncEngineArgs",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EmbedsPrompt",
+    "EngineArgs",
+    "EngineClient",
     "EngineConfig",
+    "FlexibleArgumentParser",
+    "Isolation",
+    "LoRARequest",
+    "LocalClient",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 _MODULES = {
     "LLM": "llm",
     "AsyncEngine": "async_engine",
+    "AsyncEngineArgs": "engine.arg_utils",
+    "AsyncLLMEngine": "async_llm_engine",
+    "BeamSearchOutput": "outputs",
+    "BeamSearchParams": "beam_search_params",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
+    "EmbeddingRequestOutput": "outputs",
+    "EmbedsPrompt": "prompts",
+    "EngineArgs": "engine.arg_utils",
+    "EngineClient": "client",
     "EngineConfig": "config",
+    "FlexibleArgumentParser": "flags",
+    "Isolation": "config",
+    "LoRARequest": "lora.request",
+    "LocalClient": "client",
+    "PoolingOutput": "outputs",
+    "PoolingParams": "pooling_params",
+    "PoolingRequestOutput": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "ScoringRequestOutput": "scoring",
+    "StructuredOutputsParams": "structured_outputs_params",
+    "TextPrompt": "prompts",
+    "TokensPrompt": "prompts",
 }
+
+
+def _check_neighbours() -> None:
+    """An import of the packages beside this one must find them, not a file of the user's.
+
+    Raises:
+        ImportError: names the file that is in the way of what this package needs.
+    """
+    home = Path(__file__).resolve().parents[1]
+    for name in ("checkpoints", "pallas_kernels", "server"):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        found = Path(spec.origin).resolve()
+        if found.parent.parent == home:
+            continue
+        told = f"{found} is in the way of jaxserve's own package `{name}`: rename it"
+        if name != "server":
+            raise ImportError(told, name=name, path=str(found))
+        # an LLM needs no server: a script of that name may go on
+        warnings.warn(f"{told} to use jaxserve's command or endpoints", stacklevel=3)
+
+
+_check_neighbours()
 
 
 def __getattr__(name: str) -> Any:

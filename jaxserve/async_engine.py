@@ -1,83 +1,142 @@
-"""The asyncio front: the engine runs in its own thread, callers await outputs.
+"""The asyncio front: the engine runs in a thread or a process of its own, callers await outputs.
 
-The thread owns the engine. Callers reach it through one command queue; it answers with one
-`call_soon_threadsafe` a step, and the event loop's thread makes text of the tokens.
+The event loop's thread uses the client, which makes text of the tokens; a thread of the client's
+wakes it with one `call_soon_threadsafe` a step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from checkpoints import CheckpointError
-from jaxserve.config import EngineConfig
-from jaxserve.engine import Engine, EngineStats, StepOutput
-from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
-from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
-from jaxserve.loading import load_engine
-from jaxserve.models.config import ModelConfig
+from jaxserve.config import EngineConfig, Isolation
+from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
+from jaxserve.inputs import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.model_facts import ModelFacts
+from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.metrics import Metrics
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.output_processor import OutputProcessor
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.observability.step_history import StepHistory
+from jaxserve.output_queue import OutputQueue
 from jaxserve.outputs import RequestOutput
-from jaxserve.request import Request
+from jaxserve.request import Queueing
+from jaxserve.resolved import ResolvedConfig
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from jaxserve.isolation.launch import EarlyProcess
+    from jaxserve.isolation.process_client import ProcessClient
+    from jaxserve.thread_client import ThreadClient
+
 logger = logging.getLogger(__name__)
 
-Command = Callable[[Engine], None]
+TIMER_SLACK_S = 0.001  # resolution of the loop's timers
+DRAIN_POLL_S = 0.02
+DRAIN_POLLS = 2  # a request that is prepared opens its stream between two of them
+VIEW_TIMEOUT_S = 5.0
+GRAMMAR_THREADS = 2  # that check grammars of clients
 
 
 class AsyncEngine:
     """Serves requests concurrently from one event loop.
 
     Args:
-        config: what the user asked for; `self.config` is the resolved one once ready.
+        asked: what the user asked for; `self.config` is what became of it, once ready.
         start: load in the background at once; else `start()` does.
+        isolation: run the engine in a process of its own, which is started again when it dies or
+            hangs; None: in a thread of this one.
+        early: that process, where it has been started already.
+
+    Attributes:
+        client: what serves its requests.
+        is_isolated: the engine has a process of its own.
+        on_ended: told of each request that has ended, with its last output if it had one.
     """
 
-    def __init__(self, config: EngineConfig, *, start: bool = True):
-        self.config = config
-        self.error: BaseException | None = None
-        self.metrics = Metrics((config.served_model_name or (config.model,))[0])
-        self._ready = threading.Event()
-        self._ended = threading.Event()
-        self._stopping = False
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    def __init__(
+        self,
+        asked: EngineConfig,
+        *,
+        start: bool = True,
+        isolation: Isolation | None = None,
+        early: EarlyProcess | None = None,
+    ):
+        self._clock = ClientClock(whole_thread=True)
+        self.client = self._make_client(asked, isolation, early)
+        self.is_isolated = isolation is not None
+        self.metrics.watch_processes(self.client.processes)
+        self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
+        self._draining = False
+        self._num_preparing = 0  # requests that have no stream yet
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_seconds = 0.0  # processor time of the event loop's thread while requests ran
-        self._loop_since = 0.0
-        self._http_seconds = 0.0
-        self._streams: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
+        self._streams: dict[str, OutputQueue] = {}
+        self._looking: asyncio.Future[EngineView] | None = None
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "jaxserve-grammar")
         self._aborted_early: set[str] = set()  # while their prompts were tokenised
-        self._tokenizer: Tokenizer | None = None
-        self._model_config: ModelConfig | None = None
-        self._inputs: InputProcessor | None = None
-        self._outputs: OutputProcessor | None = None
-        self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
         if start:
             self.start()
 
+    def _make_client(
+        self, config: EngineConfig, isolation: Isolation | None, early: EarlyProcess | None
+    ) -> ThreadClient | ProcessClient:
+        # imported here: who has the engine elsewhere needs no jax
+        if isolation is None:
+            from jaxserve.thread_client import ThreadClient
+
+            return ThreadClient(config, self._clock, self._wake)
+        from jaxserve.isolation.process_client import ProcessClient
+
+        return ProcessClient(config, self._clock, self._wake, isolation, early)
+
     def start(self) -> None:
         """Begin to load; returns at once."""
-        self._thread.start()
+        self.client.start()
+
+    @property
+    def asked(self) -> EngineConfig:
+        return self.client.asked
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self.client.config
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.client.metrics
+
+    @property
+    def history(self) -> StepHistory:
+        """The engine's last steps."""
+        return self.client.history
 
     @property
     def is_ready(self) -> bool:
-        """True once the engine is warmed up, until it ends."""
-        return self._ready.is_set() and not self._ended.is_set()
+        """True once the engine is warmed up, until it ends; False while a dead one is replaced."""
+        return self.client.is_ready
+
+    @property
+    def is_restarting(self) -> bool:
+        """True while the engine has died and the next one loads: requests wait for it."""
+        return self.client.is_restarting
+
+    @property
+    def is_draining(self) -> bool:
+        """True once `drain` has been called."""
+        return self._draining
 
     @property
     def is_dead(self) -> bool:
-        """True once the engine thread has ended, by an error or by `shutdown`."""
-        return self._ended.is_set()
+        """True once the engine has ended for good, by an error or by `shutdown`."""
+        return self.client.is_dead
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended the engine."""
+        return self.client.error
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,19 +145,15 @@ class AsyncEngine:
         Raises:
             ValidationError: the engine has none.
         """
-        if self._tokenizer is None:
-            raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
-        return self._tokenizer
+        return self.client.tokenizer
 
     @property
-    def model_config(self) -> ModelConfig:
-        assert self._model_config is not None, "known once the engine is ready"
-        return self._model_config
+    def model_config(self) -> ModelFacts:
+        return self.client.model_config
 
     @property
     def max_model_len(self) -> int:
-        assert self.config.max_model_len is not None, "known once the engine is ready"
-        return self.config.max_model_len
+        return self.config.scheduler.max_model_len
 
     async def wait_ready(self) -> None:
         """Wait until the engine is warmed up.
@@ -106,223 +161,258 @@ class AsyncEngine:
         Raises:
             Whatever loading raised.
         """
-        while not self._ready.is_set():
-            if self._ended.is_set():
+        self._loop = asyncio.get_running_loop()
+        while not self.client.is_ready:
+            if self.client.is_dead:
                 raise self.error or EngineDeadError("the engine was shut down while it loaded")
             await asyncio.sleep(0.02)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: Params,
         request_id: str,
         *,
         priority: int = 0,
-        arrival_time: float | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Stream the outputs of one request; closing the iterator aborts it.
+        timeout: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Prepare a request and stream its outputs; see `prepare` and `stream`.
+
+        Args:
+            priority: the smallest goes first, where the policy is "priority".
+            timeout: seconds from now when it ends wherever it is, with finish_reason "abort" and
+                stop_reason "timeout".
+        """
+        queueing = Queueing(self._clock.now(), priority, timeout)
+        return self._stream(request_id, lambda: self.prepare(prompt, params, request_id, queueing))
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: Params,
+        request_id: str,
+        queueing: Queueing | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenise one request, which the engine learns of when it is streamed.
 
         Args:
             prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
-            params: sampling parameters; `output_kind` says what each output holds.
+            params: sampling parameters, whose `output_kind` says what each output holds; those of a
+                beam search; or what is wanted of the prompt's hidden states.
             request_id: unique among live requests.
-            priority: 0; requests are served first come, first served.
-            arrival_time: when the client asked, by `time.monotonic()`; now when None.
+            queueing: when the client asked, how urgent it is and how long it waits; now when None.
 
         Raises:
-            ValidationError: a prompt or parameter that cannot be served (before any output).
+            ValidationError: a prompt or parameter that cannot be served.
             EngineDeadError: the engine has ended.
         """
-        if priority != 0:
-            raise ValidationError("priority", priority, "0 (first come, first served)")
-        self._check_alive()
-        assert self._inputs is not None and self._outputs is not None
+        self.client.check_alive()
+        work = (prompt, params, request_id, queueing)
+        if InputProcessor.is_quick(prompt, params):
+            # two changes of thread cost more than the work, the more the busier the engine is
+            return self.client.prepare(*work)
+        self._num_preparing += 1
+        # a grammar may take seconds to check: texts are not tokenised behind it
+        pool = self._grammar_threads if _has_grammar(params) else None
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(pool, self.client.prepare, *work)
+        finally:
+            self._num_preparing -= 1
+
+    def check_room(self, requests: int = 1) -> None:
+        """Refuse requests before any work is spent on them.
+
+        Raises:
+            QueueFullError: too much waits already, by the configured limits.
+            EngineDeadError: the engine has ended, or is not ready.
+        """
+        self.client.check_alive()
+        self.client.check_room(requests)
+
+    def stream(
+        self, prepared: PreparedRequest, *, on_drop: Callable[[int], None] | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the outputs of one request; closing the iterator aborts it.
+
+        Args:
+            prepared: the request.
+            on_drop: told how many tokens it has got when it is aborted so.
+
+        Raises:
+            ValidationError: the request's id is in use (before any output).
+            QueueFullError: too much waits already (before any output).
+            EngineDeadError: the engine has ended.
+        """
+
+        async def ready() -> PreparedRequest:
+            return prepared
+
+        return self._stream(prepared.request_id, ready, on_drop)
+
+    async def _stream(
+        self,
+        request_id: str,
+        prepare: Callable[[], Awaitable[PreparedRequest]],
+        on_drop: Callable[[int], None] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.client.check_alive()
         if request_id in self._streams:
             raise ValidationError("request_id", request_id, "an id that is not in use")
-        if arrival_time is None:
-            arrival_time = time.monotonic()
         self._loop = asyncio.get_running_loop()
         stream = self._open_stream(request_id)
         finished = False
+        last: RequestOutput | None = None
+        prepared: PreparedRequest | None = None
+        deadline: asyncio.TimerHandle | None = None
         try:
-            work = (prompt, params, request_id, arrival_time)
-            if self._inputs.is_quick(prompt, params):
-                # two changes of thread cost more than the work, the more the busier the engine is
-                prepared = self._inputs.prepare(*work)
-            else:
-                prepared = await asyncio.to_thread(self._inputs.prepare, *work)
-            self._check_alive()
-            self._outputs.add(prepared)
+            prepared = await prepare()
+            stream.kind = prepared.params.output_kind
+            self.client.check_alive()
+            self.client.add(prepared)
+            turn = prepared.group.queueing
+            if turn.timeout is not None:
+                left = turn.arrival_time + turn.timeout - self._clock.now()
+                if left > 0:  # a timer may come a little early
+                    deadline = self._loop.call_later(left + TIMER_SLACK_S, self._deliver)
+                else:
+                    self._deliver()
             if request_id in self._aborted_early:
                 await self.abort(request_id)
-            else:
-                self._commands.put(lambda engine: _add_all(engine, prepared))
             while not finished:
                 item = await stream.get()
                 if isinstance(item, BaseException):
                     raise item
                 finished = item.finished
+                last = item
                 yield item
         finally:
+            if deadline is not None:
+                deadline.cancel()
             del self._streams[request_id]
             self._aborted_early.discard(request_id)
             if not finished:
-                self._abort(request_id)
+                if on_drop is not None:
+                    on_drop(self.client.num_generated(request_id))
+                self.client.drop(request_id)
+            if prepared is not None and self.on_ended is not None:
+                self.on_ended(prepared, last)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort"."""
-        output = self._abort(request_id)
         stream = self._streams.get(request_id)
         if stream is None:
             return
+        output = self.client.abort(request_id)
         if output is None:
             self._aborted_early.add(request_id)
         else:
             stream.put_nowait(output)
 
-    async def shutdown(self) -> None:
-        """Abort what is running and end the engine thread."""
-        for request_id in list(self._streams):
-            await self.abort(request_id)
-        self._stopping = True
-        self._commands.put(lambda engine: None)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
-        self._ended.set()
+    async def reset_prefix_cache(self) -> None:
+        """Have nothing found any more that was computed so far; requests that run go on."""
+        self.client.check_alive()
+        self.client.reset_prefix_cache()
 
-    def _check_alive(self) -> None:
-        if self._ended.is_set():
-            raise self._death()
-        if not self._ready.is_set():
-            raise EngineDeadError("the engine is still loading")
+    async def view(self, seconds: float = VIEW_TIMEOUT_S) -> EngineView | None:
+        """The engine as it is after its next step; None where none comes within `seconds`.
 
-    def _death(self) -> EngineDeadError:
-        """What every caller is told, a new error each, with the reason as its cause."""
-        error = self.error
-        if isinstance(error, EngineDeadError):
-            death = EngineDeadError(str(error))
-            death.__cause__ = error.__cause__
-        else:
-            how = "was shut down" if error is None else "has ended with an error"
-            death = EngineDeadError(f"the engine {how}: make a new one, or restart the server")
-            death.__cause__ = error
-        return death
-
-    def _abort(self, request_id: str) -> RequestOutput | None:
-        if self._outputs is None:
+        Whoever asks meanwhile gets the same one.
+        """
+        if not self.is_ready:
             return None
-        output, sequences = self._outputs.abort(request_id)
-        if sequences:
-            self._commands.put(lambda engine: _abort_all(engine, sequences))
-        return output
-
-    # -- the engine thread ------------------------------------------------------------------
-
-    def _run(self) -> None:
-        engine: Engine | None = None
+        self._loop = asyncio.get_running_loop()
+        if self._looking is None:
+            self._looking = self._loop.create_future()
+            self.client.look()
+        looking = self._looking
         try:
-            engine = self._load()
-            self._ready.set()
-            self._serve(engine)
-        except BaseException as error:
-            self.error = error
-            # what loading refuses is for people, without a traceback
-            if engine is not None or not isinstance(error, (JaxServeError, CheckpointError)):
-                logger.exception("the engine thread ended with an error")
-        finally:
-            self._ended.set()
-            self._call_in_loop(self._fail_streams)
-            if engine is not None:
-                engine.close()
+            return await asyncio.wait_for(asyncio.shield(looking), seconds)
+        except TimeoutError:
+            if self._looking is looking:  # an engine that has died takes the question with it
+                self._looking = None
+            return None
 
-    def _load(self) -> Engine:
-        loaded = load_engine(self.config)
-        self.config = loaded.config
-        self._model_config = loaded.model_config
-        self._tokenizer = loaded.tokenizer
-        self._inputs = InputProcessor(loaded.config, loaded.model_config, self._tokenizer)
-        self._outputs = OutputProcessor(self._tokenizer, self.metrics)
-        return loaded.engine
+    async def drain(self, seconds: float, is_entering: Callable[[], bool] = bool) -> bool:
+        """Wait until running requests have finished; False if some have not after that time.
 
-    def _serve(self, engine: Engine) -> None:
-        while not self._stopping:
-            # an idle engine blocks here until somebody wants something
-            self._run_commands(engine, wait=not engine.has_work)
-            if engine.has_work and not self._stopping:
-                output = engine.step()
-                self._call_in_loop(self._deliver, output, engine.stats())
-            else:
-                self._call_in_loop(self._deliver, StepOutput(), engine.stats())
+        Whoever asks is told by `is_draining` to send no more.
 
-    def _run_commands(self, engine: Engine, *, wait: bool) -> None:
+        Args:
+            is_entering: whether more requests were let in that are not known here yet.
+        """
+        self._draining = True
+        deadline = self._clock.now() + seconds
+        quiet = 0
+        while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:
+            busy = self._streams or self._num_preparing or is_entering()
+            quiet = 0 if busy else quiet + 1
+            if quiet < DRAIN_POLLS:
+                await asyncio.sleep(DRAIN_POLL_S)
+        return not self._streams
+
+    async def shutdown(self) -> None:
+        """End the engine; requests that have not finished end with a ShutdownError."""
+        self._draining = True
+        for request_id, stream in self._streams.items():
+            self.client.abort(request_id)
+            stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
+        self.client.close()
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.client.join)
+
+    def _open_stream(self, request_id: str) -> OutputQueue:
+        if not self._streams:
+            self._clock.resume()
+        stream = OutputQueue()
+        self._streams[request_id] = stream
+        return stream
+
+    def _deliver(self) -> None:
+        """Hand out what the engine has sent."""
+        is_dead = self.client.is_dead  # nobody wakes the loop after that
         try:
-            self._commands.get(block=wait)(engine)
-            while True:
-                self._commands.get_nowait()(engine)
-        except queue.Empty:
-            return
+            outputs = self.client.outputs()
+        except EngineDeadError:
+            return self._fail_streams()
+        except Exception as error:
+            # the streams of this step can never be completed: end the engine rather than hang
+            self.client.error = error
+            self.client.close()
+            self._fail_streams()
+            raise
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put_nowait(output)
+        view = self.client.take_view()
+        if view is not None and self._looking is not None:
+            if not self._looking.done():
+                self._looking.set_result(view)
+            self._looking = None
+        for request_id, failure in self.client.take_failures().items():
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.put_nowait(failure)
+        if is_dead:
+            self._fail_streams()
 
-    def _call_in_loop(self, function: Callable[..., None], *args: Any) -> None:
+    def _fail_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.put_nowait(self.client.death())
+
+    # -- called in a thread of the client's -------------------------------------------------------
+
+    def _wake(self) -> None:
         loop = self._loop
         if loop is None or loop.is_closed():
             return
         try:
-            loop.call_soon_threadsafe(function, *args)
+            loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
             # the loop was closed between the check and the call: nobody is listening any more
-            logger.debug("event loop closed; outputs of the last step dropped")
-
-    # -- the event loop's thread ------------------------------------------------------------
-
-    def _deliver(self, step: StepOutput, stats: EngineStats) -> None:
-        assert self._outputs is not None
-        try:
-            processed = self._outputs.process(step)
-        except Exception as error:
-            # the streams of this step can never be completed: end the engine rather than hang
-            self.error = error
-            self._stopping = True
-            self._commands.put(lambda engine: None)
-            self._fail_streams()
-            raise
-        if processed.stopped:
-            stopped = processed.stopped
-            self._commands.put(lambda engine: _abort_all(engine, stopped))
-        for output in processed.outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put_nowait(output)
-        self.metrics.record_stats(stats._replace(times=self._with_loop_times(stats.times)))
-
-    def _open_stream(self, request_id: str) -> asyncio.Queue[RequestOutput | BaseException]:
-        if not self._streams:
-            self._loop_since = time.thread_time()  # what is computed while idle is of no step
-        stream: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
-        self._streams[request_id] = stream
-        return stream
-
-    def _with_loop_times(self, times: StepTimes) -> StepTimes:
-        """Adds what this thread has spent: on text, and on everything else that it computes."""
-        assert self._outputs is not None
-        text = self._outputs.seconds
-        # processor time, so that waiting for a socket does not count; never less than before
-        now = time.thread_time()
-        self._loop_seconds += now - self._loop_since
-        self._loop_since = now
-        self._http_seconds = max(self._http_seconds, self._loop_seconds - text)
-        return replace(times, detokenise=text, http=self._http_seconds)
-
-    def _fail_streams(self) -> None:
-        for stream in self._streams.values():
-            stream.put_nowait(self._death())
+            logger.debug("event loop closed while a step ran")
 
 
-def _add_all(engine: Engine, prepared: PreparedRequest) -> None:
-    request: Request
-    for request in prepared.sequences:
-        engine.add(request)
-
-
-def _abort_all(engine: Engine, sequence_ids: list[str]) -> None:
-    for sequence_id in sequence_ids:
-        engine.abort(sequence_id)
+def _has_grammar(params: Params) -> bool:
+    return isinstance(params, SamplingParams) and params.structured_outputs is not None

@@ -1,111 +1,473 @@
-"""Engine configuration: every knob in one frozen dataclass, validated once at the edge."""
+"""Engine configuration as it is asked for: every knob in one frozen dataclass."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from os import PathLike
+from typing import Any, ClassVar
 
 from jaxserve.errors import ValidationError
+from jaxserve.settings import (
+    Choice,
+    Number,
+    PowerOfTwo,
+    Switch,
+    Text,
+    Whole,
+    Wholes,
+    check,
+    defaults_of,
+    setting,
+    settings_of,
+)
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
-QUANTIZATIONS = ("int8",)
-PRESETS = ("chat", "bulk", "ab")
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+ONLINE_QUANTIZATIONS = ("int8", "int4", "fp8")  # that weights can be rounded to
+CHECKPOINT_QUANTIZATIONS = ("awq", "gptq", "compressed-tensors", "fp8", "gguf")
+QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_QUANTIZATIONS, *CHECKPOINT_QUANTIZATIONS)))
+PRESETS = ("chat", "bulk", "balanced")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8")
+LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
+SCHEDULING_POLICIES = ("fcfs", "priority", "length")
+
+# settings that are paths, or may be
+PATHS = (
+    "model",
+    "tokenizer",
+    "download_dir",
+    "kv_cache_scales",
+    "generation_config",
+    "chat_template",
+)
+_OF_LENGTH = ("length_classes", "length_shares", "max_overtaken_tokens")  # no other policy's
+_TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP library
+
+# who reads a setting
+MODEL, CACHE, SCHEDULER, PROGRAMS, SERVER = "model", "cache", "scheduler", "programs", "server"
+
+
+class Token:
+    """A secret of ASCII characters; errors never show it."""
+
+    metavar = "TOKEN"
+    allowed = "a token: ASCII characters without spaces"
+
+    def checked(self, name: str, value: Any) -> str:
+        if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+            raise ValidationError(name, "***", self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Keys of a JSON file with their values."""
+
+    metavar: ClassVar[str] = "JSON"
+    file: str = "config.json"
+
+    @property
+    def allowed(self) -> str:
+        return f"a dictionary of {self.file}'s keys"
+
+    def checked(self, name: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValidationError(name, value, self.allowed)
+        return value
+
+
+class Names:
+    """One name or several, kept as a tuple."""
+
+    metavar = "NAME"
+    allowed = "a name, or a list of names"
+
+    def checked(self, name: str, value: Any) -> tuple[str, ...]:
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise ValidationError(name, value, self.allowed)
+        return tuple(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the engine is told by its user. `None` means: choose from the model and the device.
+    """What the engine is told by its user; None means: choose from the model and the device.
 
-    Attributes:
-        model: folder with a Hugging Face `config.json`, safetensors and tokenizer files.
-        tokenizer: folder of the tokenizer, `model` when None.
-        skip_tokenizer_init: load no tokenizer; prompts must be token ids and outputs have no text.
-        dtype: type of weights and activations; "auto" takes the checkpoint's.
-        load_format: "auto"/"safetensors" read the checkpoint, "dummy" makes random weights.
-        seed: seed of dummy weights and of requests that bring none.
-        max_model_len: longest prompt plus output, in tokens; the model's own limit when None.
-        max_num_seqs: number of slots, the most requests that run at once.
-        max_num_batched_tokens: token budget of one step.
-        prefill_chunk: most prompt tokens of one step; the whole budget when None.
-        block_size: tokens a KV page.
-        num_pages: KV pages, trash page included; computed from memory when None.
-        gpu_memory_utilization: share of device memory for weights, temporaries and KV pages.
-        tensor_parallel_size: devices that the model is sharded over.
-        max_logprobs: most logprobs a request may ask for; -1 lifts the limit to the vocabulary.
-        overlap: dispatch step N+1 before step N's tokens are seen; False is the oracle.
-        served_model_name: names the server answers to; the model path when empty.
-        decode_backend, prefill_backend, linear_backend: kernels of attention and of the linear
-            layers; None chooses from the device kind.
-        quantization: "int8" keeps the weights of the linear layers as 8-bit integers with a scale
-            an output, and rounds each token's activations to 8-bit integers at every step; None
-            keeps `dtype`.
-        compile_ahead: programs that are compiled before the engine is ready, chosen by the device
-            kind when None: all on a GPU, which drops its recorded CUDA graphs when it compiles.
-        compile_in_background: whether the rest is compiled at all, while a larger one serves;
-            None: unless the device is a GPU.
-        kv_cache_memory_bytes: size of the KV pool; takes the place of `gpu_memory_utilization`.
-        compilation_cache: where compiled programs are kept for the next start: "auto" (the user's
-            cache folder), "off" or a folder.
-        preset: what sizes that are left open are chosen for: "chat" puts latency first, "bulk"
-            throughput, "ab" neither.
+    What was chosen is a `ResolvedConfig`.
+
+    Raises:
+        ValidationError: a value has the wrong type, is out of its range or contradicts another.
     """
 
-    model: str
-    tokenizer: str | None = None
-    skip_tokenizer_init: bool = False
-    dtype: str = "auto"
-    load_format: str = "auto"
-    seed: int = 0
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    prefill_chunk: int | None = None
-    block_size: int | None = None
-    num_pages: int | None = None
-    gpu_memory_utilization: float = 0.9
-    tensor_parallel_size: int = 1
-    max_logprobs: int = 20
-    overlap: bool = True
-    served_model_name: tuple[str, ...] = ()
-    decode_backend: str | None = None
-    prefill_backend: str | None = None
-    linear_backend: str | None = None
-    quantization: str | None = None
-    compile_ahead: int | None = None
-    compile_in_background: bool | None = None
-    kv_cache_memory_bytes: int | None = None
-    compilation_cache: str = "auto"
-    preset: str = "ab"
+    model: str = setting(
+        MISSING,
+        Text(),
+        "Folder with a Hugging Face config.json, safetensors and tokenizer files, a GGUF file, or "
+        "the id of a model on the hub, with :file.gguf or :Q4_K_M behind it for one of its GGUF "
+        "files; a folder that exists is always taken.",
+        reader=MODEL,
+        flag=False,
+    )
+    revision: str | None = setting(
+        None,
+        Text(),
+        "Branch, tag or commit of a model on the hub; none: its main branch.",
+        reader=MODEL,
+        metavar="NAME",
+    )
+    tokenizer: str | None = setting(
+        None,
+        Text(),
+        "Folder or id of the tokenizer; none: the model's.",
+        reader=MODEL,
+        metavar="MODEL",
+    )
+    tokenizer_revision: str | None = setting(
+        None,
+        Text(),
+        "Branch, tag or commit of a tokenizer on the hub; none: revision, where the tokenizer is "
+        "the model's.",
+        reader=MODEL,
+        metavar="NAME",
+    )
+    hf_token: str | None = setting(
+        None,
+        Token(),
+        "Token of the hub's account that may read the model; none: HF_TOKEN, or what `hf auth "
+        "login` has stored. Never logged, and not kept once the engine is loaded. Others on this "
+        "machine can see a flag in the list of processes, so rather set HF_TOKEN.",
+        reader=MODEL,
+        secret=True,
+    )
+    download_dir: str | None = setting(
+        None,
+        Text(),
+        "Keeps files of the hub; none: the user's Hugging Face cache.",
+        reader=MODEL,
+        metavar="FOLDER",
+    )
+    hf_overrides: Mapping[str, Any] | None = setting(
+        None,
+        Overrides(),
+        "Values that take the place of those in the model's config.json, as one JSON object.",
+        reader=MODEL,
+    )
+    generation_config: str = setting(
+        "auto",
+        Text(),
+        "Where defaults of sampling parameters come from: auto takes the model's "
+        "generation_config.json, vllm none, anything else is a folder with such a file. Its "
+        "max_new_tokens bounds every request of a server.",
+        reader=MODEL,
+        metavar="FOLDER",
+    )
+    override_generation_config: Mapping[str, Any] | None = setting(
+        None,
+        Overrides("generation_config.json"),
+        "Defaults in place of those of generation_config, as one JSON object.",
+        reader=MODEL,
+    )
+    chat_template: str | None = setting(
+        None,
+        Text(),
+        "Jinja template of conversations, a file or the text itself; none: the tokenizer's.",
+        reader=MODEL,
+        metavar="FILE",
+    )
+    skip_tokenizer_init: bool = setting(
+        False,
+        Switch(),
+        "Load no tokenizer: prompts must be token ids and outputs have no text.",
+        reader=MODEL,
+        flag=False,  # the commands make text
+    )
+    dtype: str = setting(
+        "auto",
+        Choice(DTYPES),
+        "Type of weights and activations; auto takes the checkpoint's.",
+        reader=MODEL,
+    )
+    load_format: str = setting(
+        "auto",
+        Choice(LOAD_FORMATS),
+        "auto reads what the folder holds, safetensors or a store of jaxserve convert; safetensors "
+        "and orbax read that alone, dummy makes random weights.",
+        reader=MODEL,
+    )
+    quantization: str | None = setting(
+        None,
+        Choice(QUANTIZATIONS),
+        "Of the linear layers' weights: int8, int4 and fp8 round them when they are loaded; awq, "
+        "gptq, compressed-tensors, fp8 and gguf name what the checkpoint is, which it says itself "
+        "where this is none.",
+        reader=MODEL,
+    )
+    seed: int = setting(
+        0,
+        Whole(-(2**63), 2**63 - 1),
+        "Seed of dummy weights and of requests that bring none.",
+        reader=MODEL,
+    )
+    max_model_len: int | None = setting(
+        None,
+        Whole(1),
+        "Longest prompt plus output, in tokens; none: the model's own limit, or what the KV cache "
+        "holds.",
+        reader=MODEL,
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        Whole(1),
+        "Devices that the model is sharded over.",
+        reader=MODEL,
+    )
+    block_size: int | None = setting(
+        None,
+        PowerOfTwo(),
+        "Tokens a KV page; none: by device.",
+        reader=CACHE,
+    )
+    num_pages: int | None = setting(
+        None,
+        Whole(2),
+        "KV pages, trash page included; none: what memory holds.",
+        reader=CACHE,
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        Number(above=0.0, most=1.0),
+        "Share of device memory for weights, temporaries and KV pages.",
+        reader=CACHE,
+        metavar="SHARE",
+    )
+    memory_reserve: float = setting(
+        0.2,
+        Number(0.0, 0.99),
+        "Share of the host's memory, or of what its cgroup allows, that is left alone by weights "
+        "and KV pages where they are kept there (a CPU).",
+        reader=CACHE,
+        metavar="SHARE",
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        Whole(1),
+        "Size of the KV cache; takes the place of gpu_memory_utilization.",
+        reader=CACHE,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        Choice(KV_CACHE_DTYPES),
+        "How keys and values are stored: auto as dtype, int8 with a scale a token and head, "
+        "fp8_e4m3 (fp8 for short) with a scale a layer, see kv_cache_scales.",
+        reader=CACHE,
+    )
+    kv_cache_scales: str | None = setting(
+        None,
+        Text(),
+        "Safetensors file with the scales of an fp8 KV cache, as `jaxserve calibrate-kv` writes "
+        "it; none: the checkpoint's.",
+        reader=CACHE,
+        metavar="FILE",
+    )
+    enable_prefix_caching: bool = setting(
+        True,
+        Switch(),
+        "Keep what full KV pages hold after their requests have ended, until the pages are needed, "
+        "so that prompts with the same beginning compute the rest alone.",
+        reader=CACHE,
+    )
+    max_num_seqs: int | None = setting(
+        None,
+        Whole(1),
+        "Slots: the most requests that run at once; none: by device and preset.",
+        reader=SCHEDULER,
+    )
+    max_num_batched_tokens: int | None = setting(
+        None,
+        Whole(1),
+        "Token budget of one step; none: by device and preset.",
+        reader=SCHEDULER,
+    )
+    prefill_chunk: int | None = setting(
+        None,
+        Whole(1),
+        "Most prompt tokens of one step; none: the whole budget.",
+        reader=SCHEDULER,
+    )
+    preset: str = setting(
+        "balanced",
+        Choice(PRESETS),
+        "What sizes that are left open are chosen for: chat puts latency first, bulk throughput, "
+        "balanced neither.",
+        reader=SCHEDULER,
+    )
+    overlap: bool = setting(
+        True,
+        Switch(),
+        "Prepare the next step while the device runs; the tokens are the same without.",
+        reader=SCHEDULER,
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        Choice(SCHEDULING_POLICIES),
+        "Whose turn it is: fcfs by arrival, priority by the requests' numbers (smallest first), "
+        "length short prompts before long ones.",
+        reader=SCHEDULER,
+    )
+    length_classes: tuple[int, ...] = setting(
+        (128, 512),
+        Wholes(2, 1),
+        "Of the policy length: prompt tokens from which a request is of the second and of the "
+        "third class.",
+        reader=SCHEDULER,
+    )
+    length_shares: tuple[int, ...] = setting(
+        (6, 3, 1),
+        Wholes(3, 1),
+        "Of the policy length: the classes' shares of the prompt tokens that are computed.",
+        reader=SCHEDULER,
+    )
+    max_overtaken_tokens: int = setting(
+        32768,
+        Whole(0),
+        "Of the policy length: most tokens that later arrivals may be given before a request is "
+        "next.",
+        reader=SCHEDULER,
+    )
+    enable_embeddings: bool = setting(
+        False,
+        Switch(),
+        "Serve embeddings; prompts that are embedded run on the largest program.",
+        reader=PROGRAMS,
+    )
+    enable_prompt_embeds: bool = setting(
+        False,
+        Switch(),
+        "Take prompts as embeddings, which no endpoint does yet; they run on the largest program, "
+        "and each of their steps sends the device one float32 row of the hidden size a prompt "
+        "token.",
+        reader=PROGRAMS,
+    )
+    max_logprobs: int = setting(
+        20,
+        Whole(-1),
+        "Most logprobs a request may ask for; -1 lifts the limit to the vocabulary.",
+        reader=PROGRAMS,
+    )
+    decode_backend: str | None = setting(
+        None,
+        Text(),
+        "Attention kernel of decode rows; none: by device.",
+        reader=PROGRAMS,
+        metavar="NAME",
+    )
+    prefill_backend: str | None = setting(
+        None,
+        Text(),
+        "Attention kernel of prompt chunks; none: by device.",
+        reader=PROGRAMS,
+        metavar="NAME",
+    )
+    linear_backend: str | None = setting(
+        None,
+        Text(),
+        "Kernel of linear layers; none: by device.",
+        reader=PROGRAMS,
+        metavar="NAME",
+    )
+    row_invariant: bool = setting(
+        False,
+        Switch(),
+        "Sum every row of a linear layer in one order, however many rows a step has, so that a "
+        "request's numbers do not depend on the requests beside it; linear_backend native alone.",
+        reader=PROGRAMS,
+    )
+    compile_ahead: int | None = setting(
+        None,
+        Whole(1),
+        "Programs that are compiled before the engine is ready; none: by device, all on a GPU, "
+        "which drops its recorded CUDA graphs when it compiles.",
+        reader=PROGRAMS,
+    )
+    compile_in_background: bool | None = setting(
+        None,
+        Switch(),
+        "Compile the remaining programs while larger ones serve; none: unless the device is a GPU.",
+        reader=PROGRAMS,
+    )
+    compilation_cache: str = setting(
+        "auto",
+        Text(),
+        "Keeps compiled programs for the next start: auto (the user's cache folder), off, or a "
+        "folder.",
+        reader=PROGRAMS,
+        metavar="FOLDER",
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        Names(),
+        "Names that requests may use, the first one is answered with; empty: the model's.",
+        reader=SERVER,
+        flag=False,  # serve alone has one
+    )
+    max_num_queued_reqs: int | None = setting(
+        None,
+        Whole(1),
+        "Most requests that may wait; more are refused. The default of serve is 2048.",
+        reader=SERVER,
+    )
+    max_num_queued_tokens: int | None = setting(
+        None,
+        Whole(1),
+        "Most prompt tokens that may wait; a request beyond is refused, unless none waits. "
+        "The default of serve is 1M.",
+        reader=SERVER,
+    )
+    max_queue_wait: float | None = setting(
+        None,
+        Number(above=0.0, unit="seconds"),
+        "Longest predicted wait of a request that is let in. The default of serve is 1.",
+        reader=SERVER,
+        metavar="SECONDS",
+    )
+    metrics_prefix: str = setting(
+        "jaxserve",
+        Choice(("jaxserve", "vllm")),
+        "What the names of metrics begin with, before a colon; vllm: dashboards that know vLLM's "
+        "find them.",
+        reader=SERVER,
+    )
+    stream_interval: int = setting(
+        1,
+        Whole(1),
+        "Of streams: tokens that each output brings at least, but for the first and the last; a "
+        "request's own value wins.",
+        reader=SERVER,
+    )
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("load_format", self.load_format, LOAD_FORMATS)
-        if self.quantization is not None:
-            _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("preset", self.preset, PRESETS)
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("prefill_chunk", self.prefill_chunk, 1)
-        _at_least("num_pages", self.num_pages, 2)
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _at_least("max_logprobs", self.max_logprobs, -1)
-        _at_least("compile_ahead", self.compile_ahead, 1)
-        _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
-        if self.block_size is not None and self.block_size & (self.block_size - 1):
-            raise ValidationError("block_size", self.block_size, "a power of two")
-        share = self.gpu_memory_utilization
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
-            raise ValidationError("gpu_memory_utilization", share, "a number in (0, 1]")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValidationError("seed", self.seed, "an integer")
-        for name in ("skip_tokenizer_init", "overlap"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValidationError(name, getattr(self, name), "true or false")
-        if not isinstance(self.compile_in_background, bool | None):
+        check(self)
+        for name in _OF_LENGTH if self.scheduling_policy != "length" else ():
+            value, default = getattr(self, name), defaults_of(EngineConfig)[name]
+            if value != default:
+                raise ValidationError(
+                    name,
+                    value,
+                    f"{default} unless scheduling_policy is 'length'; it is "
+                    f"{self.scheduling_policy!r}",
+                )
+        if self.length_classes[0] >= self.length_classes[1]:
+            raise ValidationError("length_classes", self.length_classes, "ascending integers")
+        if self.kv_cache_scales is not None and not self.kv_cache_dtype.startswith("fp8"):
             raise ValidationError(
-                "compile_in_background", self.compile_in_background, "true, false or none"
+                "kv_cache_scales", self.kv_cache_scales, "none unless kv_cache_dtype is fp8_e4m3"
             )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may use; the first one is answered with."""
+        return self.served_model_name or (self.model,)
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
@@ -114,25 +476,43 @@ class EngineConfig:
         Raises:
             ValidationError: an unknown name, besides what the constructor raises.
         """
-        known = [field.name for field in fields(cls)]
+        known = settings_of(cls)
         for name, value in settings.items():
             if name not in known:
                 raise ValidationError(name, value, f"one of the settings {', '.join(known)}")
-        names = settings.get("served_model_name")
-        if isinstance(names, str):
-            settings["served_model_name"] = (names,)
-        elif names is not None:
-            settings["served_model_name"] = tuple(names)
+        for name in PATHS:
+            if isinstance(settings.get(name), PathLike):
+                settings[name] = str(settings[name])
         return cls(**settings)
 
 
-def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValidationError(field, value, f"one of {', '.join(allowed)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """How an engine in a process of its own is watched.
+
+    Attributes:
+        step_timeout: seconds without a word from an engine that has work, after which its process
+            is killed and started again; None: never.
+        load_timeout: seconds that the first engine may take to load, after which everything ends;
+            None: as long as it takes, be it fetched or compiled.
+        spare: while an engine serves, another process waits that has imported what one needs, so
+            that the next engine is there sooner; it takes about 200 MB.
+        module: what the process runs.
+        log_format: of its messages, "text" or "json".
+    """
+
+    step_timeout: float | None = 120.0
+    load_timeout: float | None = None
+    spare: bool = False
+    module: str = "jaxserve.isolation.child"
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        for name in ("step_timeout", "load_timeout"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))
 
 
-def _at_least(field: str, value: int | None, least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValidationError(field, value, f"an integer >= {least}")
+def check_seconds(field: str, value: Any) -> None:
+    """Raises ValidationError unless the value is a finite number above 0."""
+    Number(above=0.0, unit="seconds").checked(field, value)

@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any
+
+MAX_SHOWN = 200  # characters of a value in a message
+
+
+class _Shown(Repr):
+    """`repr` that looks at no more of a value than is shown: a request's may have megabytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 8
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 50
+        self.maxother = self.maxlong = 10**4
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[: MAX_SHOWN + 1])
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        # not sorted, as `repr` has it
+        first = list(zip(range(self.maxdict), x.items())) if level > 0 else []
+        pairs = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for _, (k, v) in first]
+        return "{" + ", ".join([*pairs, *(["..."] if len(first) < len(x) else [])]) + "}"
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its `repr`, cut to MAX_SHOWN characters."""
+    text = _Shown().repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 class JaxServeError(Exception):
@@ -19,10 +47,7 @@ class ValidationError(JaxServeError, ValueError):
     """
 
     def __init__(self, field: str, value: Any, allowed: str):
-        shown = repr(value)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        super().__init__(f"{field}={shown} is not supported: {allowed}")
+        super().__init__(f"{field}={shown(value)} is not supported: {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed
@@ -32,5 +57,43 @@ class UnsupportedModelError(ValidationError):
     """The model's config asks for an architecture or option that jaxserve does not implement."""
 
 
+class HubError(JaxServeError):
+    """A model or a tokenizer cannot be fetched from the hub; says why in one line."""
+
+
 class EngineDeadError(JaxServeError):
     """The engine was closed, or a step failed and the KV cache is lost: only a new one serves."""
+
+
+class ShutdownError(EngineDeadError):
+    """The engine was told to end before a request had finished; it may be sent to another one."""
+
+
+class QueueFullError(JaxServeError):
+    """A request was refused because too much waits already; it may be sent again later.
+
+    Attributes:
+        limit: the setting that refused it.
+        retry_after: predicted seconds until what waits now has begun.
+    """
+
+    def __init__(self, limit: str, message: str, retry_after: float):
+        super().__init__(f"{message} ({limit}); try again later")
+        self.limit = limit
+        self.retry_after = retry_after
+
+
+class RowError(JaxServeError):
+    """The rows of one request cannot be packed; those of others can.
+
+    Attributes:
+        request_id: of the sequence.
+    """
+
+    def __init__(self, request_id: str):
+        super().__init__(f"a row of request {request_id} cannot be packed")
+        self.request_id = request_id
+
+
+class MessageError(JaxServeError):
+    """A message between client and engine was lost, came twice or is not whole."""

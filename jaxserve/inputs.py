@@ -1,105 +1,159 @@
-"""From what a caller passes (text, token ids, messages) to requests that the scheduler takes."""
+"""From what a caller passes (text, token ids, messages) to what the engine is sent."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxserve.config import EngineConfig
+import numpy as np
+
+from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.config import check_seconds
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
-from jaxserve.request import Request, StopRule
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.group import SequenceGroup
+from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.grammars.text import grammar_text
+from jaxserve.messages import AddGroup
+from jaxserve.model_facts import ModelFacts, eos_token_ids
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.prompt_embeds import checked_embeds, embeds_as_text
+from jaxserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
+from jaxserve.request import Queueing, StopRule
+from jaxserve.resolved import ResolvedConfig
+from jaxserve.sampling_params import (
+    INT64_MAX,
+    INT64_MIN,
+    TOKEN_FIELDS,
+    RequestOutputKind,
+    SamplingParams,
+)
+from jaxserve.scheduling.beam_search import BeamSearch
+from jaxserve.structured_outputs_params import KINDS, StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.bad_words import bad_word_sequences
 from jaxserve.tokenization.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+__all__ = ["EmbedsPrompt", "InputProcessor", "PreparedRequest", "TextPrompt", "TokensPrompt"]
+logger = logging.getLogger(__name__)
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids")  # of a prompt that is a mapping
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | BeamSearchParams | PoolingParams
+
+# of a prompt that is a mapping, beside prompt_embeds and cache_salt
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
+EMBEDS = "prompt_embeds"
+_ONE_TOKEN = SamplingParams(
+    temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+)
+MAX_SALT_CHARACTERS = 1024
+_NONE = frozenset[int]()
+# Of a long text so many characters a token of the context, and at least so many, are tokenised
+# before the others; and so many tokens may change with what follows them.
+HEAD_CHARACTERS, LEAST_HEAD, SPARE_TOKENS = 8, 2**15, 64
 # Tokens whose check takes a fraction of a millisecond.
 QUICK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A validated request and the `n` sequences that serve it."""
+    """A validated request: what its client keeps, and what the engine is sent."""
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
     params: SamplingParams
-    sequences: list[Request]
-    arrival_time: float
+    group: AddGroup
 
 
 class InputProcessor:
     """Validates and tokenises.
 
     Args:
-        config: the resolved engine configuration.
-        model: the model's configuration.
+        config: of the engine.
+        model: the model's configuration, or what a client knows of it.
         tokenizer: None when `skip_tokenizer_init` is set.
     """
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None):
-        assert config.max_model_len is not None
+    def __init__(self, config: ResolvedConfig, model: ModelFacts, tokenizer: Tokenizer | None):
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
-        self._max_model_len = config.max_model_len
-        # a chat model made from a base model may say only in its tokenizer what ends a turn
-        own = None if tokenizer is None else tokenizer.eos_token_id
-        self._eos_token_ids = frozenset([*model.eos_token_ids, *([] if own is None else [own])])
+        self._max_model_len = config.scheduler.max_model_len
+        self._eos_token_ids = eos_token_ids(model, tokenizer)
+        if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
+            logger.warning(
+                "the tokenizer has %d tokens and the model %d: prompts with one of the others are "
+                "refused",
+                tokenizer.vocab_size,
+                model.vocab_size,
+            )
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
+        self._grammars: GrammarCompiler | None = None
+        if tokenizer is not None:
+            self._grammars = GrammarCompiler(lambda: tokenizer, model)
 
     @staticmethod
-    def is_quick(prompt: Prompt, params: SamplingParams) -> bool:
-        """True if `prepare` tokenises nothing and has few tokens to check."""
+    def is_quick(prompt: Prompt, params: Params) -> bool:
+        """True if `prepare` tokenises nothing and has few tokens and sequences to go through."""
         tokens = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
-        if not isinstance(tokens, list) or params.bad_words:
+        if not isinstance(tokens, list):
             return False
-        named = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
-        return len(tokens) + sum(len(ids) for ids in named if ids) <= QUICK_TOKENS
+        if isinstance(params, BeamSearchParams):
+            is_free = params.structured_outputs is None
+            return is_free and len(tokens) + params.beam_width <= QUICK_TOKENS
+        if isinstance(params, PoolingParams):
+            return len(tokens) <= QUICK_TOKENS
+        if params.bad_words or params.structured_outputs is not None:
+            return False
+        named = sum(len(getattr(params, name) or ()) for name in TOKEN_FIELDS)
+        return len(tokens) + named + params.n <= QUICK_TOKENS
 
     def prepare(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: Params,
         request_id: str,
-        arrival_time: float | None = None,
+        queueing: Queueing | None = None,
     ) -> PreparedRequest:
-        """Make the sequences of one request.
+        """Check one request; nobody does so again.
 
         Args:
-            prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
-            params: sampling parameters; `n` of them run as separate sequences.
+            prompt: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}` or
+                `{"prompt_embeds": array}`, a floating NumPy or JAX array [T, hidden size]; one of
+                the latter may have a `cache_salt`.
+            params: sampling parameters, `n` of which run as separate sequences; those of a beam
+                search, which has one output; or what is wanted of the hidden states: the engine
+                samples one token with them, which means nothing.
             request_id: unique among live requests.
-            arrival_time: when the caller asked, by `time.monotonic()`; now when None.
+            queueing: when the caller asked, and how urgent it is; now when None.
 
         Raises:
             ValidationError: names the prompt or the parameter that cannot be served.
         """
-        arrived = time.monotonic() if arrival_time is None else arrival_time
-        text, tokens = self._tokenise(prompt)
+        queueing = queueing or Queueing(time.monotonic())
+        self._check_queueing(queueing)
+        embeds = self._embeds(prompt)
+        text, tokens = self._tokenise(prompt) if embeds is None else (None, [0] * len(embeds))
+        pooling = None
+        if isinstance(params, PoolingParams):
+            pooling, params = self._pooling(params), _ONE_TOKEN
         room = self._max_model_len - len(tokens)
-        if not tokens:
-            raise ValidationError("prompt", prompt, "a prompt that is not empty")
-        if room < 1:
-            raise ValidationError(
-                "prompt",
-                f"{len(tokens)} tokens",
-                f"at most {self._max_model_len - 1} tokens: max_model_len is "
-                f"{self._max_model_len}, one of them for output",
-            )
-        params.verify(self._model.vocab_size, self._max_model_len, self._config.max_logprobs)
+        beams: BeamSearchParams | None = None
+        if isinstance(params, BeamSearchParams):
+            beams, params = params, _beam_sampling(params)
+        if embeds is not None:
+            _check_reads_no_tokens(params)
+        params.verify(
+            self._model.vocab_size, self._max_model_len, self._config.programs.max_logprobs
+        )
         if self._tokenizer is None and params.detokenize:
             params = params.clone()
             params.detokenize = False
+        if params.stream_interval is None and self._config.server.stream_interval > 1:
+            params = params.clone()
+            params.stream_interval = self._config.server.stream_interval
         if self._tokenizer is None and (params.stop or params.bad_words):
             field = "stop" if params.stop else "bad_words"
             raise ValidationError(
@@ -110,40 +164,150 @@ class InputProcessor:
             raise ValidationError(
                 "min_tokens", params.min_tokens, f"at most {most} after a prompt of this length"
             )
-        sequences = self._sequences(tokens, params, most, arrived)
-        return PreparedRequest(request_id, text, tokens, params, sequences, arrived)
+        group = self._group(tokens, params, most, queueing, _cache_salt(prompt))
+        if beams is not None:
+            if embeds is not None:
+                raise ValidationError("prompt_embeds", "...", "no beam search over embeddings")
+            group = self._with_beams(group, beams)
+        if pooling is not None or embeds is not None:
+            as_text = None if embeds is None else embeds_as_text(embeds)
+            group = replace(group, pooling=pooling, prompt_embeds=as_text)
+        return PreparedRequest(request_id, text, params, group)
 
-    def _sequences(
-        self, tokens: list[int], params: SamplingParams, max_tokens: int, arrival_time: float
-    ) -> list[Request]:
+    def _pooling(self, params: PoolingParams) -> PoolingParams:
+        if not self._config.programs.enable_embeddings:
+            raise ValidationError("enable_embeddings", False, "True where prompts are embedded")
+        params.verify(self._model.num_layers)
+        if params.layer is None:
+            return params
+        layer = params.layer % (self._model.num_layers + 1)
+        return replace(params, layer=None if layer == self._model.num_layers else layer)
+
+    def _embeds(self, prompt: Prompt) -> np.ndarray | None:
+        """The prompt as float32[T, E] if it comes so."""
+        given = prompt.get(EMBEDS) if isinstance(prompt, Mapping) else None
+        if given is None:
+            return None
+        if not self._config.programs.enable_prompt_embeds:
+            raise ValidationError(
+                "enable_prompt_embeds", False, "True for prompts of prompt_embeds"
+            )
+        assert isinstance(prompt, Mapping)
+        for name, value in prompt.items():
+            if name not in (EMBEDS, "cache_salt") and value is not None:
+                raise ValidationError(f"prompt[{name!r}]", value, "nothing beside prompt_embeds")
+        return checked_embeds(given, self._model.hidden_size, self._check_length)
+
+    def _check_queueing(self, queueing: Queueing) -> None:
+        priority, policy = queueing.priority, self._config.scheduler.scheduling_policy
+        if isinstance(priority, bool) or not isinstance(priority, int) or not _is_int64(priority):
+            raise ValidationError("priority", priority, "an integer of 64 bits")
+        if priority != 0 and policy != "priority":
+            allowed = f"0, since scheduling_policy is {policy!r} and not 'priority'"
+            raise ValidationError("priority", priority, allowed)
+        if queueing.timeout is not None:
+            check_seconds("timeout", queueing.timeout)
+
+    def _group(
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        queueing: Queueing,
+        cache_salt: str | None,
+    ) -> AddGroup:
         words: list[list[int]] = []
         if params.bad_words:
             assert self._tokenizer is not None
-            words = bad_word_sequences(self._tokenizer, params.bad_words)
+            words = bad_word_sequences(self._tokenizer, params.bad_words, self._model.vocab_size)
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self._grammar(params.structured_outputs)
         self._check_allowed(params, words)
         rule = StopRule(
             eos_token_ids=self._eos_token_ids,
-            stop_token_ids=frozenset(params.stop_token_ids or ()),
-            min_tokens=params.min_tokens,
+            stop_token_ids=frozenset(params.stop_token_ids) if params.stop_token_ids else _NONE,
+            # a constrained text ends when nothing else may follow; the mask holds its end back
+            min_tokens=params.min_tokens if grammar is None else 0,
             max_tokens=max_tokens,
-            ignore_eos=params.ignore_eos,
+            ignore_eos=params.ignore_eos and grammar is None,
         )
-        group = SequenceGroup() if params.n > 1 else None
         number = next(self._numbers)
         seed = self._seed(params, number)
-        return [
-            Request(
-                f"{number}.{index}",  # the engine's own id: callers' ids may collide over time
-                tokens,
-                params.for_child(index),
-                rule,
-                (seed + index) % 2**64,
-                bad_words=words,
-                arrival_time=arrival_time,
-                group=group,
+        return AddGroup(
+            # the engine's own ids: callers' ids may collide over time
+            sequence_ids=[f"{number}.{index}" for index in range(params.n)],
+            seeds=[(seed + index) % 2**64 for index in range(params.n)],
+            prompt_token_ids=tokens,
+            params=params.for_engine(),
+            stop_rule=rule,
+            bad_words=words,
+            queueing=queueing,
+            cache_salt=cache_salt,
+            grammar=grammar,
+            thoughts=self._thoughts(params),
+        )
+
+    def _thoughts(self, params: SamplingParams) -> Thoughts | None:
+        """The tags of what comes before a constrained text, or may have so many tokens."""
+        asked, budget = params.structured_outputs, params.thinking_token_budget
+        of_constraint = None if asked is None else asked.thoughts
+        if budget is None or budget == -1:
+            return of_constraint
+        if asked is not None and of_constraint is None:
+            if asked.structural_tag is not None:
+                allowed = "-1 or none beside a structural_tag"
+                raise ValidationError("thinking_token_budget", budget, allowed)
+            return None  # the constraint begins at once: there are no thoughts
+        found = params.thoughts or of_constraint
+        if found is None:
+            allowed = "-1 or none where no `thoughts` say how they are told from the answer"
+            raise ValidationError("thinking_token_budget", budget, allowed)
+        if self._tokenizer is None:
+            allowed = "-1 or none when skip_tokenizer_init is set"
+            raise ValidationError("thinking_token_budget", budget, allowed)
+        return found
+
+    def _grammar(self, asked: StructuredOutputsParams) -> str:
+        """A constraint as the engine is told of it; it compiles."""
+        (kind,) = (name for name in KINDS if getattr(asked, name) is not None)
+        field = f"structured_outputs.{kind}"
+        if self._grammars is None:
+            raise ValidationError(
+                field, getattr(asked, kind), "nothing when skip_tokenizer_init is set"
             )
-            for index in range(params.n)
-        ]
+        text = grammar_text(asked)
+        self._grammars.check(text, field, getattr(asked, kind))
+        return text
+
+    def _with_beams(self, group: AddGroup, beams: BeamSearchParams) -> AddGroup:
+        """A group that searches; the device reports the tokens that may follow each beam."""
+        width, limit, vocab_size = (
+            beams.beam_width,
+            self._config.programs.max_logprobs,
+            self._model.vocab_size,
+        )
+        ends = group.grammar is not None or not beams.ignore_eos
+        num_eos = len(self._eos_token_ids) if ends else 0
+        count = BeamSearch.num_candidates(width, num_eos)
+        reported = vocab_size if limit == -1 else min(limit, vocab_size)
+        if count > reported:
+            raise ValidationError(
+                "beam_width",
+                width,
+                f"1 to {reported - num_eos}: {num_eos} end-of-sequence tokens more than that are "
+                f"reported of each beam, max_logprobs={limit} at most",
+            )
+        (first,) = group.sequence_ids
+        name = first.partition(".")[0]
+        group.params.logprobs = count
+        return replace(
+            group,
+            sequence_ids=[first, *(f"{name}.{index}" for index in range(1, width))],
+            seeds=group.seeds * width,
+            # callers may change theirs; a constraint travels as a grammar
+            beams=replace(beams, structured_outputs=None),
+        )
 
     def _check_allowed(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
         """Refuses parameters that leave no token to sample."""
@@ -163,7 +327,7 @@ class InputProcessor:
         """The request's own seed, or one that follows from the engine's and the arrival order."""
         if params.seed is not None:
             return params.seed % 2**64
-        text = f"{self._config.seed}:{number}".encode()
+        text = f"{self._config.model.seed}:{number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -173,13 +337,18 @@ class InputProcessor:
             if self._tokenizer is None:
                 raise ValidationError("prompt", prompt, "token ids when skip_tokenizer_init is set")
             # a tokenizer may add a token of its own to an empty text: still nothing to continue
-            return prompt, self._tokenizer.encode(prompt) if prompt else []
+            check_text_fits(prompt, self._tokenizer, self._max_model_len, "prompt")
+            tokens = self._tokenizer.encode(prompt) if prompt else []
+            self._check_length(prompt, len(tokens))
+            check_token_ids(tokens, self._model.vocab_size, "prompt")
+            return prompt, tokens
         return None, self._check_tokens(prompt)
 
     def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
         for name, value in prompt.items():
-            if name not in PROMPT_KEYS and value is not None:
-                raise ValidationError(f"prompt[{name!r}]", value, " and ".join(PROMPT_KEYS))
+            if name not in (*PROMPT_KEYS, "cache_salt") and value is not None:
+                allowed = f"{' or '.join(PROMPT_KEYS)}, and cache_salt"
+                raise ValidationError(f"prompt[{name!r}]", value, allowed)
         text, tokens = (prompt.get(name) for name in PROMPT_KEYS)
         if text is not None and not isinstance(text, str):
             raise ValidationError("prompt", text, "text; token ids go to prompt_token_ids")
@@ -189,16 +358,87 @@ class InputProcessor:
             raise ValidationError("prompt", dict(prompt), " or ".join(PROMPT_KEYS))
         return self._tokenise(text)
 
+    def _check_length(self, prompt: Prompt, num_tokens: int) -> None:
+        if not num_tokens:
+            raise ValidationError("prompt", prompt, "a prompt of at least one token")
+        if num_tokens >= self._max_model_len:
+            raise ValidationError(
+                "prompt",
+                f"{num_tokens} tokens",
+                f"the context is {self._max_model_len} tokens and at least one must be left for "
+                "the output",
+            )
+
     def _check_tokens(self, tokens: Any) -> list[int]:
         if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
             raise ValidationError("prompt_token_ids", tokens, "a list of token ids")
-        checked = []
+        # what does not fit is refused without looking at each id
+        self._check_length(tokens, len(tokens))
+        check_token_ids(tokens, self._model.vocab_size, "prompt_token_ids")
+        return list(tokens)
+
+
+def _beam_sampling(beams: BeamSearchParams) -> SamplingParams:
+    """What a beam search has in common with any other request; its tokens are not drawn."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=beams.max_tokens,
+        ignore_eos=beams.ignore_eos,
+        include_stop_str_in_output=beams.include_stop_str_in_output,
+        structured_outputs=beams.structured_outputs,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _check_reads_no_tokens(params: SamplingParams) -> None:
+    """Refuses what is said of the prompt's token ids, where it has none."""
+    for name, off in (("prompt_logprobs", None), ("repetition_penalty", 1.0)):
+        if getattr(params, name) != off:
+            allowed = f"{off!r} with prompt_embeds, which have no token ids"
+            raise ValidationError(name, getattr(params, name), allowed)
+
+
+def _cache_salt(prompt: Prompt) -> str | None:
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not 0 < len(salt) <= MAX_SALT_CHARACTERS:
+        raise ValidationError("cache_salt", salt, f"1 to {MAX_SALT_CHARACTERS} characters")
+    return salt
+
+
+def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:
+    """Refuse a text that is far longer than the context, before all of it is tokenised.
+
+    What comes first in a text has its tokens whatever follows, but for the last few: where it has
+    more of them than the context, with some to spare, the whole text has.
+
+    Raises:
+        ValidationError: names `field`.
+    """
+    size = max(LEAST_HEAD, HEAD_CHARACTERS * max_model_len)
+    while len(text) > size:
+        head = len(tokenizer.encode(text[:size], add_special_tokens=False))
+        if head > max_model_len + max_model_len // 8 + SPARE_TOKENS:
+            raise ValidationError(
+                field,
+                f"a text of {len(text)} characters, more than {head} tokens",
+                f"the context is {max_model_len} tokens",
+            )
+        size *= 4
+
+
+def check_token_ids(tokens: Sequence[Any], vocab_size: int, field: str) -> None:
+    """Raises ValidationError unless all are tokens of a model."""
+    # in C: there may be millions
+    if set(map(type, tokens)) - {int}:
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int):
-                raise ValidationError("prompt_token_ids", token, "integers only")
-            if not 0 <= token < self._model.vocab_size:
-                raise ValidationError(
-                    "prompt_token_ids", token, f"token ids from 0 to {self._model.vocab_size - 1}"
-                )
-            checked.append(token)
-        return checked
+                raise ValidationError(field, token, "integers only")
+    for edge in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= edge < vocab_size:
+            raise ValidationError(field, edge, f"token ids from 0 to {vocab_size - 1}")
+
+
+def _is_int64(number: int) -> bool:
+    return INT64_MIN <= number <= INT64_MAX

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.chat_prompts import Message, chat_prompts
+from jaxserve.client import LocalClient
 from jaxserve.config import EngineConfig
-from jaxserve.engine import EngineStats
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import InputProcessor, PreparedRequest, Prompt
+from jaxserve.inputs import Params, PreparedRequest, Prompt
 from jaxserve.loading import load_engine
-from jaxserve.observability.metrics import Metrics
-from jaxserve.output_processor import OutputProcessor
-from jaxserve.outputs import RequestOutput
+from jaxserve.lora.request import LoRARequest, refuse_adapter
+from jaxserve.messages import EngineStats
+from jaxserve.models.stored import save_model
+from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
+from jaxserve.observability.metric_values import Metric, metric_values
+from jaxserve.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from jaxserve.pictures import Pictures
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.profiling import Profile
+from jaxserve.prompts import TokensPrompt
+from jaxserve.request import Queueing
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.tokenization.tokenizer import Tokenizer, check_template_variables
+from jaxserve.scoring import ScoringRequestOutput, pair_up, score
+from jaxserve.sleeping import Sleep
+from jaxserve.tokenization.tokenizer import Tokenizer
+from jaxserve.vllm_arguments import own_settings
 
-Message = Mapping[str, Any]
 
-
-class LLM:
+class LLM(Pictures):
     """A model that generates in this process; use it from one thread.
 
     Args:
-        model: folder with a Hugging Face `config.json`, safetensors weights and tokenizer.
-        **settings: any field of `EngineConfig`, under vLLM's names: `tokenizer`,
-            `skip_tokenizer_init`, `dtype`, `max_model_len`, `max_num_seqs`,
-            `max_num_batched_tokens`, `gpu_memory_utilization`, `tensor_parallel_size`, `seed`,
-            `load_format`, `block_size`, `num_pages`, ...
+        model: folder with a Hugging Face `config.json`, safetensors weights and tokenizer, or the
+            id of a model on the hub.
+        **settings: any field of `EngineConfig` (docs/settings.md). Other arguments of vLLM's `LLM`
+            are passed over where they have no meaning here, and refused by name where they have
+            (`vllm_arguments.py`).
+
+    Attributes:
+        client: what serves its requests, for those who want them one step at a time.
 
     Raises:
         ValidationError: names the setting that cannot be served.
@@ -38,18 +61,26 @@ class LLM:
     """
 
     def __init__(self, model: str, **settings: Any):
-        asked = EngineConfig.from_settings(model=str(model), **settings)
+        asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
         loaded = load_engine(asked)
+        self._folder = loaded.files.model
+        self.client = LocalClient(loaded)
         self.config = loaded.config
         self.model_config = loaded.model_config
-        self._engine = loaded.engine
+        self.backends = loaded.backends
         self.footprint = loaded.footprint
         self.startup_seconds = loaded.seconds
-        self._tokenizer = loaded.tokenizer
-        self.metrics = Metrics(self.config.served_model_name[0])
-        self._inputs = InputProcessor(self.config, self.model_config, self._tokenizer)
-        self._outputs = OutputProcessor(self._tokenizer, self.metrics)
         self._next_id = 0
+        self._enqueued: list[str] = []  # whose outputs nobody has waited for
+        self._finished: dict[str, RequestOutput] = {}
+        self._sleep = Sleep(self.client, loaded.load_weights)
+        self._profile = Profile()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -57,17 +88,64 @@ class LLM:
         Raises:
             ValidationError: the engine was made with `skip_tokenizer_init`.
         """
-        if self._tokenizer is None:
-            raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
-        return self._tokenizer
+        return self.client.tokenizer
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine: queues, pages, steps so far, where their time went."""
-        stats = self._engine.stats()
-        return stats._replace(times=replace(stats.times, detokenise=self._outputs.seconds))
+        return self.client.stats()
+
+    def memory_report(self) -> dict[str, float]:
+        """Print what the KV pages hold and what the prefix cache has found; the same by name.
+
+        The names are those of `/metrics`, without the prefix.
+        """
+        stats = self.stats()
+        readings = [*memory_gauges(stats, self.client.page_bytes), *memory_counters(stats)]
+        for name, text, value in readings:
+            print(f"{name:22} {value:<16,.10g} {text}")
+        return {reading.name: reading.value for reading in readings}
+
+    def reset_prefix_cache(self) -> bool:
+        """Have nothing found any more that was computed so far; True, since nothing hinders it."""
+        self.client.check_alive()
+        self.client.reset_prefix_cache()
+        return True
 
     def get_default_sampling_params(self) -> SamplingParams:
-        return SamplingParams()
+        """What `generate` takes where it is given none: the model's own, by `generation_config`."""
+        return SamplingParams(**self.config.server.sampling_defaults)  # type: ignore[arg-type]
+
+    def get_metrics(self) -> list[Metric]:
+        """The values of `/metrics` as plain objects: `Counter`, `Gauge` and `Histogram`."""
+        return metric_values(self.client.metrics.registry)
+
+    def start_profile(self, folder: str = "jaxserve-profile") -> None:
+        """Begin to record what host and device do; raises ValidationError if it goes on already."""
+        self._profile.start(folder)
+
+    def stop_profile(self) -> Path:
+        """End the recording; a file for https://ui.perfetto.dev."""
+        return self._profile.stop()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device memory away; programs stay compiled. What the prefix cache had is gone.
+
+        Args:
+            level: 1 keeps the weights in host memory, 2 reads them again at `wake_up`.
+
+        Raises:
+            ValidationError: another level, or requests run.
+        """
+        self._sleep.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again: "weights", "kv_cache" or, when None, both."""
+        self._sleep.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` is needed before anything can be run."""
+        return self._sleep.is_sleeping
 
     def generate(
         self,
@@ -75,23 +153,159 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+        priority: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; returns one output a prompt, in the order of the prompts.
 
         Args:
             prompts: one prompt or a list. A prompt is text, a list of token ids,
-                `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+                `{"prompt": text}`, `{"prompt_token_ids": ids}` or, with `enable_prompt_embeds`,
+                `{"prompt_embeds": array}`, a floating NumPy or JAX array [tokens, hidden size];
+                one of the latter may have a `cache_salt`: the prefix cache has for it what was
+                computed with the same salt.
             sampling_params: for all prompts, or one for each; defaults when None.
             use_tqdm: show a progress bar.
+            lora_request: None, there are no adapters yet.
+            priority: one a prompt, the smallest goes first; needs `scheduling_policy="priority"`.
+            timeout: seconds after which every request ends wherever it is, with the tokens that it
+                has, finish_reason "abort" and stop_reason "timeout".
 
         Raises:
             ValidationError: a prompt or parameter that cannot be served; nothing is run then.
+            QueueFullError: more prompts than a limit on the queue allows, if one was set.
             EngineDeadError: the device failed, in this call or before, or the LLM was closed.
         """
-        self._engine.check_alive()
-        items = _as_list(prompts)
-        params = self._params_for(items, sampling_params)
-        prepared = [self._prepare(prompt, p) for prompt, p in zip(items, params)]
+        return self._run(
+            self._prepare_all(prompts, sampling_params, lora_request, priority, timeout), use_tqdm
+        )
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: Sequence[int] | None = None,
+        timeout: float | None = None,
+        use_tqdm: bool = True,
+    ) -> list[str]:
+        """Begin requests that `wait_for_completion` answers; their ids, in order.
+
+        They run when something waits: this call returns at once. Arguments and errors are those of
+        `generate`; `use_tqdm` has no meaning here.
+        """
+        prepared = self._prepare_all(prompts, sampling_params, lora_request, priority, timeout)
+        return self._enqueue(prepared)
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **how: Any,
+    ) -> list[str]:
+        """The same for conversations; `how` are further arguments of `chat`."""
+        names = ("lora_request", "priority", "timeout", "use_tqdm")
+        queueing = {name: how.pop(name) for name in names if name in how}
+        return self.enqueue(self._chat_prompts(messages, **how), sampling_params, **queueing)
+
+    def wait_for_completion(
+        self, output_type: type | None = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """The outputs of all requests that were enqueued, in that order.
+
+        Args:
+            output_type: RequestOutput or None; there is no other kind.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValidationError: another `output_type`.
+            EngineDeadError: as `generate`.
+        """
+        if output_type not in (None, RequestOutput):
+            raise ValidationError("output_type", output_type, "RequestOutput or None")
+        self.client.check_alive()
+        ids, self._enqueued = self._enqueued, []
+        return self._wait(ids, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "last",
+        normalize: bool = True,
+        *,
+        layer: int | None = None,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The hidden states of prompts, one vector each, in their order.
+
+        Args:
+            prompts: as of `generate`.
+            pooling: "last", "mean" or "cls", see `PoolingParams`.
+            normalize: whether vectors are given the length 1.
+            layer: whose hidden states, as in transformers' `hidden_states`; the last when None.
+            use_tqdm: show a progress bar.
+            timeout: seconds after which every request ends wherever it is, without a vector.
+
+        Raises:
+            ValidationError: the engine was made without `enable_embeddings`, or a prompt or value
+                that cannot be served; nothing is run then.
+            QueueFullError, EngineDeadError: as of `generate`.
+        """
+        params = PoolingParams(pooling, normalize, layer)
+        found = self._pool(prompts, params, use_tqdm, timeout)
+        return [EmbeddingRequestOutput.of(one) for one in found]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """As `embed`, with the vectors as arrays float32[hidden size] in `outputs.data`."""
+        params = PoolingParams() if pooling_params is None else pooling_params
+        if not isinstance(params, PoolingParams):
+            raise ValidationError("pooling_params", params, "PoolingParams")
+        return [PoolingRequestOutput.of(one) for one in self._pool(prompts, params, use_tqdm)]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How similar texts are: the cosine of their vectors, one output a pair.
+
+        Args:
+            data_1: one text, which meets all of `data_2`, or as many.
+            data_2: the others.
+            pooling_params: how a text becomes a vector; of the last token when None.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValidationError: numbers of texts that make no pairs, besides what `embed` raises.
+        """
+        first, second = _as_list(data_1), _as_list(data_2)
+        pairs = pair_up(len(first), len(second))
+        vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
+        one, other = vectors[: len(first)], vectors[len(first) :]
+        return [score(one[i], other[j]) for i, j in pairs]
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams,
+        use_tqdm: bool,
+        timeout: float | None = None,
+    ) -> list[RequestOutput]:
+        self._check_ready(None)
+        queueing = Queueing(time.monotonic(), timeout=timeout)
+        prepared = [self._submit(prompt, params, queueing) for prompt in _as_list(prompts)]
         return self._run(prepared, use_tqdm)
 
     def chat(
@@ -100,49 +314,159 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+        priority: Sequence[int] | None = None,
+        timeout: float | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        keep_control_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them through the model's chat template.
+
+        Control tokens in the messages' text are text, unless `keep_control_tokens`.
 
         Raises:
             ValidationError: messages that the template refuses, besides what `generate` raises.
         """
-        if not messages:
-            raise ValidationError("messages", messages, "at least one message")
-        single = isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if single else messages
-        tokenizer = self.get_tokenizer()
-        variables = chat_template_kwargs or {}
-        check_template_variables(variables)
-        prompts: list[Prompt] = []
-        for conversation in conversations:
-            text = tokenizer.apply_chat_template(
-                list(conversation),
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **variables,
-            )
-            assert isinstance(text, str)
-            # the template has placed the special tokens already
-            tokens = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": tokens})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        prompts = self._chat_prompts(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            keep_control_tokens=keep_control_tokens,
+        )
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            timeout=timeout,
+        )
+
+    def _chat_prompts(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        keep_control_tokens: bool = False,
+    ) -> list[TokensPrompt]:
+        return chat_prompts(
+            self.get_tokenizer(),
+            messages,
+            chat_template_kwargs,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            keep_control_tokens=keep_control_tokens,
+        )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations of each prompt, the best first.
+
+        Args:
+            prompts: as for `generate`.
+            params: of all prompts.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValidationError: as `generate`; also for a `beam_width` that `max_logprobs` forbids.
+            EngineDeadError: as `generate`.
+        """
+        self._check_ready(None)
+        if not isinstance(params, BeamSearchParams):
+            raise ValidationError("params", params, "BeamSearchParams")
+        queueing = Queueing(time.monotonic())
+        prepared = [self._submit(prompt, params, queueing) for prompt in _as_list(prompts)]
+        return [self._beams(output, params) for output in self._run(prepared, use_tqdm)]
+
+    def _beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
+        found = []
+        for one in output.outputs:
+            assert one.finish_reason is not None
+            # None where an error has ended the search
+            score = -math.inf if one.cumulative_logprob is None else one.cumulative_logprob
+            tokens = shown = output.prompt_token_ids + one.token_ids
+            if one.finish_reason == "stop" and not params.include_stop_str_in_output:
+                shown = tokens[:-1]
+            text = None
+            if not self.config.model.skip_tokenizer_init:
+                text = self.client.tokenizer.decode(shown)
+            found.append(BeamSearchSequence(tokens, score, text, one.finish_reason))
+        return BeamSearchOutput(found)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Keep the model as it is loaded, quantised or not, in a store that any mesh restores from.
+
+        Args:
+            path: folder: absent, empty, or a store, which is replaced when all is written.
+
+        Raises:
+            checkpoints.CheckpointError: the folder holds something else, or there is no room.
+            ValidationError: the LLM sleeps.
+            EngineDeadError: as `generate`.
+        """
+        self.client.check_alive()
+        self._sleep.check_awake()
+        weights = self.client.engine.runner.weights()
+        settings = self.config.model
+        save_model(weights, Path(path), dtype=settings.dtype, model_folder=self._folder)
 
     def close(self) -> None:
         """Stop background work and give back the device memory; the LLM cannot be used any more."""
-        self._engine.close()
+        self.client.close()
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:
+    def _check_ready(self, lora_request: LoRARequest | None) -> None:
+        self.client.check_alive()
+        self._sleep.check_awake()
+        refuse_adapter(lora_request)
+
+    def _prepare_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | None,
+        priority: Sequence[int] | None,
+        timeout: float | None,
+    ) -> list[PreparedRequest]:
+        self._check_ready(lora_request)
+        items = _as_list(prompts)
+        params = self._params_for(items, sampling_params)
+        now, urgency = time.monotonic(), _priorities(priority, len(items))
+        return [
+            self._prepare(prompt, p, Queueing(now, urgent, timeout))
+            for prompt, p, urgent in zip(items, params, urgency)
+        ]
+
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams, queueing: Queueing
+    ) -> PreparedRequest:
         params = params.clone()
         params.output_kind = RequestOutputKind.FINAL_ONLY
+        return self._submit(prompt, params, queueing)
+
+    def _submit(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
+        return self.client.prepare(prompt, params, self._make_id(), queueing)
+
+    def _make_id(self) -> str:
         self._next_id += 1
-        return self._inputs.prepare(prompt, params, str(self._next_id - 1))
+        return str(self._next_id - 1)
 
     def _params_for(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
@@ -161,41 +485,63 @@ class LLM:
         return list(params)
 
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        for request in prepared:
-            self._outputs.add(request)
-            for sequence in request.sequences:
-                self._engine.add(sequence)
-        bar = tqdm(total=len(prepared), desc="Processed prompts", disable=not use_tqdm)
+        ids = [request.request_id for request in prepared]
         try:
-            while self._engine.has_work:
-                for output in self._step():
-                    finished[output.request_id] = output
-                    bar.update()
+            for request in prepared:
+                self.client.add(request)
+        except BaseException:
+            self._forget(ids)
+            raise
+        return self._wait(ids, use_tqdm)
+
+    def _enqueue(self, prepared: list[PreparedRequest]) -> list[str]:
+        ids = [request.request_id for request in prepared]
+        try:
+            for request in prepared:
+                self.client.add(request)
+        except BaseException:
+            self._forget(ids)
+            raise
+        self._enqueued += ids
+        return ids
+
+    def _wait(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+        """Step until these requests have finished; what comes of others is kept for them."""
+        left = set(ids) - self._finished.keys()
+        bar = tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm)
+        bar.update(len(ids) - len(left))
+        try:
+            # without others, all steps are run to their end: nothing is left in flight
+            while left or (self.client.has_work and not self._enqueued):
+                for output in self.client.outputs():
+                    self._finished[output.request_id] = output
+                    if output.request_id in left:
+                        left.remove(output.request_id)
+                        bar.update()
+                for error in self.client.take_failures().values():
+                    raise error
+            return [self._finished[name] for name in ids]
         finally:
             bar.close()
-            self._abort_rest(prepared, finished)
-        return [finished[request.request_id] for request in prepared]
+            # after Ctrl-C or an error: leave no request behind that would run with the next call
+            self._forget(ids)
 
-    def _step(self) -> list[RequestOutput]:
-        processed = self._outputs.process(self._engine.step())
-        for sequence_id in processed.stopped:
-            self._engine.abort(sequence_id)
-        self.metrics.record_stats(self.stats())
-        return processed.outputs
+    def _forget(self, ids: list[str]) -> None:
+        for name in ids:
+            if self._finished.pop(name, None) is None:
+                self.client.abort(name)
 
-    def _abort_rest(
-        self, prepared: list[PreparedRequest], finished: dict[str, RequestOutput]
-    ) -> None:
-        """After Ctrl-C or an error: leave no request behind that would run with the next call."""
-        for request in prepared:
-            if request.request_id not in finished:
-                for sequence_id in self._outputs.abort(request.request_id)[1]:
-                    self._engine.abort(sequence_id)
+
+def _priorities(priority: Sequence[int] | None, count: int) -> Sequence[int]:
+    if priority is None:
+        return [0] * count
+    if not isinstance(priority, Sequence) or len(priority) != count:
+        raise ValidationError("priority", priority, f"a list with one integer a prompt ({count})")
+    return priority
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     items: list[Any] = list(prompts)
     one_prompt = bool(items) and all(isinstance(item, int) for item in items)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,40 +17,46 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from checkpoints.formats import open_checkpoint, quantization_of
+from checkpoints.quantized import Checkpoint
+from checkpoints.store import is_store
 from jaxserve.config import EngineConfig
-from jaxserve.engine import Engine
+from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
+from jaxserve.execution.backend_choice import backends_for
 from jaxserve.execution.defaults import resolve
-from jaxserve.execution.memory_plan import (
-    DEFAULT_HOST_CACHE_BYTES,
-    CacheBudget,
-    cache_budget,
-    device_limit,
-    page_bytes,
-    plan_num_pages,
-)
+from jaxserve.execution.features import Feature
+from jaxserve.execution.host_memory import trim
+from jaxserve.execution.pool_plan import Sizes, plan_pool
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.shapes import StepShape
+from jaxserve.generation_defaults import generation_defaults
+from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.hub import ModelFiles, locate
 from jaxserve.memory.manager import PageManager
+from jaxserve.models import Model
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.layers import LinearForm
-from jaxserve.models.weights import load_model
-from jaxserve.parallel.mesh import make_mesh
-from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
-from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import (
-    AttentionShape,
-    Backends,
-    KernelError,
-    choose_backends,
-    require_backend,
-    storage_dtype,
+from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
+from jaxserve.models.kv_scales import read_kv_scales
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.stored import holds_integers, read_scales, stored_plan, stored_quantization
+from jaxserve.models.weight_plan import (
+    Plan,
+    multiplies_integers,
+    online_quantization,
+    plan_weights,
 )
+from jaxserve.models.weights import abstract_model, check_tensors, load_model
+from jaxserve.parallel.mesh import make_mesh
+from jaxserve.resolved import ResolvedConfig
+from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.policies import make_policy
+from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.tokenization.tokenizer import Tokenizer, template_text
+from pallas_kernels import Backends
 
 logger = logging.getLogger(__name__)
-
-MOST_PLANS = 3  # of the memory, each with two compilations
 
 
 class Footprint(NamedTuple):
@@ -66,11 +75,19 @@ class Loaded(NamedTuple):
     """An engine that is ready, and what was decided on the way."""
 
     engine: Engine
-    config: EngineConfig
+    config: ResolvedConfig
     model_config: ModelConfig
     tokenizer: Tokenizer | None
+    backends: Backends
     footprint: Footprint
     seconds: float
+    load_weights: Callable[[], Model]  # once more
+    files: ModelFiles
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one KV page over all layers and devices."""
+        return self.footprint.kv_bytes_per_token * self.config.cache.page_size
 
 
 def load_engine(
@@ -79,6 +96,8 @@ def load_engine(
     progress: Callable[[str], Any] = logger.info,
     devices: list[jax.Device] | None = None,
     backends: Backends | None = None,
+    extra_features: Sequence[Feature] = (),
+    with_tokenizer: bool = True,
 ) -> Loaded:
     """Load weights, plan memory, compile and warm up.
 
@@ -87,67 +106,234 @@ def load_engine(
         progress: told one line a phase.
         devices: devices to use; all of the default platform when None.
         backends: kernels to use; chosen from the device and `config` when None.
+        extra_features: parts of the step beside those that every engine has.
+        with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
+        HubError: the model is neither a folder nor can it be fetched.
         checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
     """
     start = time.monotonic()
     gc.unfreeze()  # an engine that was dropped without `close` can be collected again
-    cache = compilation_cache.use(config.compilation_cache)
-    model_config = ModelConfig.from_folder(config.model)
-    mesh = make_mesh(config.tensor_parallel_size, devices)
-    device = mesh.devices.flat[0]
-    resolved = resolve(config, model_config, device)
-    backends = backends or _choose_backends(resolved, model_config, device)
-    chosen = time.monotonic()  # native kernels are compiled at their first use on a machine
-    progress(
-        f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
-        f"linear {backends.linear} ({backends.reason}), after {chosen - start:.1f} s"
+    cache_folder = compilation_cache.use(config.compilation_cache)
+    files = locate(config)
+    asked = _as_stored(replace(config, hf_token=None), files)
+    mesh = make_mesh(asked.tensor_parallel_size, devices)
+    # all that can be refused is refused before the weights: they cost minutes and gigabytes
+    if asked.chat_template is not None:
+        template_text(asked.chat_template)
+    choices = _choose(asked, files, mesh, backends, progress)
+    wants_text = with_tokenizer and not asked.skip_tokenizer_init
+    tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
+    sampling_defaults = generation_defaults(asked, files.model)
+    runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
+    resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, progress)
+    resolved = resolved.with_sampling_defaults(sampling_defaults)
+    load_weights = partial(_load_weights, resolved, choices, files, mesh, progress)
+    runner.set_weights(load_weights())
+    scheduler = _make_scheduler(resolved, runner)
+    _compile(runner, resolved, cache_folder, progress)
+    grammars = None
+    if not asked.skip_tokenizer_init:
+        grammars = GrammarCompiler(lambda: tokenizer or Tokenizer(files.tokenizer), choices.model)
+    engine = Engine(scheduler, runner, overlap=resolved.scheduler.overlap, grammars=grammars)
+    footprint = _footprint(resolved, choices.model, mesh, runner, kv_cache)
+    # hundreds of thousands of objects live as long as the engine; a collection that walks them
+    # stops it for tenths of a second. What is garbage already would never be freed.
+    gc.collect()
+    gc.freeze()
+    trim()
+    seconds = time.monotonic() - start
+    return Loaded(
+        engine,
+        resolved,
+        choices.model,
+        tokenizer,
+        choices.backends,
+        footprint,
+        seconds,
+        load_weights,
+        files,
     )
-    # before the weights: a folder without a tokenizer should not cost minutes to find out
-    tokenizer = None if resolved.skip_tokenizer_init else Tokenizer(str(resolved.tokenizer))
-    model = load_model(
-        resolved.model,
-        model_config,
-        mesh=mesh,
-        dtype=resolved.dtype,
-        load_format=resolved.load_format,
-        seed=resolved.seed,
-        form=LinearForm.of(backends, resolved.quantization),
-    )
-    loaded = time.monotonic()
-    progress(f"loaded {resolved.model} in {loaded - chosen:.1f} s")
 
-    runner = Runner(resolved, model_config, model, mesh, backends)
-    head_dim = backends.stored_head_dim(model_config.head_dim)
-    longest = resolved.max_model_len
-    resolved = _plan_memory(config, resolved, model_config, mesh, head_dim, runner)
-    if resolved.max_model_len != longest:
+
+def load_bare(
+    config: EngineConfig, *, progress: Callable[[str], Any] = logger.info
+) -> tuple[Model, ModelFiles]:
+    """The model of a configuration as an engine would have it, without engine or KV cache.
+
+    Raises:
+        ValidationError, HubError, CheckpointError: as `load_engine`.
+    """
+    files = locate(config)
+    asked = _as_stored(replace(config, hf_token=None), files)
+    mesh = make_mesh(asked.tensor_parallel_size)
+    choices = _choose(asked, files, mesh, None, progress)
+    return _load_weights(choices.config, choices, files, mesh, progress), files
+
+
+def _is_store(asked: EngineConfig, files: ModelFiles) -> bool:
+    return asked.load_format in ("auto", "orbax") and is_store(files.model)
+
+
+def _as_stored(asked: EngineConfig, files: ModelFiles) -> EngineConfig:
+    """The settings that a store decides, where the model is one."""
+    if not _is_store(asked, files):
+        return asked
+    quantization = stored_quantization(files.model, asked.quantization)
+    return replace(asked, quantization=quantization)
+
+
+class _Choices(NamedTuple):
+    """What is decided before anything large is touched."""
+
+    config: ResolvedConfig
+    model: ModelConfig
+    kv_format: KVFormat
+    backends: Backends
+    form: LinearForm
+    plan: Plan
+
+
+def _choose(
+    asked: EngineConfig,
+    files: ModelFiles,
+    mesh: Mesh,
+    backends: Backends | None,
+    progress: Callable[[str], Any],
+) -> _Choices:
+    """Settings, formats and kernels, from config.json and the kind of device."""
+    begin = time.monotonic()
+    model = ModelConfig.from_folder(files.model, asked.hf_overrides)
+    device = mesh.devices.flat[0]
+    stored = _is_store(asked, files)
+    quantized = None if stored else quantization_of(files.model)
+    found = quantized and quantized[0]
+    online = asked.quantization if stored else online_quantization(asked.quantization, found)
+    config = resolve(asked, model, device).with_quantization(online or found or "")
+    if device.platform == "cpu" and config.model.dtype == "float16":
         logger.warning(
-            "max_model_len lowered from the model's %d to %d, what the KV cache holds",
-            longest,
-            resolved.max_model_len,
+            "dtype=float16: a CPU has no products of it and converts every operand; "
+            "bfloat16 and float32 are faster here"
         )
-    assert resolved.num_pages and resolved.max_model_len and resolved.block_size
-    assert resolved.max_num_seqs and resolved.max_num_batched_tokens
-    progress(
-        f"KV cache: {resolved.num_pages} pages of {resolved.block_size} tokens, "
-        f"max_model_len {resolved.max_model_len}, max_num_seqs {resolved.max_num_seqs} "
-        f"(planned in {time.monotonic() - loaded:.1f} s)"
+    kv_format = KVFormat.of(config.cache.kv_cache_dtype, config.model.dtype)
+    if backends is None and quantized is not None:
+        # what no weight could change is refused before they are fetched
+        known = backends_for(asked, config, model, kv_format, device, integers=False)
+        if device.platform != "cpu":
+            LinearForm.of(known, online, asked.row_invariant)
+    with _quantized(config, files, model, quantized) as checkpoint:
+        integers = multiplies_integers(online, checkpoint, config.model.dtype)
+        if stored:
+            integers = holds_integers(files.model)
+        backends = backends or backends_for(asked, config, model, kv_format, device, integers)
+        # native kernels are compiled at their first use on a machine
+        progress(
+            f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
+            f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
+        )
+        form = LinearForm.of(backends, online, asked.row_invariant)
+        if stored:
+            plan = stored_plan(files.model, form)
+        else:
+            plan = plan_weights(model, form, config.model.dtype, checkpoint)
+    return _Choices(config, model, kv_format, backends, form, plan)
+
+
+def _make_runner(
+    asked: EngineConfig,
+    choices: _Choices,
+    files: ModelFiles,
+    mesh: Mesh,
+    extra_features: Sequence[Feature],
+) -> tuple[Runner, KVCache]:
+    """A runner that knows shapes alone, and the cache whose pages it will have."""
+    config = choices.config
+    kv_cache = KVCache.of(
+        choices.model,
+        choices.kv_format,
+        choices.backends,
+        platform=mesh.devices.flat[0].platform,
+        page_size=config.cache.page_size,
+        scales=_kv_scales(asked, config, files, choices),
     )
+    model = abstract_model(choices.model, mesh, config.model.dtype, choices.form, choices.plan)
+    return Runner(config, choices.model, model, mesh, kv_cache, extra_features), kv_cache
+
+
+def _plan_memory(
+    asked: EngineConfig,
+    choices: _Choices,
+    mesh: Mesh,
+    runner: Runner,
+    kv_cache: KVCache,
+    progress: Callable[[str], Any],
+) -> ResolvedConfig:
+    """Pages and context for the memory that there is."""
+    begin = time.monotonic()
+    page_bytes = kv_cache.page_bytes(mesh.shape["model"])
+    sizes = Sizes(asked, choices.config, page_bytes, runner)
+    resolved = plan_pool(sizes, list(mesh.devices.flat))
+    cache, scheduler = resolved.cache, resolved.scheduler
+    progress(
+        f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens, {kv_cache}, "
+        f"max_model_len {scheduler.max_model_len}, max_num_seqs {scheduler.max_num_seqs} "
+        f"(planned in {time.monotonic() - begin:.1f} s)"
+    )
+    return resolved
+
+
+def _load_weights(
+    config: ResolvedConfig,
+    choices: _Choices,
+    files: ModelFiles,
+    mesh: Mesh,
+    progress: Callable[[str], Any],
+) -> Model:
+    """The weights, of the checkpoint or made up."""
+    begin = time.monotonic()
+    settings = config.model
+    if settings.load_format != "dummy":
+        files.fetch_weights()
+    weights = load_model(
+        files.model,
+        choices.model,
+        mesh=mesh,
+        dtype=settings.dtype,
+        load_format=settings.load_format,
+        seed=settings.seed,
+        form=choices.form,
+        plan=choices.plan,
+    )
+    progress(f"loaded {settings.model} in {time.monotonic() - begin:.1f} s")
+    return weights
+
+
+def _make_scheduler(config: ResolvedConfig, runner: Runner) -> Scheduler:
+    settings, cache = config.scheduler, config.cache
     limits = SchedulerLimits(
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         max_prefill_tokens=runner.max_prefill_tokens,
         max_lanes=runner.max_lanes,
-        max_model_len=resolved.max_model_len,
+        max_model_len=settings.max_model_len,
+        num_drafts=runner.num_drafts,
     )
-    scheduler = Scheduler(limits, PageManager(resolved.num_pages, resolved.block_size))
-    compiling = time.monotonic()
+    pages = PageManager(cache.num_pages, cache.page_size, caching=cache.enable_prefix_caching)
+    return Scheduler(limits, pages, make_policy(settings))
+
+
+def _compile(
+    runner: Runner,
+    config: ResolvedConfig,
+    cache_folder: Path | None,
+    progress: Callable[[str], Any],
+) -> None:
+    """The programs that are wanted before the engine is ready."""
+    begin = time.monotonic()
+    wanted = min(config.programs.compile_ahead, len(runner.programs.wanted))
     # a bar for people: none where standard error is a file
-    assert resolved.compile_ahead
-    wanted = min(resolved.compile_ahead, len(runner.programs.wanted))
     with tqdm(total=wanted, desc="compiling", disable=None, leave=False) as bar:
 
         def compiled(shape: StepShape) -> None:
@@ -155,126 +341,64 @@ def load_engine(
             bar.update()
 
         runner.warm_up(compiled)
+    kept = f"kept in {cache_folder}" if cache_folder else "kept nowhere"
     programs = len(runner.programs.programs)
-    kept = f"kept in {cache}" if cache else "kept nowhere"
-    progress(f"compiled {programs} programs in {time.monotonic() - compiling:.1f} s ({kept})")
-    engine = Engine(scheduler, runner, overlap=resolved.overlap)
-    footprint = _footprint(resolved, model_config, mesh, runner)
-    # hundreds of thousands of objects live as long as the engine; a collection that walks them
-    # stops it for tenths of a second. What is garbage already would never be freed.
-    gc.collect()
-    gc.freeze()
-    seconds = time.monotonic() - start
-    return Loaded(engine, resolved, model_config, tokenizer, footprint, seconds)
+    progress(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
 
 
-def _choose_backends(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Backends:
-    dtype = jnp.dtype(config.dtype)
-    shape = AttentionShape(
-        head_dim=model.head_dim,
-        page_size=config.block_size,
-        group=model.num_heads // model.num_kv_heads,
-        pool_dtype=storage_dtype(dtype, device.platform),
-        query_dtype=dtype,
-        kv_heads=model.num_kv_heads // config.tensor_parallel_size,
-    )
-    chosen = choose_backends(device.device_kind, device.platform, shape)
-    if config.tensor_parallel_size > 1:
-        chosen = chosen.sharded()
-    for operation in ("decode", "prefill", "linear"):
-        asked = getattr(config, f"{operation}_backend")
-        if asked is not None:
-            try:
-                require_backend(operation, asked, device.device_kind, device.platform, shape)
-            except KernelError as error:
-                raise ValidationError(f"{operation}_backend", asked, error.allowed) from error
-            changed: dict[str, Any] = {operation: asked}
-            if operation == "decode" and asked != chosen.decode_and_write:
-                changed["decode_and_write"] = None
-            if operation == "linear" and asked != "gpu":
-                changed["residual_norm"] = None
-            chosen = replace(chosen, **changed)
-    return chosen
-
-
-def _plan_memory(
-    asked: EngineConfig,
-    config: EngineConfig,
+@contextmanager
+def _quantized(
+    config: ResolvedConfig,
+    files: ModelFiles,
     model: ModelConfig,
-    mesh: Mesh,
-    head_dim: int,
-    runner: Runner,
-) -> EngineConfig:
-    """Settle `num_pages`, give the runner its pool, lower an open `max_model_len` to what fits.
+    quantized: tuple[str, Any] | None,
+) -> Iterator[Checkpoint | None]:
+    """A quantised checkpoint, whose headers say how weights are kept: so it is fetched first."""
+    if quantized is None:
+        yield None
+        return
+    if config.model.load_format == "dummy":
+        allowed = f"auto, for the checkpoint is quantised ({quantized[0]})"
+        raise ValidationError("load_format", "dummy", allowed)
+    files.fetch_weights()
+    with open_checkpoint(files.model) as checkpoint:
+        check_tensors(checkpoint, model)
+        yield checkpoint
 
-    `head_dim` is that of the pool. Where the device says how much memory it has, the plan takes a
-    bound of the steps' temporaries, and the two largest programs are compiled to verify it. They
-    serve; only if they need more than the bound left is the plan made, and they compiled, again.
-    """
-    heads = model.num_kv_heads // mesh.shape["model"]
-    size = page_bytes(model.num_layers, config.block_size or 0, heads, head_dim, _itemsize(config))
-    limit = device_limit(mesh.devices.flat[0])
-    if config.num_pages is not None or config.kv_cache_memory_bytes is not None or limit is None:
-        num_bytes = config.kv_cache_memory_bytes
-        budget = CacheBudget(
-            DEFAULT_HOST_CACHE_BYTES if num_bytes is None else num_bytes,
-            "kv_cache_memory_bytes",
-            num_bytes,
+
+def _kv_scales(
+    asked: EngineConfig, config: ResolvedConfig, files: ModelFiles, choices: _Choices
+) -> KVScales | None:
+    """The scales of the KV cache, where the format wants some: programs hold them."""
+    if not choices.kv_format.static_scales:
+        return None
+    scales, layers = None, choices.model.num_layers
+    if asked.kv_cache_scales is not None:
+        scales = read_kv_scales(asked.kv_cache_scales, layers)
+        if scales is None:
+            raise ValidationError(
+                "kv_cache_scales",
+                asked.kv_cache_scales,
+                "a file with self_attn.k_scale and v_scale",
+            )
+    elif config.model.load_format != "dummy":
+        files.fetch_weights()
+        scales = read_scales(files.model, layers)
+    if scales is None:
+        logger.warning(
+            "kv_cache_dtype=%s: the checkpoint has no scales (self_attn.k_scale and v_scale of "
+            "each layer), so keys and values are stored as they are, cut off at 448; `jaxserve "
+            "calibrate-kv` makes some for kv_cache_scales",
+            config.cache.kv_cache_dtype,
         )
-        return _settle(asked, config, budget, size, runner)
-    share = int(limit * config.gpu_memory_utilization)
-    demand = runner.demand()
-    logger.info("of %d bytes of device memory: %s", share, demand)
-    held = sum(demand)
-    for _ in range(MOST_PLANS):
-        budget = cache_budget(
-            limit_bytes=limit, utilization=config.gpu_memory_utilization, held_bytes=held
-        )
-        settled = _settle(asked, config, budget, size, runner)
-        assert settled.num_pages
-        needed = runner.compile_largest()
-        if needed <= share:
-            return settled
-        held = needed - settled.num_pages * size
-        logger.info("the compiled steps need %d bytes: planned again", needed)
-    raise ValidationError(
-        "gpu_memory_utilization",
-        config.gpu_memory_utilization,
-        f"the compiled steps need {needed} bytes, its share is {share}, after {MOST_PLANS} plans: "
-        "set num_pages, or lower max_num_seqs or max_num_batched_tokens",
-    )
+    return scales
 
 
-def _settle(
-    asked: EngineConfig, config: EngineConfig, budget: CacheBudget, size: int, runner: Runner
-) -> EngineConfig:
-    """Pages of `size` bytes for a budget, and the context that they hold."""
-    assert config.max_model_len and config.max_num_seqs and config.block_size
-    num_pages = config.num_pages
-    if num_pages is None:
-        num_pages = plan_num_pages(
-            budget=budget,
-            bytes_per_page=size,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            page_size=config.block_size,
-        )
-    fits = (num_pages - 1) * config.block_size
-    if asked.max_model_len is None and config.max_model_len > fits:
-        config = replace(config, max_model_len=fits)
-    assert config.max_model_len
-    runner.set_pool(num_pages, config.max_model_len)
-    return replace(config, num_pages=num_pages)
-
-
-def _itemsize(config: EngineConfig) -> int:
-    return jnp.dtype(config.dtype).itemsize
-
-
-def _footprint(config: EngineConfig, model: ModelConfig, mesh: Mesh, runner: Runner) -> Footprint:
-    itemsize = _itemsize(config)
+def _footprint(
+    config: ResolvedConfig, model: ModelConfig, mesh: Mesh, runner: Runner, kv_cache: KVCache
+) -> Footprint:
+    itemsize = jnp.dtype(config.model.dtype).itemsize
     weights = runner.weight_bytes * mesh.shape["model"]
-    if not model.tie_word_embeddings or config.quantization is not None:
+    if not model.tie_word_embeddings or config.model.quantization == "int8":  # a head of its own
         weights -= model.vocab_size * model.hidden_size * itemsize
-    token = page_bytes(model.num_layers, 1, model.num_kv_heads, model.head_dim, itemsize)
-    return Footprint(weights, token)
+    return Footprint(weights, kv_cache.token_bytes)

@@ -2,136 +2,54 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import logging
+from itertools import repeat
 from typing import NamedTuple
 
-from jaxserve.engine import StepOutput, TokenLogprobs
 from jaxserve.inputs import PreparedRequest
+from jaxserve.live_request import LiveRequest, LiveSequence, empty_output
+from jaxserve.messages import AddGroup, Hypothesis, StepOutput, TokenLogprobs
 from jaxserve.observability.metrics import Metrics
+from jaxserve.observability.request_metrics import EndedRequest
+from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import (
+    ERROR,
+    GRAMMAR,
+    TIMEOUT,
     CompletionOutput,
     Logprob,
     PositionLogprobs,
-    RequestMetrics,
     RequestOutput,
 )
-from jaxserve.request import Request
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.tokenization.detokenizer import IncrementalDetokenizer
-from jaxserve.tokenization.stop import StopChecker
+from jaxserve.request import FinishReason
+from jaxserve.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Processed(NamedTuple):
     """What one step means to the callers, and to the engine.
 
-    `stopped` are sequences that met a stop string: the engine must abort them.
+    `stopped` are sequences that met a stop string, or an error: the engine must abort them.
     """
 
     outputs: list[RequestOutput]
     stopped: list[str]
 
 
-class _Text:
-    """Text of one sequence: detokenised as tokens come, cut at a stop string."""
+class Unfinished(NamedTuple):
+    """What has come of a request that goes on.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams):
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
-            prompt,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
-        self._stop: StopChecker | None = None
-        if params.stop:
-            self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
-
-    def append(self, token: int | None, *, last: bool, may_stop: bool) -> tuple[str, str | None]:
-        """Text that is final now, and the stop string that ended it.
-
-        Text that comes while `may_stop` is False (`min_tokens`) is never part of a stop string.
-        A token that is None has no text.
-        """
-        text = "" if token is None else self._detokenizer.append(token)
-        if last:
-            text += self._detokenizer.finish()
-        if self._stop is None or not may_stop:
-            return text, None
-        text, stop = self._stop.feed(text)
-        if stop is None and last:
-            text += self._stop.finish()
-        return text, stop
-
-
-class _Sequence:
-    """One of the `n` completions of a request.
-
-    `output` is everything so far, or what is new since the last output of a delta stream.
+    Attributes:
+        group: what the engine was sent.
+        tokens: of its sequences that have not ended: what has come of each, in order.
+        is_scored: its prompt's log-probabilities have come, if they were asked for.
     """
 
-    def __init__(self, index: int, request: Request, text: _Text | None):
-        self.request = request
-        self.text = text
-        self.num_tokens = 0
-        self.last_token_time: float | None = None
-        self.params = request.params
-        has_logprobs = self.params.logprobs is not None
-        self.output = CompletionOutput(
-            index,
-            "",
-            [],
-            cumulative_logprob=0.0 if has_logprobs else None,
-            logprobs=[] if has_logprobs else None,
-        )
-
-    def append_text(self, token: int, finish: str | None) -> str | None:
-        """Take in the text of a token, `finish` if it ended the sequence; the stop string met."""
-        assert self.text is not None
-        output, params = self.output, self.params
-        # the token that ends a sequence is no text, unless the caller wants to see it
-        hidden = finish == "stop" and not params.include_stop_str_in_output
-        text, stop_string = self.text.append(
-            None if hidden else token,
-            last=finish is not None,
-            may_stop=self.num_tokens > params.min_tokens,
-        )
-        output.text += text
-        return stop_string
-
-    def snapshot(self) -> CompletionOutput:
-        """A copy of everything so far."""
-        o = self.output
-        return CompletionOutput(
-            o.index,
-            o.text,
-            o.token_ids.copy(),
-            o.cumulative_logprob,
-            None if o.logprobs is None else o.logprobs.copy(),
-            o.finish_reason,
-            o.stop_reason,
-        )
-
-    def take_delta(self) -> CompletionOutput:
-        """What has come since the last call."""
-        taken = self.output
-        if taken.finish_reason is None:
-            logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
-            self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
-        return taken
-
-
-class _LiveRequest:
-    """A request that has unfinished sequences."""
-
-    def __init__(self, prepared: PreparedRequest):
-        self.prepared = prepared
-        self.metrics = RequestMetrics(prepared.arrival_time)
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
-        if prepared.params.prompt_logprobs is not None and len(prepared.prompt_token_ids) == 1:
-            self.prompt_logprobs = [None]  # nothing comes before the only token
-        self.sequences: list[_Sequence] = []
-        self.num_unfinished = len(prepared.sequences)
+    group: AddGroup
+    tokens: dict[str, list[int]]
+    is_scored: bool
 
 
 class OutputProcessor:
@@ -140,126 +58,268 @@ class OutputProcessor:
     Args:
         tokenizer: makes the text; None when the engine has no tokenizer.
         metrics: told of every step's tokens and every finished request.
-        clock: seconds, monotonic.
+        clock: measures what text takes.
+        keeps_groups: what the engine was sent is kept, for an engine that may have to be sent it
+            again.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer | None,
         metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
+        clock: ClientClock,
+        *,
+        keeps_groups: bool = False,
     ):
         self._tokenizer = tokenizer
+        self._keeps_groups = keeps_groups
         self._metrics = metrics
-        self.seconds = 0.0  # spent on tokens so far
         self._clock = clock
-        self._live: dict[str, _LiveRequest] = {}
-        self._by_sequence: dict[str, tuple[_LiveRequest, _Sequence]] = {}
+        self._live: dict[str, LiveRequest] = {}
+        self._by_sequence: dict[str, tuple[LiveRequest, int]] = {}  # and which one it is of n
+
+    @property
+    def has_live(self) -> bool:
+        """True while a request is unfinished."""
+        return bool(self._live)
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._live
 
     def add(self, prepared: PreparedRequest) -> None:
         """Expect tokens for a request."""
-        live = _LiveRequest(prepared)
-        for index, request in enumerate(prepared.sequences):
-            text = None
-            if request.params.detokenize and self._tokenizer is not None:
-                text = _Text(self._tokenizer, prepared.prompt_token_ids, request.params)
-            sequence = _Sequence(index, request, text)
-            live.sequences.append(sequence)
-            self._by_sequence[request.request_id] = (live, sequence)
+        live = LiveRequest(prepared, self._keeps_groups)
+        ids = prepared.group.sequence_ids
+        self._by_sequence.update(zip(ids, zip(repeat(live), range(len(ids)))))
         self._live[prepared.request_id] = live
-        self._metrics.record_prompt(len(prepared.prompt_token_ids))
+        self._metrics.record_prompt(len(prepared.group.prompt_token_ids))
 
     def process(self, step: StepOutput) -> Processed:
         """Take in one step's tokens."""
-        begin = time.perf_counter()
-        outputs, stopped = [], []
-        now = self._clock()
-        seen = step.seen
+        self._clock.begin_text()
+        outputs: list[RequestOutput] = []
+        stopped: list[str] = []
+        failed = list(step.failed)
+        now = self._clock.now()
+        self._take_schedule(step)
         last_times: list[float] = []  # of the tokens before these
         num_tokens = 0
-        for entry, (request, token) in enumerate(zip(seen.requests, seen.tokens)):
-            found = self._by_sequence.get(request.request_id)
+        for entry, (sequence_id, token) in enumerate(zip(step.sequence_ids, step.tokens)):
+            found = self._by_sequence.get(sequence_id)
             if found is None:
                 continue  # aborted while its last step was in flight
-            live, sequence = found
+            try:
+                output, stops = self._take_token(step, entry, found, token, now, last_times)
+            except Exception:
+                logger.exception("a token of a request could not be taken in")
+                failed.append(sequence_id)
+                continue
             num_tokens += 1
-            if sequence.last_token_time is None:
-                self._take_first(live, request, now)
-            else:
-                last_times.append(sequence.last_token_time)
-            live.metrics.last_token_time = sequence.last_token_time = now
-            sequence.num_tokens += 1
-            sequence.output.token_ids.append(token)
-            if step.logprobs or step.prompt_logprobs:
-                self._take_logprobs(live, sequence, step, entry)
-            end = seen.ends.get(entry)
-            finish: str | None = None
-            reason: int | str | None = None
-            if end is not None:
-                finish, reason = end.reason.value, end.stop_token
-            if sequence.text is not None:
-                stop_string = sequence.append_text(token, finish)
-                if stop_string is not None:
-                    if finish is None:
-                        stopped.append(request.request_id)
-                    finish, reason = "stop", stop_string
-            if finish is not None:
-                self._finish(live, sequence, finish, reason, now)
-            output = self._output(live, sequence)
+            if stops:
+                stopped.append(sequence_id)
             if output is not None:
+                output.embedding = step.embeddings.get(sequence_id)
                 outputs.append(output)
+        for sequence_id, hypotheses in step.beams.items():
+            found = self._by_sequence.get(sequence_id)
+            if found is not None:
+                num_tokens += sum(len(one.token_ids) for one in hypotheses)
+                outputs.append(self._take_beams(found[0], hypotheses, now))
+        for sequence_id in failed:
+            found = self._by_sequence.get(sequence_id)
+            if found is not None:
+                output, sequences = self.abort(found[0].request_id, finish=ERROR)
+                stopped += sequences
+                if output is not None:
+                    outputs.append(output)
         self._metrics.record_tokens(num_tokens, last_times, now)
-        self.seconds += time.perf_counter() - begin
+        self._clock.end_text()
         return Processed(outputs, stopped)
 
-    def abort(self, request_id: str) -> tuple[RequestOutput | None, list[str]]:
-        """Forget a request; returns its last output and the sequences the engine must abort."""
+    def unfinished(self, request_id: str) -> Unfinished:
+        """What has come of a live request."""
+        live, tokens = self._live[request_id], dict[str, list[int]]()
+        for name, sequence in zip(live.sequence_ids, live.sequences):
+            if name in self._by_sequence:
+                tokens[name] = [] if sequence is None else sequence.token_ids
+        return Unfinished(self.group(request_id), tokens, live.prompt_logprobs is not None)
+
+    def num_generated(self, request_id: str) -> int:
+        """Tokens so far of all sequences of a request; 0 of one that is not live."""
+        live = self._live.get(request_id)
+        sequences = () if live is None else live.sequences
+        return sum(one.num_tokens for one in sequences if one is not None)
+
+    def group(self, request_id: str) -> AddGroup:
+        """What the engine was sent of a live request."""
+        group = self._live[request_id].group
+        assert group is not None, "for clients that keep what they have sent"
+        return group
+
+    def request_of(self, sequence_id: str) -> str | None:
+        """The live request that an unfinished sequence belongs to."""
+        found = self._by_sequence.get(sequence_id)
+        return None if found is None else found[0].request_id
+
+    def live_requests(self) -> list[str]:
+        """The unfinished ones, in the order in which they came."""
+        return [*self._live]
+
+    def _take_token(
+        self,
+        step: StepOutput,
+        entry: int,
+        found: tuple[LiveRequest, int],
+        token: int,
+        now: float,
+        last_times: list[float],
+    ) -> tuple[RequestOutput | None, bool]:
+        """Take in one token; what its request has to say now, and whether it met a stop string."""
+        live, index = found
+        sequence = live.sequences[index] or live.sequence(index, self._tokenizer)
+        if sequence.last_token_time is None:
+            self._take_first(live, now)
+        else:
+            last_times.append(sequence.last_token_time)
+        live.metrics.last_token_time = sequence.last_token_time = now
+        sequence.num_tokens += 1
+        sequence.output.token_ids.append(token)
+        if step.logprobs or step.prompt_logprobs:
+            self._take_logprobs(live, sequence, step, entry)
+        end = step.ends.get(entry)
+        finish: str | None = None
+        reason: int | str | None = None
+        if end is not None:
+            finish, reason = end.reason.value, end.stop_token
+            if end.reason is FinishReason.ERROR:
+                reason = GRAMMAR
+        stops = False
+        if sequence.text is not None:
+            stop_string = sequence.append_text(token, finish)
+            if stop_string is not None:
+                stops = finish is None
+                finish, reason = "stop", stop_string
+        if finish is not None:
+            self._finish(live, sequence, finish, reason, now)
+        return self._output(live, sequence), stops
+
+    def abort(
+        self, request_id: str, why: str | None = None, *, finish: str = "abort"
+    ) -> tuple[RequestOutput | None, list[str]]:
+        """Forget a request; returns its last output and the sequences the engine must abort.
+
+        `finish` is their finish_reason and `why` their stop_reason.
+        """
         live = self._live.get(request_id)
         if live is None:
             return None, []
-        now = self._clock()
-        unfinished = [s for s in live.sequences if s.output.finish_reason is None]
+        ids, unfinished, unmade = self._end(live, finish, why)
+        if live.params.output_kind is RequestOutputKind.DELTA:
+            completions = [s.take_delta() for s in unfinished]
+            ended = [empty_output(index, live.params) for index in unmade]
+            completions += ended
+        else:
+            completions = live.snapshots()
+            ended = [completions[index] for index in unmade]
+        for one in ended:
+            one.finish_reason, one.stop_reason = finish, why
+        return self._make_output(live, completions), ids
+
+    def drop(self, request_id: str, *, finish: str = "abort") -> list[str]:
+        """Forget a request that nobody hears of any more; the sequences the engine must abort.
+
+        Of thousands the outputs would take longer than several steps.
+        """
+        live = self._live.get(request_id)
+        return [] if live is None else self._end(live, finish, None)[0]
+
+    def _end(
+        self, live: LiveRequest, finish: str, why: str | None
+    ) -> tuple[list[str], list[LiveSequence], list[int]]:
+        """End what is unfinished of a request.
+
+        Returns:
+            the ids of these sequences, those that have a token, and the indices of the others.
+        """
+        now = self._clock.now()
+        ids = [name for name in live.sequence_ids if name in self._by_sequence]
+        unfinished = [s for s in live.sequences if s and s.output.finish_reason is None]
         for sequence in unfinished:
-            if sequence.text is not None:
+            if sequence.text is not None and finish != ERROR:
                 # text that might have become a stop string is text now
                 sequence.output.text += sequence.text.append(None, last=True, may_stop=True)[0]
-            self._finish(live, sequence, "abort", None, now)
-        if live.prepared.params.output_kind is RequestOutputKind.DELTA:
-            completions = [s.take_delta() for s in unfinished]
-        else:
-            completions = [s.snapshot() for s in live.sequences]
-        return self._make_output(live, completions), [
-            sequence.request.request_id for sequence in unfinished
-        ]
+            self._finish(live, sequence, finish, why, now)
+        unmade = [index for index, sequence in enumerate(live.sequences) if sequence is None]
+        if unmade:
+            for index in unmade:
+                del self._by_sequence[live.sequence_ids[index]]
+            live.num_unfinished -= len(unmade)
+            live.metrics.finished_time = now
+            self._metrics.record_finished(live.metrics, why or finish, len(unmade))
+            if not live.num_unfinished:
+                self._forget(live, is_whole=False)
+        return ids, unfinished, unmade
 
-    def _take_first(self, live: _LiveRequest, request: Request, now: float) -> None:
+    def _take_schedule(self, step: StepOutput) -> None:
+        """Who had a first step, and who lost a slot."""
+        for sequence_id, first in step.first_steps.items():
+            live, _ = self._by_sequence.get(sequence_id, (None, 0))
+            if live is not None and live.metrics.first_scheduled_time is None:
+                live.metrics.first_scheduled_time = first.time
+                live.metrics.queue_overhead = first.queue_overhead
+                live.num_cached_tokens = first.num_cached_tokens
+                found_tokens = min(first.num_cached_tokens, live.num_prompt)
+                self._metrics.record_begun(live.num_prompt, found_tokens)
+        for sequence_id, times in step.preempted.items():
+            found, index = self._by_sequence.get(sequence_id, (None, 0))
+            if found is not None:  # before its first token, if it was still prefilling
+                found.sequence(index, self._tokenizer).num_preemptions = times
+
+    def _take_first(self, live: LiveRequest, now: float) -> None:
         """A sequence got its first token."""
         if live.metrics.first_token_time is None:
-            live.metrics.first_scheduled_time = request.first_scheduled_time
-            live.metrics.queue_overhead = request.queue_overhead
             live.metrics.first_token_time = now
             self._metrics.record_first_token(live.metrics)
 
+    def _take_beams(self, live: LiveRequest, found: list[Hypothesis], now: float) -> RequestOutput:
+        """A beam search is over."""
+        self._take_first(live, now)
+        live.metrics.last_token_time = now
+        for name in live.sequence_ids[len(found) :]:  # a grammar may have few texts
+            del self._by_sequence[name]
+            live.num_unfinished -= 1
+        for index, hypothesis in enumerate(found):
+            sequence, end = live.sequence(index, self._tokenizer), hypothesis.end
+            finish = end.reason.value
+            for token in hypothesis.token_ids:
+                sequence.num_tokens += 1
+                sequence.output.token_ids.append(token)
+                if sequence.text is not None:
+                    last = sequence.num_tokens == len(hypothesis.token_ids)
+                    sequence.append_text(token, finish if last else None)
+            sequence.output.cumulative_logprob = hypothesis.cum_logprob
+            reason = GRAMMAR if finish == ERROR else end.stop_token
+            self._finish(live, sequence, finish, reason, now)
+        return self._make_output(live, live.snapshots()[: len(found)])
+
     def _take_logprobs(
-        self, live: _LiveRequest, sequence: _Sequence, step: StepOutput, entry: int
+        self, live: LiveRequest, sequence: LiveSequence, step: StepOutput, entry: int
     ) -> None:
         """Append what the step says of one of its tokens."""
-        prompt = step.prompt_logprobs.get(entry)
+        prompt = step.prompt_logprobs.get(sequence.sequence_id)
         if prompt is not None and live.prompt_logprobs is None:
-            count = sequence.params.prompt_logprobs
-            scored = (self._logprobs(sequence, item, count) for item in prompt)
+            scored = (self._logprobs(sequence, item) for item in prompt)
             live.prompt_logprobs = [None, *scored]
         sampled, output = step.logprobs.get(entry), sequence.output
         if sampled is not None and output.logprobs is not None:
-            count = sequence.params.logprobs
-            output.logprobs.append(self._logprobs(sequence, sampled, count))
+            output.logprobs.append(self._logprobs(sequence, sampled))
             assert output.cumulative_logprob is not None
-            output.cumulative_logprob += sampled.logprob
+            output.cumulative_logprob += sampled.logprobs[0]
 
     def _finish(
         self,
-        live: _LiveRequest,
-        sequence: _Sequence,
+        live: LiveRequest,
+        sequence: LiveSequence,
         finish: str,
         reason: int | str | None,
         now: float,
@@ -267,48 +327,57 @@ class OutputProcessor:
         sequence.output.finish_reason = finish
         sequence.output.stop_reason = reason
         live.num_unfinished -= 1
-        live.metrics.num_preemptions = sequence.request.num_preemptions
+        live.metrics.num_preemptions = sequence.num_preemptions
         live.metrics.finished_time = now
-        self._metrics.record_finished(live.metrics, finish)
-        del self._by_sequence[sequence.request.request_id]
+        told = TIMEOUT if finish == "abort" and reason == TIMEOUT else finish
+        self._metrics.record_finished(live.metrics, told)
+        del self._by_sequence[sequence.sequence_id]
         if not live.num_unfinished:
-            del self._live[live.prepared.request_id]
+            self._forget(live, is_whole=finish not in ("abort", ERROR))
 
-    def _output(self, live: _LiveRequest, sequence: _Sequence) -> RequestOutput | None:
+    def _forget(self, live: LiveRequest, *, is_whole: bool) -> None:
+        """All its sequences have ended."""
+        del self._live[live.request_id]
+        made = [sequence for sequence in live.sequences if sequence is not None]
+        num_generated = [sequence.num_tokens for sequence in made]
+        num_generated += [0] * (len(live.sequences) - len(made))
+        self._metrics.record_ended(
+            EndedRequest(
+                live.metrics,
+                live.num_prompt,
+                num_generated,
+                live.params.max_tokens,
+                sum(sequence.num_preemptions for sequence in made),
+                is_whole,
+            )
+        )
+
+    def _output(self, live: LiveRequest, sequence: LiveSequence) -> RequestOutput | None:
         kind = sequence.params.output_kind
-        if kind is RequestOutputKind.DELTA:
-            return self._make_output(live, [sequence.take_delta()])
         if kind is RequestOutputKind.FINAL_ONLY and live.num_unfinished:
             return None
-        return self._make_output(live, [s.snapshot() for s in live.sequences])
+        if not sequence.is_due():
+            return None
+        if kind is RequestOutputKind.DELTA:
+            return self._make_output(live, [sequence.take_delta()])
+        return self._make_output(live, live.snapshots())
 
-    def _make_output(
-        self, live: _LiveRequest, completions: list[CompletionOutput]
-    ) -> RequestOutput:
-        prepared = live.prepared
+    def _make_output(self, live: LiveRequest, completions: list[CompletionOutput]) -> RequestOutput:
         # one a token is streamed, and arguments by name would double its cost
         return RequestOutput(
-            prepared.request_id,
-            prepared.prompt,
-            prepared.prompt_token_ids,
+            live.request_id,
+            live.prompt,
+            live.prompt_token_ids,
             completions,
             not live.num_unfinished,
             live.prompt_logprobs,
             live.metrics,
+            live.num_cached_tokens,
         )
 
-    def _logprobs(
-        self, sequence: _Sequence, entry: TokenLogprobs, count: int | None
-    ) -> PositionLogprobs:
-        """The token itself, then the `count` most likely ones (-1: all there are)."""
-        assert count is not None
+    def _logprobs(self, sequence: LiveSequence, entry: TokenLogprobs) -> PositionLogprobs:
         tokenizer = None if sequence.text is None else self._tokenizer
-
-        def logprob(token: int, value: float, rank: int) -> Logprob:
-            return Logprob(value, rank, None if tokenizer is None else tokenizer.token_text(token))
-
-        top = len(entry.top_ids) if count == -1 else count
-        position = {entry.token: logprob(entry.token, entry.logprob, entry.rank)}
-        for rank, (token, value) in enumerate(zip(entry.top_ids[:top], entry.top_logprobs), 1):
-            position[token] = logprob(token, value, rank)
-        return position
+        return {
+            token: Logprob(value, rank, None if tokenizer is None else tokenizer.token_text(token))
+            for token, value, rank in zip(*entry)
+        }

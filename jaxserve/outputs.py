@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+ERROR = "error"  # the finish_reason of what an error of its own has ended
+GRAMMAR = "grammar"  # the stop_reason of it where its grammar allows no token
+TIMEOUT = "timeout"  # the stop_reason of what was aborted because its time was over
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -11,12 +17,13 @@ class Logprob:
 
     Attributes:
         logprob: natural logarithm of the model's probability.
-        rank: 1 for the most likely token, 2 for the next, and so on.
+        rank: 1 for the most likely token, 2 for the next, and so on; None for a token that is there
+            because `logprob_token_ids` names it.
         decoded_token: the token as text, or None when detokenisation is off.
     """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str | None = None
 
 
@@ -28,7 +35,7 @@ PositionLogprobs = dict[int, Logprob]
 class RequestMetrics:
     """Times of one request, in seconds of `time.monotonic()`; None until the event has happened.
 
-    `first_scheduled_time` and `queue_overhead` are those of `Request`.
+    `first_scheduled_time` and `queue_overhead` are those of `FirstStep`.
     """
 
     arrival_time: float
@@ -48,10 +55,13 @@ class CompletionOutput:
         index: position among the `n` completions.
         text: generated text (the new part only when `output_kind` is DELTA).
         token_ids: generated token ids (the new ones only when `output_kind` is DELTA).
-        cumulative_logprob: sum of the tokens' logprobs, None unless logprobs were asked for.
+        cumulative_logprob: sum of the tokens' logprobs, None unless logprobs were asked for or
+            beams were searched.
         logprobs: one dict a generated token, None unless logprobs were asked for.
-        finish_reason: None while running, then "stop", "length" or "abort".
-        stop_reason: the stop string or stop token id that ended it; None for EOS.
+        finish_reason: None while running, then "stop", "length", "abort" or "error": one of this
+            request alone, which the log tells.
+        stop_reason: the stop string or stop token id that ended it, None for EOS; "timeout" where
+            finish_reason is "abort" because the request's time was over.
     """
 
     index: int
@@ -73,12 +83,14 @@ class RequestOutput:
     Attributes:
         request_id: the id that the caller gave or that was made for it.
         prompt: the prompt as text, None when it came as token ids.
-        prompt_token_ids: the prompt's token ids.
+        prompt_token_ids: the prompt's token ids; none of one that came as embeddings.
         prompt_logprobs: one entry a prompt token (the first is None), None unless asked for.
         outputs: the `n` completions, by index.
         finished: True when all completions have ended.
         metrics: times of the request.
-        num_cached_tokens: prompt tokens whose KV was found in a prefix cache: 0, there is none.
+        num_cached_tokens: prompt tokens whose keys and values the prefix cache had when the request
+            began to run.
+        embedding: of a request with `PoolingParams`, once it has finished; None of others.
     """
 
     request_id: str
@@ -89,3 +101,91 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    embedding: list[float] | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One of the sequences that a beam search found.
+
+    Attributes:
+        tokens: the prompt and what was generated, an end-of-sequence token included.
+        cum_logprob: sum of the generated tokens' raw log-probabilities.
+        text: of all tokens; the end-of-sequence token has a part in it only with
+            `include_stop_str_in_output`. None when the engine has no tokenizer.
+        finish_reason: "stop" or "length".
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str | None
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """What a beam search found for one prompt: `beam_width` sequences, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """What `LLM.embed` returns of one prompt.
+
+    Attributes:
+        request_id: the id that was made for it.
+        outputs: its vector, without a number if its time was over.
+        prompt_token_ids: the prompt's token ids; none of one that came as embeddings.
+        num_cached_tokens: as of a `RequestOutput`.
+        finished: False if its time was over.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
+        """Of the output of a request with `PoolingParams` that has finished."""
+        vector = EmbeddingOutput(output.embedding or [])
+        tokens, cached = output.prompt_token_ids, output.num_cached_tokens
+        return cls(output.request_id, vector, tokens, cached, output.embedding is not None)
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The vector of one prompt: float32[hidden size]."""
+
+    data: np.ndarray
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """What `LLM.encode` returns of one prompt; the fields of an `EmbeddingRequestOutput`."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> PoolingRequestOutput:
+        """Of the output of a request with `PoolingParams` that has finished."""
+        vector = PoolingOutput(np.array(output.embedding or [], np.float32))
+        tokens, cached = output.prompt_token_ids, output.num_cached_tokens
+        return cls(output.request_id, vector, tokens, cached, output.embedding is not None)

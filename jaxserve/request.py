@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxserve.pooling_params import PoolingParams
 from jaxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxserve.grammars.budget import ThoughtBudget
+    from jaxserve.grammars.state import GrammarState
     from jaxserve.scheduling.group import SequenceGroup
+
+
+_NO_TOKENS = np.empty(0, np.int32)  # one for all, see `page_keys`
 
 
 class FinishReason(StrEnum):
@@ -20,6 +25,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    ERROR = "error"  # its grammar allows no token, or has become too complex
 
 
 class End(NamedTuple):
@@ -27,6 +33,21 @@ class End(NamedTuple):
 
     reason: FinishReason
     stop_token: int | None  # None for EOS and for length
+
+
+@dataclass(frozen=True, slots=True)
+class Queueing:
+    """What decides whose turn it is.
+
+    Attributes:
+        arrival_time: when the caller asked, in seconds of `time.monotonic()`.
+        priority: the smallest goes first, where the policy is "priority"; else 0.
+        timeout: seconds after its arrival when the request ends wherever it is; None: never.
+    """
+
+    arrival_time: float
+    priority: int = 0
+    timeout: float | None = None
 
 
 class RequestState(Enum):
@@ -56,8 +77,10 @@ class StopRule:
     end_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        eos = frozenset() if self.ignore_eos else self.eos_token_ids
-        object.__setattr__(self, "end_token_ids", eos | self.stop_token_ids)
+        ends = self.stop_token_ids
+        if not self.ignore_eos:  # one set for all that stop at nothing else: many may wait
+            ends = ends | self.eos_token_ids if ends else self.eos_token_ids
+        object.__setattr__(self, "end_token_ids", ends)
 
     def check(self, token: int, num_output: int) -> End | None:
         """Whether the request ends with `token` as its `num_output`-th generated token."""
@@ -90,45 +113,69 @@ class Request:
             scheduler sets it.
         pages: page ids by page index.
         num_published: pages that the device's page table knows already.
+        page_keys: of its first full pages, as far as they were wanted yet; `cache_root` is the one
+            before them.
+        num_kept: its first pages that others can find, or need not because they find equal ones.
+        num_cached: prompt tokens that were found when it first got a slot; None before.
+        cache_salt: what it finds was computed for requests with the same salt.
+        cache_extras: what keys and values of its tokens depend on beside them. The runner says it.
         prefill_target: tokens that the host knew when the request got its slot; up to there they
             are sent as prefill chunks, beyond it the device knows the next token itself.
         bad_words: token sequences that must not be generated.
-        needs_seen_tokens: the next token's mask depends on tokens that the host must have seen.
+        needs_seen_tokens: the next token depends on tokens that the host must have seen.
+        is_beam: it is one of a beam search.
+        is_paused: nothing of it is computed before somebody forces tokens on it; one that is needs
+            seen tokens.
+        lacks_pages_since: when it lost its pages, or its turn came and too few were free, by
+            `time.monotonic()`; None: it has them, or it was not its turn yet. The engine says it.
+        takes_drafts: its rows may verify drafts. A feature decides this and the one before.
         group: of the sequences that share its prompt; None for an only one.
         num_bias: logit_bias values that each of its sampling rows takes along.
-        arrival_time: when the caller asked, in seconds of `time.monotonic()`.
-        first_scheduled_time: when the first step that holds it was handed to the device; None
-            before.
-        queue_overhead: seconds from arrival to then, without those in which the engine waited for
-            the step in flight; None for a request that was not in the first step planned after it
-            had come, because no slot or too few pages were free.
+        queueing: what decides whose turn it is.
+        pooling: what is wanted of the prompt's hidden states; None: nothing.
+        grammar: what its output must be, and where it is in that; None: anything.
+        budget: of its thoughts; None: they end where the model ends them.
+        prompt_embeds: float32[num_prompt, E] in the place of the prompt's token ids, which are 0
+            then; None: it has ids.
     """
 
     __slots__ = (
-        "arrival_time",
         "bad_words",
+        "budget",
+        "cache_extras",
+        "cache_root",
+        "cache_salt",
         "decode_until",
-        "first_scheduled_time",
+        "grammar",
         "group",
+        "is_beam",
+        "is_paused",
+        "lacks_pages_since",
         "needs_seen_tokens",
         "num_bias",
+        "num_cached",
         "num_computed",
+        "num_kept",
         "num_preemptions",
         "num_published",
         "order",
         "output_token_ids",
+        "page_keys",
         "pages",
         "params",
         "pending",
+        "pooling",
         "prefill_target",
         "prefill_tokens",
+        "prompt_embeds",
         "prompt_token_ids",
-        "queue_overhead",
+        "queueing",
         "request_id",
         "seed",
         "slot",
         "state",
         "stop_rule",
+        "takes_drafts",
     )
 
     def __init__(
@@ -140,8 +187,12 @@ class Request:
         seed: int,
         *,
         bad_words: list[list[int]] | None = None,
-        arrival_time: float | None = None,
+        queueing: Queueing = Queueing(0.0),
         group: SequenceGroup | None = None,
+        cache_salt: str | None = None,
+        pooling: PoolingParams | None = None,
+        prompt_embeds: np.ndarray | None = None,
+        grammar: GrammarState | None = None,
     ):
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -149,8 +200,11 @@ class Request:
         self.params = params
         self.stop_rule = stop_rule
         self.seed = seed
-        self.bad_words = bad_words or []
-        self.needs_seen_tokens = any(len(word) > 1 for word in self.bad_words)
+        self.bad_words = [] if bad_words is None else bad_words
+        self.needs_seen_tokens = False
+        self.is_beam = self.is_paused = False
+        self.lacks_pages_since: float | None = None
+        self.takes_drafts = True
         self.num_bias = len(params.logit_bias or ())
         self.group = group
         self.order = -1
@@ -158,15 +212,23 @@ class Request:
         self.slot: int | None = None
         self.pages: list[int] = []
         self.num_published = 0
+        self.cache_root: bytes | None = None
+        self.page_keys: list[bytes] | None = None  # no list: hundreds of thousands may wait
+        self.num_kept = 0
+        self.num_cached: int | None = None
+        self.cache_salt = cache_salt
+        self.cache_extras: tuple[str, ...] = ()
         self.num_computed = 0
         self.decode_until = 0
         self.pending = 0
         self.prefill_target = 0
-        self.prefill_tokens = np.empty(0, np.int32)
+        self.prefill_tokens = _NO_TOKENS
         self.num_preemptions = 0
-        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        self.first_scheduled_time: float | None = None
-        self.queue_overhead: float | None = None
+        self.queueing = queueing
+        self.pooling = pooling
+        self.prompt_embeds = prompt_embeds
+        self.grammar = grammar
+        self.budget: ThoughtBudget | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -178,13 +240,41 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def computes_prompt(self) -> bool:
+        """Whether no token of its prompt may be left out, because something is said of each."""
+        pools = self.pooling is not None and self.pooling.reads_whole_prompt
+        return pools or self.params.prompt_logprobs is not None
+
+    @property
     def is_prefilling(self) -> bool:
         return self.num_computed < self.prefill_target
 
     def start_prefill(self) -> None:
         """Freeze what has to be prefilled: the prompt, and after a preemption the output so far."""
-        self.prefill_tokens = np.array(self.prompt_token_ids + self.output_token_ids, np.int32)
+        begin = len(self.prefill_tokens)  # those are the same still: what is computed is not forced
+        if begin < len(self.prompt_token_ids):
+            more = self.prompt_token_ids[begin:] + self.output_token_ids
+        else:
+            more = self.output_token_ids[begin - len(self.prompt_token_ids) :]
+        self.prefill_tokens = np.concatenate([self.prefill_tokens, np.array(more, np.int32)])
         self.prefill_target = self.num_tokens
+
+    def followed_by(self, tokens: list[int], max_tokens: int) -> list[int]:
+        """The output that it has computed, then `tokens`.
+
+        Raises:
+            ValueError: it is not past its prefill, tokens of it are in flight, or `tokens` are none
+                or leave no room for one more.
+        """
+        if self.slot is None or self.is_prefilling or self.pending:
+            raise ValueError(f"request {self.request_id} has tokens in flight or to be computed")
+        output = self.output_token_ids[: self.num_computed - self.num_prompt] + tokens
+        if not tokens or len(output) >= max_tokens:
+            raise ValueError(
+                f"{len(tokens)} tokens make {len(output)} of the output: at least 1 is wanted, and "
+                f"fewer than max_tokens={max_tokens} in all"
+            )
+        return output
 
     def ends_when_pending_is_seen(self) -> bool:
         """True if the tokens in flight reach `max_tokens` whatever they are."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import enum
 import logging
-import math
-import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from jaxserve.errors import ValidationError
+from jaxserve.settings import Number, Switch, Texts, Whole, check, setting
+from jaxserve.structured_outputs_params import (
+    Constraint,
+    StructuredOutputsParams,
+    Tags,
+    Thoughts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +28,12 @@ MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_TOKENS = 1024
 LOGIT_BIAS_LIMIT = 100.0
 MAX_BIAS_ENTRIES = 2048  # values of logit_bias that all rows of a step have room for
+MAX_LOGPROB_TOKEN_IDS = 128
+# parameters that are token ids, or have them as keys
+TOKEN_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids")
 # the device divides by a repetition penalty: as a float32 it must be neither 0 nor infinite
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127
+LARGEST_INT32 = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -36,72 +45,262 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2  # one output, when the request has finished
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A list of `least` to `most` token ids, without duplicates where they are `unique`."""
+
+    metavar: ClassVar[str] = "N"
+    least: int = 0
+    most: int | None = None
+    unique: bool = False
+
+    @property
+    def allowed(self) -> str:
+        if self.least:
+            return f"a list of at least {self.least} token id"
+        return "a list of token ids" + (f", at most {self.most} tokens" if self.most else "")
+
+    def checked(self, name: str, value: Any) -> list[int]:
+        if value is None:
+            return []
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
+            raise ValidationError(name, value, "a list of token ids")
+        ids = [Whole(0).checked(name, token) for token in value]
+        if len(ids) < self.least:
+            raise ValidationError(name, ids, self.allowed)
+        if self.most is not None and len(ids) > self.most:
+            raise ValidationError(name, f"{len(ids)} tokens", f"at most {self.most} tokens")
+        return list(dict.fromkeys(ids)) if self.unique else ids
+
+
+class LogitBias:
+    """A mapping of token ids, as numbers or text, to numbers."""
+
+    metavar = "JSON"
+    allowed = f"a mapping of at most {MAX_BIAS_ENTRIES} token ids to numbers"
+
+    def checked(self, name: str, value: Any) -> dict[int, float]:
+        if not isinstance(value, Mapping):
+            raise ValidationError(name, value, "a mapping of token ids to numbers")
+        if len(value) > MAX_BIAS_ENTRIES:
+            raise ValidationError(
+                name, f"{len(value)} tokens", f"at most {MAX_BIAS_ENTRIES} tokens"
+            )
+        bias: dict[int, float] = {}
+        wrong = []
+        for key, shift in value.items():
+            token = _token_id(key)
+            if token is None:
+                wrong.append(key)
+                continue
+            number = Number().checked(name, shift)
+            bias[token] = min(max(number, -LOGIT_BIAS_LIMIT), LOGIT_BIAS_LIMIT)
+        if wrong:
+            shown = wrong[0] if len(wrong) == 1 else wrong
+            raise ValidationError(name, shown, "keys that are token ids, 0 or more")
+        return bias
+
+
+def _token_id(key: Any) -> int | None:
+    """A key of a mapping as a token id; None if it is none."""
+    try:
+        token = int(key) if isinstance(key, str) else Whole(0).checked("", key)
+    except ValueError:
+        return None
+    return token if token >= 0 else None
+
+
+class OneKind:
+    """A `RequestOutputKind`."""
+
+    metavar = "KIND"
+    allowed = f"one of {', '.join(str(kind) for kind in RequestOutputKind)}"
+
+    def checked(self, name: str, value: Any) -> RequestOutputKind:
+        if not isinstance(value, RequestOutputKind):
+            raise ValidationError(name, value, self.allowed)
+        return value
+
+
+# who reads a parameter: the client, the scheduler, or features of the step by their files
+CLIENT, SCHEDULER, SAMPLING, PENALTIES = "client", "scheduler", "sampling", "penalties"
+MASK, BIAS, LOGPROBS, SCORES = "mask", "bias", "logprobs", "prompt_scores"
+CUTOFF = "epsilon_cutoff"
+
+
+@dataclass(slots=True)  # a queue holds many of them
 class SamplingParams:
     """Sampling parameters of one request; names, defaults and ranges are those of vLLM.
-
-    Attributes:
-        n: completions a prompt.
-        presence_penalty, frequency_penalty: subtracted from the logits of generated tokens, once
-            or once an occurrence.
-        repetition_penalty: divides positive and multiplies negative logits of prompt and
-            generated tokens; 1.0 is off.
-        temperature: 0 is greedy and resets top_p, top_k and min_p; values in (0, 0.01) become 0.01.
-        top_p: sample from the smallest set of tokens that holds this probability; 1.0 is off.
-        top_k: sample from the k most likely tokens; 0 and -1 are off.
-        min_p: drop tokens less likely than min_p times the most likely one.
-        seed: makes the request reproducible; None or -1 leaves the choice to the engine.
-        stop: strings that end the text; one string or a list, kept as a list.
-        stop_token_ids: tokens that end the text, without duplicates.
-        bad_words: texts that must not be generated.
-        include_stop_str_in_output: keep the stop string in the text.
-        ignore_eos: go on after the end-of-sequence token.
-        max_tokens: most tokens to generate; None fills up to the engine's max_model_len.
-        min_tokens: end-of-sequence and stop tokens are not generated before this many tokens, also
-            with ignore_eos.
-        logprobs: log-probabilities to return for each generated token, -1 for the vocabulary.
-        prompt_logprobs: the same for each prompt token.
-        detokenize: make text from the tokens.
-        skip_special_tokens: leave special tokens out of the text.
-        spaces_between_special_tokens: separate special tokens by spaces in the text.
-        output_kind: what each output of a stream holds.
-        logit_bias: token id -> value added to its logit, clamped to [-100, 100].
-        allowed_token_ids: sample only from these tokens.
 
     Raises:
         ValidationError: a value has the wrong type or lies outside its range.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | list[str] | None = field(default_factory=list)
-    stop_token_ids: list[int] | None = field(default_factory=list)
-    bad_words: list[str] | None = field(default_factory=list)
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    n: int = setting(1, Whole(1, MAX_COMPLETIONS), "Completions a prompt.", reader=CLIENT)
+    presence_penalty: float = setting(
+        0.0,
+        Number(-2.0, 2.0),
+        "Subtracted from the logits of tokens that were generated before.",
+        reader=PENALTIES,
+    )
+    frequency_penalty: float = setting(
+        0.0,
+        Number(-2.0, 2.0),
+        "Subtracted from the logits of generated tokens once an occurrence.",
+        reader=PENALTIES,
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        Number(SMALLEST_FLOAT32, LARGEST_FLOAT32),
+        "Divides positive and multiplies negative logits of prompt and generated tokens; 1 is off.",
+        reader=PENALTIES,
+    )
+    temperature: float = setting(
+        1.0,
+        Number(0.0, LARGEST_TEMPERATURE),
+        "0 is greedy and resets top_p, top_k and min_p; values in (0, 0.01) become 0.01.",
+        reader=SAMPLING,
+    )
+    top_p: float = setting(
+        1.0,
+        Number(above=0.0, most=1.0),
+        "Sample from the smallest set of tokens that holds this probability; 1 is off.",
+        reader=SAMPLING,
+    )
+    top_k: int = setting(
+        0,
+        Whole(-1),
+        "Sample from the k most likely tokens; 0 and -1 are off.",
+        reader=SAMPLING,
+    )
+    min_p: float = setting(
+        0.0,
+        Number(0.0, 1.0),
+        "Drop tokens less likely than this share of the most likely one.",
+        reader=SAMPLING,
+    )
+    seed: int | None = setting(
+        None,
+        Whole(INT64_MIN, INT64_MAX),
+        "Makes the request reproducible; none or -1 leaves the choice to the engine.",
+        reader=SAMPLING,
+    )
+    stop: str | list[str] | None = setting(
+        list, Texts(single=True), "Strings that end the text.", reader=CLIENT
+    )
+    stop_token_ids: list[int] | None = setting(
+        list, TokenIds(unique=True), "Tokens that end the text.", reader=SCHEDULER
+    )
+    bad_words: list[str] | None = setting(
+        list, Texts(), "Texts that must not be generated.", reader=MASK
+    )
+    include_stop_str_in_output: bool = setting(
+        False, Switch(), "Keep the stop string in the text.", reader=CLIENT
+    )
+    ignore_eos: bool = setting(
+        False, Switch(), "Go on after the end-of-sequence token.", reader=SCHEDULER
+    )
+    max_tokens: int | None = setting(
+        16,
+        Whole(1),
+        "Most tokens to generate; none fills up to max_model_len.",
+        reader=SCHEDULER,
+        optional=True,
+    )
+    min_tokens: int = setting(
+        0,
+        Whole(0),
+        "End-of-sequence and stop tokens are not generated before this many tokens, also with "
+        "ignore_eos.",
+        reader=MASK,
+    )
+    logprobs: int | None = setting(
+        None,
+        Whole(-1),
+        "Log-probabilities to return for each generated token, -1 for the vocabulary.",
+        reader=LOGPROBS,
+    )
+    prompt_logprobs: int | None = setting(
+        None, Whole(-1), "The same for each prompt token.", reader=SCORES
+    )
+    detokenize: bool = setting(True, Switch(), "Make text from the tokens.", reader=CLIENT)
+    skip_special_tokens: bool = setting(
+        True, Switch(), "Leave special tokens out of the text.", reader=CLIENT
+    )
+    spaces_between_special_tokens: bool = setting(
+        True, Switch(), "Separate special tokens by spaces in the text.", reader=CLIENT
+    )
+    output_kind: RequestOutputKind = setting(
+        RequestOutputKind.CUMULATIVE,
+        OneKind(),
+        "What each output of a stream holds.",
+        reader=CLIENT,
+    )
+    stream_interval: int | None = setting(
+        None,
+        Whole(1),
+        "Of a stream: tokens that each output brings at least, but for the first and the last.",
+        reader=CLIENT,
+    )
+    logit_bias: dict[int, float] | None = setting(
+        None,
+        LogitBias(),
+        "Token id -> value added to its logit, clamped to [-100, 100].",
+        reader=BIAS,
+    )
+    allowed_token_ids: list[int] | None = setting(
+        None, TokenIds(least=1), "Sample only from these tokens.", reader=MASK
+    )
+    logprob_token_ids: list[int] | None = setting(
+        None,
+        TokenIds(most=MAX_LOGPROB_TOKEN_IDS),
+        "Tokens whose log-probabilities are returned beside those that logprobs asks for, which "
+        "must be set.",
+        reader=LOGPROBS,
+    )
+    epsilon_cutoff: float = setting(
+        0.0,
+        Number(0.0, 1.0),
+        "Drop tokens less likely than this, after the temperature, but the most likely one; 0 is "
+        "off. transformers' name for it; vLLM has none.",
+        reader=CUTOFF,
+    )
+    structured_outputs: StructuredOutputsParams | None = setting(
+        None,
+        Constraint(),
+        "What the text must be; see [structured_outputs.md](structured_outputs.md).",
+        reader=MASK,
+    )
+    thinking_token_budget: int | None = setting(
+        None,
+        Whole(-1, 2**63 - 1),
+        "Most tokens of thoughts, behind which their closing tag is forced; -1: any number.",
+        reader=MASK,
+    )
+    thoughts: Thoughts | None = setting(
+        None,
+        Tags(),
+        "The tags around thoughts, for `thinking_token_budget`. A server has them from its "
+        "reasoning parser.",
+        reader=MASK,
+    )
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_switches()
-        self._check_texts()
-        self._check_tokens()
+        check(self)
+        # more than any vocabulary is no filter either, and fits into every message
+        self.top_k = min(max(self.top_k, 0), LARGEST_INT32)
+        if self.seed == -1:
+            self.seed = None
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValidationError(
+                "min_tokens", self.min_tokens, f"an integer up to max_tokens={self.max_tokens}"
+            )
+        if self.stop and not self.detokenize:
+            raise ValidationError("stop", self.stop, "stop strings need detokenize=True")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise ValidationError(
+                "logprob_token_ids", self.logprob_token_ids, "None where logprobs is not set"
+            )
         if 0.0 < self.temperature < SMALLEST_TEMPERATURE:
             logger.warning(
                 "temperature %g may overflow the logits and was raised to %g",
@@ -113,70 +312,6 @@ class SamplingParams:
             if self.n > 1:
                 raise ValidationError("n", self.n, "1 when temperature is 0 (greedy sampling)")
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
-
-    def _check_numbers(self) -> None:
-        self.n = _integer("n", self.n, 1, MAX_COMPLETIONS)
-        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number(
-            "repetition_penalty", self.repetition_penalty, SMALLEST_FLOAT32, LARGEST_FLOAT32
-        )
-        self.temperature = _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
-        self.top_p = _number("top_p", self.top_p, most=1.0, above=0.0)
-        self.top_k = _integer("top_k", self.top_k, -1)
-        if self.top_k == -1:
-            self.top_k = 0
-        self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            self.seed = _integer("seed", self.seed, INT64_MIN, INT64_MAX)
-            if self.seed == -1:
-                self.seed = None
-        if self.max_tokens is not None:
-            self.max_tokens = _integer("max_tokens", self.max_tokens, 1)
-        self.min_tokens = _integer("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValidationError(
-                "min_tokens", self.min_tokens, f"an integer up to max_tokens={self.max_tokens}"
-            )
-        if self.logprobs is not None:
-            self.logprobs = _integer("logprobs", self.logprobs, -1)
-        if self.prompt_logprobs is not None:
-            self.prompt_logprobs = _integer("prompt_logprobs", self.prompt_logprobs, -1)
-
-    def _check_switches(self) -> None:
-        for name in (
-            "include_stop_str_in_output",
-            "ignore_eos",
-            "detokenize",
-            "skip_special_tokens",
-            "spaces_between_special_tokens",
-        ):
-            if not isinstance(getattr(self, name), bool):
-                raise ValidationError(name, getattr(self, name), "true or false")
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise ValidationError(
-                "output_kind",
-                self.output_kind,
-                f"one of {', '.join(str(kind) for kind in RequestOutputKind)}",
-            )
-
-    def _check_texts(self) -> None:
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        self.stop = _texts("stop", stop)
-        if self.stop and not self.detokenize:
-            raise ValidationError("stop", self.stop, "stop strings need detokenize=True")
-        self.bad_words = _texts("bad_words", self.bad_words)
-
-    def _check_tokens(self) -> None:
-        self.stop_token_ids = list(
-            dict.fromkeys(_token_ids("stop_token_ids", self.stop_token_ids or []))
-        )
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not self.allowed_token_ids:
-                raise ValidationError("allowed_token_ids", [], "None or at least one token id")
-        if self.logit_bias is not None:
-            self.logit_bias = _logit_bias(self.logit_bias)
 
     @property
     def is_greedy(self) -> bool:
@@ -213,12 +348,12 @@ class SamplingParams:
         Raises:
             ValidationError: a token id, max_tokens or a logprobs count is over its limit.
         """
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token in getattr(self, name) or ():
-                if not 0 <= token < vocab_size:
-                    raise ValidationError(
-                        name, token, f"token ids of this model, 0 to {vocab_size - 1}"
-                    )
+        for name in TOKEN_FIELDS:
+            unknown = [t for t in getattr(self, name) or () if not 0 <= t < vocab_size]
+            if unknown:
+                value = unknown[0] if len(unknown) == 1 else unknown
+                allowed = f"token ids of this model, 0 to {vocab_size - 1}"
+                raise ValidationError(name, value, f"{allowed} (vocabulary size {vocab_size})")
         if self.max_tokens is not None and self.max_tokens > max_model_len:
             raise ValidationError(
                 "max_tokens", self.max_tokens, f"an integer up to max_model_len={max_model_len}"
@@ -242,21 +377,20 @@ class SamplingParams:
                 setattr(twin, item.name, value.copy())
         return twin
 
-    def for_child(self, index: int) -> SamplingParams:
-        """Parameters of completion `index` of `n`: n = 1 and a seed of its own.
+    def for_engine(self) -> SamplingParams:
+        """What the engine needs of them for each completion: text is the client's concern.
 
-        The first one alone asks for prompt_logprobs, which are those of all.
-
-        Seeds wrap around at the ends of int64, so that each child's differs from its siblings'.
-        Lists are shared: thousands of children with a list of the vocabulary each would not fit.
+        Lists are shared: thousands of copies of a list of the vocabulary would not fit.
         """
-        child = copy.copy(self)
-        child.n = 1
-        if index:
-            child.prompt_logprobs = None
-        if self.seed is not None:
-            child.seed = (self.seed + index - INT64_MIN) % 2**64 + INT64_MIN
-        return child
+        twin = copy.copy(self)
+        twin.n = 1
+        if self.stop or self.bad_words:
+            twin.stop = twin.bad_words = []
+        twin.structured_outputs = twin.thoughts = None  # travel as a grammar, and beside it
+        twin.output_kind = RequestOutputKind.CUMULATIVE
+        twin.detokenize = twin.skip_special_tokens = twin.spaces_between_special_tokens = True
+        twin.include_stop_str_in_output, twin.stream_interval = False, None
+        return twin
 
 
 def seed_words(seed: int) -> tuple[int, int]:
@@ -265,80 +399,3 @@ def seed_words(seed: int) -> tuple[int, int]:
     For 0 <= seed < 2**32 this is the key data of `jax.random.key(seed)`.
     """
     return (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
-
-
-def _number(
-    name: str,
-    value: Any,
-    least: float | None = None,
-    most: float = math.inf,
-    *,
-    above: float | None = None,
-) -> float:
-    allowed = "a finite number"
-    if least is not None or above is not None:
-        low = f"[{least:g}" if above is None else f"({above:g}"
-        allowed += f" in {low}, {most:g}]"
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValidationError(name, value, allowed)
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise ValidationError(name, value, allowed) from error
-    if (
-        not math.isfinite(number)
-        or (least is not None and number < least)
-        or (above is not None and number <= above)
-        or number > most
-    ):
-        raise ValidationError(name, value, allowed)
-    return number
-
-
-def _integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    allowed = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValidationError(name, value, allowed)
-    number = int(value)
-    if number < least or (most is not None and number > most):
-        raise ValidationError(name, value, allowed)
-    return number
-
-
-def _texts(name: str, value: Any) -> list[str]:
-    allowed = "a list of non-empty strings"
-    if value is None:
-        return []
-    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-        raise ValidationError(name, value, allowed)
-    texts = list(value)
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise ValidationError(name, value, allowed)
-    return texts
-
-
-def _token_ids(name: str, value: Any) -> list[int]:
-    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-        raise ValidationError(name, value, "a list of token ids")
-    return [_integer(name, token, 0) for token in value]
-
-
-def _logit_bias(value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise ValidationError("logit_bias", value, "a mapping of token ids to numbers")
-    if len(value) > MAX_BIAS_ENTRIES:
-        raise ValidationError(
-            "logit_bias", f"{len(value)} tokens", f"at most {MAX_BIAS_ENTRIES} tokens"
-        )
-    bias: dict[int, float] = {}
-    for key, shift in value.items():
-        try:
-            token = int(key) if isinstance(key, str) else _integer("logit_bias", key, 0)
-        except ValueError as error:
-            raise ValidationError("logit_bias", key, "keys that are token ids") from error
-        if token < 0:
-            raise ValidationError("logit_bias", key, "keys that are token ids, 0 or more")
-        number = _number("logit_bias", shift)
-        bias[token] = min(max(number, -LOGIT_BIAS_LIMIT), LOGIT_BIAS_LIMIT)
-    return bias

@@ -5,6 +5,7 @@ Importing this package loads no GPU or TPU compiler: a backend is imported when 
 for by name.
 """
 
+from pallas_kernels.backends.record import Tuning
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.devices import Backends, choose_backends, choose_matmul_backend, require_backend
 from pallas_kernels.errors import KernelError
@@ -15,7 +16,7 @@ from pallas_kernels.paged_attention import (
     paged_decode_attention,
     paged_prefill_attention,
 )
-from pallas_kernels.pages import storage_dtype
+from pallas_kernels.pages import scales_shape, storage_dtype
 from pallas_kernels.quantized_matmul import (
     Fp8Weight,
     Int4Weight,
@@ -25,28 +26,24 @@ from pallas_kernels.quantized_matmul import (
     quantize_int4,
     quantize_int8,
     quantized_matmul,
-    repack_awq,
-    repack_gptq,
 )
 from pallas_kernels.residual_norm import residual_norm
 from pallas_kernels.rotate_and_write import rotate_and_write
-from pallas_kernels.tuning import ChipTuning, DecodeTuning, MatmulTuning, PrefillTuning, chip_tuning
+from pallas_kernels.tuning import ChipTuning, chip_tuning
 from pallas_kernels.write_kv import ScaledPages, write_kv, write_kv_scaled
 
 __all__ = [
     "AttentionShape",
     "Backends",
     "ChipTuning",
-    "DecodeTuning",
     "Fp8Weight",
     "Int4Weight",
     "Int8Weight",
     "KernelError",
-    "MatmulTuning",
     "PrefillLanes",
-    "PrefillTuning",
     "QuantizedWeight",
     "ScaledPages",
+    "Tuning",
     "chip_tuning",
     "choose_backends",
     "choose_matmul_backend",
@@ -58,11 +55,10 @@ __all__ = [
     "quantize_int4",
     "quantize_int8",
     "quantized_matmul",
-    "repack_awq",
-    "repack_gptq",
     "require_backend",
     "residual_norm",
     "rotate_and_write",
+    "scales_shape",
     "storage_dtype",
     "write_kv",
     "write_kv_scaled",

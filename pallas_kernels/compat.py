@@ -1,12 +1,13 @@
-"""The differences between the supported versions of JAX, and nothing else (0.10.2 to 0.12.x)."""
+"""The differences between the supported versions of JAX, and nothing else (0.10.2 to 0.12.x).
+
+Mosaic GPU is imported where it is used: a start on another device would wait 0.3 s for it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 NAMED_TRANSPOSE = jax.__version_info__ < (0, 11)
 INDEXED_LOAD = jax.__version_info__ < (0, 11)
@@ -14,6 +15,8 @@ INDEXED_LOAD = jax.__version_info__ < (0, 11)
 
 def transposed(ref: Any) -> Any:
     """A two-dimensional shared-memory reference seen with its axes swapped."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
     if NAMED_TRANSPOSE:
         return plgpu.transpose_ref(ref, (1, 0))
     return ref.transpose((1, 0))
@@ -21,6 +24,8 @@ def transposed(ref: Any) -> Any:
 
 def load_row(ref: Any, layout: Any) -> jax.Array:
     """A vector in memory as registers laid out like a row or column of a tile."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
     load: Any = plgpu.load
     indices = ((),) if INDEXED_LOAD else ()
     return load(ref, *indices, layout=layout, optimized=False)
@@ -28,6 +33,8 @@ def load_row(ref: Any, layout: Any) -> jax.Array:
 
 def mosaic_gpu_interpreter() -> type | None:
     """The parameters class of the Mosaic GPU interpreter; None where JAX has no usable one."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
     return getattr(plgpu, "InterpretGPUParams", None)
 
 
@@ -38,6 +45,8 @@ def result_like(operand: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.S
 
 def load_as(ref: Any, layout: Any, optimized: bool = False) -> jax.Array:
     """What a reference to shared or device memory holds, in registers of that layout."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
     index = ((),) if NAMED_TRANSPOSE else ()
     return plgpu.load(ref, *index, layout=layout, optimized=optimized)
 
@@ -47,21 +56,9 @@ def store_plain(ref: Any, value: jax.Array) -> None:
 
     JAX 0.12 refuses by default what may touch parts of cache lines or conflict in banks.
     """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
     if hasattr(plgpu, "store"):
         plgpu.store(ref, value, optimized=False)
     else:
         ref[...] = value
-
-
-def hbm_operand(operand: jax.Array, interpret: Any) -> tuple[jax.Array, pl.BlockSpec]:
-    """An operand that a TPU kernel reads in HBM, and its block specification.
-
-    Without the constraint XLA may first copy an operand that fits there into VMEM as a whole. The
-    plain interpreter (interpret=True) of JAX 0.10 knows no memory spaces.
-    """
-    if interpret is True:
-        return operand, pl.BlockSpec(memory_space=pl.ANY)
-    from jax.experimental.pallas import tpu as pltpu
-
-    constrained = pltpu.with_memory_space_constraint(operand, pltpu.HBM)
-    return constrained, pl.BlockSpec(memory_space=pltpu.HBM)

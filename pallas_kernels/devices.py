@@ -2,80 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pallas_kernels import coverage, native
+from pallas_kernels import native
+from pallas_kernels.backends import OPERATIONS
+from pallas_kernels.backends.record import (
+    AMPERE_ADA_BLACKWELL,
+    CPU,
+    HOPPER,
+    OTHER_NVIDIA,
+    TPU,
+)
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul.coverage import MATMUL, MatmulShape
+from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
 
 PORTABLE = ("reference", "xla")  # backends that run on any device
-# backends with nothing to tune and nothing to interpret
-PLAIN = (*PORTABLE, "native", "xla_pages")
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
+# heads are stored padded with zeros to a multiple of so many elements; on a TPU XLA would bring a
+# pool of smaller heads into another order around every kernel
+HEAD_DIM_MULTIPLE = {TPU: 128}
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Backends of each operation on a family of devices, the best first.
-
-    `decode_and_write` and `rotate_and_write` may have none: then the two operations are called;
-    `residual_norm` too: then the linear layers do it. `head_dim_multiple`: heads are stored padded
-    with zeros to a multiple of so many elements.
-    """
-
-    decode: Sequence[str] = ("xla",)
-    decode_and_write: Sequence[str] = ()
-    prefill: Sequence[str] = ("xla",)
-    write_kv: Sequence[str] = ("xla",)
-    linear: Sequence[str] = ("xla",)
-    matmul: Sequence[str] = ("xla",)
-    rotate_and_write: Sequence[str] = ()
-    residual_norm: Sequence[str] = ()
-    threshold: str = "xla"
-    head_dim_multiple: int = 1
-
-
-FAMILIES = {
-    "a CPU": Candidates(
-        decode=("native", "xla"),
-        prefill=("native", "xla"),
-        write_kv=("native", "xla"),
-        linear=("native", "xla"),
-    ),
-    "a TPU": Candidates(
-        decode=("mosaic_tpu", "xla"),
-        decode_and_write=("mosaic_tpu",),
-        prefill=("mosaic_tpu", "xla"),
-        write_kv=("mosaic_tpu", "xla_pages", "xla"),
-        matmul=("mosaic_tpu", "xla"),
-        # XLA would bring a pool of smaller heads into another order around every kernel
-        head_dim_multiple=128,
-    ),
-    "a Hopper GPU": Candidates(
-        decode=("mosaic_gpu", "triton", "xla"),
-        prefill=("mosaic_gpu", "triton", "xla"),
-        linear=("gpu", "xla"),
-        matmul=("mosaic_gpu", "triton", "xla"),
-        rotate_and_write=("triton",),
-        residual_norm=("triton",),
-        threshold="triton",
-    ),
-    "an Ampere, Ada or Blackwell GPU": Candidates(
-        decode=("triton", "xla"),
-        prefill=("triton", "xla"),
-        linear=("gpu", "xla"),
-        matmul=("triton", "xla"),
-        rotate_and_write=("triton",),
-        residual_norm=("triton",),
-        threshold="triton",
-    ),
-    "an NVIDIA GPU": Candidates(linear=("gpu", "xla")),
-}
+def candidates(operation: str, family: str) -> list[str]:
+    """The backends of an operation on a family of devices, the best first."""
+    return [name for name, backend in OPERATIONS[operation].items() if family in backend.runs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +53,7 @@ class Backends:
         residual_norm: for residual_norm between the linear layers, which must then be "gpu"; None
             where they do that themselves.
         threshold: for kept_threshold.
+        matmul: for quantized_matmul, the best first: a product takes the first that covers it.
     """
 
     decode: str
@@ -113,6 +68,7 @@ class Backends:
     rotate_and_write: str | None = None
     residual_norm: str | None = None
     threshold: str = "xla"
+    matmul: tuple[str, ...] = ("xla",)
 
     @property
     def divides_products(self) -> bool:
@@ -124,10 +80,10 @@ class Backends:
 
         XLA divides its own products, and would gather the weights for others.
         """
-        if self.linear == "xla":
+        if self.linear == "xla" and self.matmul == ("xla",):
             return self
         reason = f"{self.reason}; sharded linear layers run on xla"
-        return replace(self, linear="xla", residual_norm=None, reason=reason)
+        return replace(self, linear="xla", matmul=("xla",), residual_norm=None, reason=reason)
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""
@@ -136,43 +92,49 @@ class Backends:
     @property
     def decode_options(self) -> dict[str, Any]:
         """The keyword arguments of paged_decode_attention that the device decides."""
-        return self._options(self.decode, tuning=self.tuning.decode)
+        return self._options("decode", self.decode)
 
     @property
     def decode_and_write_options(self) -> dict[str, Any]:
         """The keyword arguments of paged_decode_and_write that the device decides."""
         assert self.decode_and_write
-        return self._options(self.decode_and_write, tuning=self.tuning.decode)
+        return self._options("decode_and_write", self.decode_and_write)
 
     @property
     def rotate_and_write_options(self) -> dict[str, Any]:
         """The keyword arguments of rotate_and_write that the device decides."""
         assert self.rotate_and_write
-        return self._options(self.rotate_and_write)
+        return self._options("rotate_and_write", self.rotate_and_write)
 
     @property
     def prefill_options(self) -> dict[str, Any]:
         """The keyword arguments of paged_prefill_attention that the device decides."""
-        return self._options(self.prefill, tuning=self.tuning.prefill)
+        return self._options("prefill", self.prefill)
 
     @property
     def write_options(self) -> dict[str, Any]:
         """The keyword arguments of write_kv that the device decides."""
-        return self._options(self.write_kv)
+        return self._options("write_kv", self.write_kv)
 
     @property
     def threshold_options(self) -> dict[str, Any]:
         """The keyword arguments of kept_threshold that the device decides."""
-        return self._options(self.threshold)
+        return self._options("threshold", self.threshold)
 
-    def _options(self, backend: str, **tuning: Any) -> dict[str, Any]:
-        if backend in PLAIN:
+    def _options(self, operation: str, backend: str) -> dict[str, Any]:
+        record = OPERATIONS[operation][backend]
+        if not record.interprets:
             return {"backend": backend}
-        return {"backend": backend, "interpret": self.interpret, **tuning}
+        options = {"backend": backend, "interpret": self.interpret}
+        if record.tuning is None:
+            return options
+        tuning = self.tuning.prefill if operation == "prefill" else self.tuning.decode
+        # the chip's is for its best backend; another keeps its defaults
+        return options | {"tuning": tuning if isinstance(tuning, record.tuning) else None}
 
 
 def device_family(device_kind: str, platform: str) -> str:
-    """The key of FAMILIES that a device belongs to.
+    """The family that a device belongs to, such as "a TPU".
 
     Args:
         device_kind: `jax.Device.device_kind`, such as "NVIDIA H200" or "cpu".
@@ -182,23 +144,23 @@ def device_family(device_kind: str, platform: str) -> str:
         KernelError: no implementation has been chosen for this platform or device.
     """
     if platform == "cpu":
-        return "a CPU"
+        return CPU
     if platform == "tpu":
-        return "a TPU"
+        return TPU
     if platform not in ("gpu", "cuda") or not device_kind.startswith(("NVIDIA", "Tesla", "Quadro")):
         raise KernelError(
             "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
         )
     words = device_kind.replace("-", " ").split()
     if any(word in HOPPER_NAMES for word in words):
-        return "a Hopper GPU"
+        return HOPPER
     if any(word in LARGE_GPUS or word in SMALL_GPUS for word in words):
-        return "an Ampere, Ada or Blackwell GPU"
-    return "an NVIDIA GPU"
+        return AMPERE_ADA_BLACKWELL
+    return OTHER_NVIDIA
 
 
 def choose_backends(
-    device_kind: str, platform: str, shape: AttentionShape | None = None
+    device_kind: str, platform: str, shape: AttentionShape | None = None, integers: bool = False
 ) -> Backends:
     """The backends for a device, and for a model's shapes where these are given.
 
@@ -207,6 +169,7 @@ def choose_backends(
         platform: `jax.Device.platform`: "cpu", "gpu" (or "cuda") or "tpu".
         shape: the model's attention. What it leaves open is not judged: a kernel refuses a shape
             that it does not cover when it is called.
+        integers: whether linear layers multiply integers: quantised weights, rounded activations.
 
     Returns:
         The choice, with its reason.
@@ -215,15 +178,16 @@ def choose_backends(
         KernelError: no implementation has been chosen for this platform or device.
     """
     family = device_family(device_kind, platform)
-    multiple = FAMILIES[family].head_dim_multiple
+    multiple = HEAD_DIM_MULTIPLE.get(family, 1)
     judged = _as_stored(shape or AttentionShape(), multiple)
     notes: list[str] = []
 
     def first(operation: str) -> str:
-        names = getattr(FAMILIES[family], operation)
+        names = candidates(operation, family)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            drawback = native.drawback() if name == "native" else None
+            of_linear = integers and operation == "linear"
+            drawback = native.drawback(of_linear) if name == "native" else None
             if refusal is None and drawback is None:
                 return name
             if refusal is None:
@@ -233,7 +197,7 @@ def choose_backends(
         raise KernelError(operation, judged, f"covered by one of {', '.join(names)}")
 
     def together(operation: str) -> str | None:
-        names = getattr(FAMILIES[family], operation)
+        names = candidates(operation, family)
         return next((name for name in names if _refusal(operation, name, judged) is None), None)
 
     decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
@@ -250,7 +214,8 @@ def choose_backends(
         decode_and_write=together("decode_and_write"),
         rotate_and_write=together("rotate_and_write"),
         residual_norm=together("residual_norm") if linear == "gpu" else None,
-        threshold=FAMILIES[family].threshold,
+        threshold=candidates("threshold", family)[0],
+        matmul=tuple(candidates("matmul", family)),
     )
 
 
@@ -264,8 +229,8 @@ def choose_matmul_backend(device_kind: str, platform: str, shape: MatmulShape) -
     Raises:
         KernelError: no implementation has been chosen for this platform or device.
     """
-    names = FAMILIES[device_family(device_kind, platform)].matmul
-    return next(n for n in names if n not in MATMUL or MATMUL[n](shape) is None)
+    names = candidates("matmul", device_family(device_kind, platform))
+    return next(name for name in names if OPERATIONS["matmul"][name].covers(shape) is None)
 
 
 def require_backend(
@@ -283,10 +248,11 @@ def require_backend(
         KernelError: says which backends run there, or what the backend does not cover.
     """
     family = device_family(device_kind, platform)
-    allowed = dict.fromkeys([*getattr(FAMILIES[family], operation), *PORTABLE])
+    portable = [name for name in PORTABLE if name in OPERATIONS[operation]]
+    allowed = dict.fromkeys([*candidates(operation, family), *portable])
     if backend not in allowed:
         raise KernelError(operation, repr(backend), f"on {family} one of {', '.join(allowed)}")
-    stored = _as_stored(shape, FAMILIES[family].head_dim_multiple)
+    stored = _as_stored(shape, HEAD_DIM_MULTIPLE.get(family, 1))
     refusal = _refusal(operation, backend, stored)
     if refusal is not None:
         raise KernelError(
@@ -306,5 +272,4 @@ def _as_stored(shape: AttentionShape, head_dim_multiple: int) -> AttentionShape:
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:
-    covers = coverage.OPERATIONS[operation].get(backend)
-    return None if covers is None else covers(shape)
+    return OPERATIONS[operation][backend].covers(shape)

@@ -19,6 +19,9 @@ POOL_DTYPES_TEXT = (
     "float32, float16, bfloat16, int8, float8_e4m3fn, uint16 (bfloat16 bits) "
     "or uint8 (float8_e4m3fn bits)"
 )
+# how the scales of tokens are stored: a type, or its bits on the CPU
+SCALE_DTYPES = (jnp.dtype("bfloat16"), BFLOAT16_BITS)
+SCALES_TEXT = "float32[], or bfloat16{}: by page, KV head and token"
 # the largest magnitude of a stored element: a scale maps the largest value to it
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
@@ -63,6 +66,22 @@ def is_quantized(pool_dtype: DTypeLike) -> bool:
     return value_dtype(pool_dtype) in QUANTIZED_DTYPES
 
 
+def scales_shape(pool_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[NP, KVH, page_size] for a pool [NP, page_size, 2, KVH, D]: a scale a token and head.
+
+    The tokens of a head lie side by side, as attention reads them.
+    """
+    pages, page_size, _, kv_heads, _ = pool_shape
+    return pages, kv_heads, page_size
+
+
+def is_scale(scale: jax.Array, whole: tuple[int, ...]) -> bool:
+    """Whether an array is one scale, or the scales of tokens of that shape."""
+    if scale.shape == ():
+        return scale.dtype == jnp.float32
+    return scale.shape == whole and scale.dtype in SCALE_DTYPES
+
+
 def compute_dtype(pool_dtype: DTypeLike, query_dtype: DTypeLike) -> np.dtype:
     """The type in which attention multiplies: that of the pages, or the query's for 8-bit pages.
 
@@ -85,17 +104,32 @@ def as_stored(values: jax.Array, pool_dtype: DTypeLike) -> jax.Array:
 
 
 def quantized(values: jax.Array, scale: jax.Array, pool_dtype: DTypeLike) -> jax.Array:
-    """float32 values over a scale that broadcasts against them, rounded to int8 or e4m3.
+    """Values over a scale that broadcasts against them, rounded to int8 or e4m3.
 
     Values beyond the type's range become its largest number; a scale of 0 stands for values that
     are all 0. The result is in the pool's own element type.
     """
     wanted = value_dtype(pool_dtype)
     largest = LARGEST[wanted.name]
-    scaled = values.astype(jnp.float32) / jnp.where(scale > 0.0, scale, 1.0)
+    scale = scale.astype(jnp.float32)
+    # the product with the inverse, into which a compiler may turn a quotient or not
+    scaled = values.astype(jnp.float32) * (1.0 / jnp.where(scale > 0.0, scale, 1.0))
     scaled = jnp.clip(scaled, -largest, largest)
     rounded = jnp.round(scaled) if wanted == jnp.int8 else scaled
     return as_stored(rounded.astype(wanted), pool_dtype)
+
+
+def row_scales(values: jax.Array, pool_dtype: DTypeLike) -> jax.Array:
+    """bfloat16[...] for values [..., D]: the smallest scales that hold each row in 8 bits.
+
+    Rounded up, so that no value of a row is cut off; NaN or infinite where a row is not finite.
+    """
+    # the product and not the quotient, into which XLA would turn it at its own choice
+    factor = jnp.float32(1.0 / LARGEST[value_dtype(pool_dtype).name])
+    exact = jnp.abs(values.astype(jnp.float32)).max(axis=-1) * factor
+    bits = lax.bitcast_convert_type(exact, jnp.uint32)
+    raised = lax.bitcast_convert_type((bits + 0xFFFF) & jnp.uint32(0xFFFF0000), jnp.float32)
+    return jnp.where(jnp.isfinite(exact), raised, exact).astype(jnp.bfloat16)
 
 
 def gather_pages(kv_pages: jax.Array, page_ids: jax.Array) -> jax.Array:
@@ -103,13 +137,25 @@ def gather_pages(kv_pages: jax.Array, page_ids: jax.Array) -> jax.Array:
     return as_values(kv_pages.at[page_ids].get(mode="clip"))
 
 
+def scales_of_pages(
+    scale: jax.Array,  # bfloat16 or its bits [NP, KVH, page_size]
+    page_ids: jax.Array,  # int32[..]
+) -> jax.Array:  # float32[.., KVH, page_size]
+    """The scales of the named pages.
+
+    Taken as rows of KVH * page_size numbers: a TPU's memory is filled by rows of 128, and XLA
+    would bring all scales into another order to take a page of fewer.
+    """
+    rows = scale.reshape(scale.shape[0], -1).at[page_ids].get(mode="clip")
+    return as_values(rows).astype(jnp.float32).reshape(*page_ids.shape, *scale.shape[1:])
+
+
 def token_scales(
-    scale: jax.Array | None,  # float32[] or float32[NP, KVH] or None
+    scale: jax.Array | None,  # float32[], or bfloat16 or its bits [NP, KVH, page_size], or None
     page_ids: jax.Array,  # int32[..., pages]
-    page_size: int,
-) -> jax.Array | None:  # float32[] or float32[..., pages * page_size, KVH] or None
-    """The scale of each token and KV head of the named pages, or the one of the whole pool."""
+) -> jax.Array | None:  # float32[] or float32[..., KVH, pages * page_size] or None
+    """The scale of each KV head and token of the named pages, or the one of the whole pool."""
     if scale is None or scale.ndim == 0:
         return scale
-    of_pages = scale.at[page_ids].get(mode="clip")  # [..., pages, KVH]
-    return jnp.repeat(of_pages, page_size, axis=-2)
+    of_pages = scales_of_pages(scale, page_ids).swapaxes(-3, -2)  # [..., KVH, pages, page_size]
+    return of_pages.reshape(*of_pages.shape[:-2], -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -11,11 +12,37 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from server.body import DEFAULT_MAX_BODY_BYTES
 from server.errors import handle_http_exception
-from server.middleware import ApiKeyMiddleware, ErrorMiddleware, RequestIdMiddleware
-from server.routes import chat, completions, control, models, tokens
-from server.service import Service
+from server.keys import ApiKey
+from server.limits import Limits
+from server.middleware import (
+    OPEN_PATHS,
+    ApiKeyMiddleware,
+    DoorMiddleware,
+    ErrorMiddleware,
+    LoadMiddleware,
+    RequestIdMiddleware,
+    RootPathMiddleware,
+)
+from server.options import NO_OPTIONS, Options
+from server.routes import (
+    chat,
+    completions,
+    control,
+    documents,
+    embeddings,
+    invocations,
+    messages,
+    models,
+    optional,
+    page,
+    responses,
+    tokens,
+)
+from server.routes import engine as watched
+from server.service import NO_PARSERS, Service
+from server.tools.choice import Parsers
+from server.tracing import RequestTracer, TraceMiddleware
 
 if TYPE_CHECKING:
     # only a type here: importing it would import jax
@@ -25,9 +52,14 @@ if TYPE_CHECKING:
 def create_app(
     engine: AsyncEngine,
     *,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[ApiKey] = (),
     allowed_origins: Sequence[str] = (),
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    allowed_hosts: Sequence[str] = (),
+    limits: Limits = Limits(),  # noqa: B008
+    options: Options = NO_OPTIONS,
+    parsers: Parsers = NO_PARSERS,
+    tracer: RequestTracer | None = None,
+    has_page: bool = True,
 ) -> Starlette:
     """The HTTP application around an engine, which may still be loading.
 
@@ -35,15 +67,32 @@ def create_app(
         engine: shut down when the application ends.
         api_keys: keys of which a request must bring one; empty lets everybody in.
         allowed_origins: web origins that browsers may call from (CORS); empty means none.
-        max_body_bytes: larger request bodies are refused with 413.
+        allowed_hosts: names in the Host header that are served; empty means any.
+        limits: on what clients may ask for.
+        options, parsers: see `Service`.
+        tracer: makes spans of requests; None: nobody wants them.
+        has_page: serve the page at `/`, and what it shows of the engine.
     """
+
+    service = Service(engine, limits, options=options, parsers=parsers, has_keys=bool(api_keys))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.lag.start()
         yield
+        service.lag.stop()
+        await service.responses.close()
         await engine.shutdown()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.shutdown)
 
-    middleware = [Middleware(RequestIdMiddleware)]
+    middleware = [Middleware(DoorMiddleware, allowed_hosts=allowed_hosts)]
+    if options.root_path:
+        middleware.append(Middleware(RootPathMiddleware, root_path=options.root_path))
+    middleware.append(Middleware(RequestIdMiddleware, tells=options.sends_request_ids))
+    if tracer is not None:
+        engine.on_ended = tracer.ended
+        middleware.append(Middleware(TraceMiddleware, tracer=tracer))
     if allowed_origins:
         middleware.append(
             Middleware(
@@ -54,15 +103,25 @@ def create_app(
             )
         )
     if api_keys:
-        middleware.append(Middleware(ApiKeyMiddleware, keys=list(api_keys)))
+        opened = OPEN_PATHS | (page.OPEN_PATHS if has_page else frozenset())
+        middleware.append(Middleware(ApiKeyMiddleware, keys=api_keys, open_paths=opened))
+    if options.tracks_load:
+        middleware.append(Middleware(LoadMiddleware, load=service.load))
     middleware.append(Middleware(ErrorMiddleware))
     app = Starlette(
         routes=[
             *completions.ROUTES,
             *chat.ROUTES,
+            *responses.ROUTES,
+            *messages.ROUTES,
+            *embeddings.ROUTES,
             *models.ROUTES,
             *tokens.ROUTES,
             *control.ROUTES,
+            *([*page.page_routes(), *watched.ROUTES] if has_page else []),
+            *optional.routes(options),
+            *invocations.ROUTES,
+            *documents.ROUTES,
         ],
         middleware=middleware,
         exception_handlers={HTTPException: handle_http_exception},
@@ -70,5 +129,5 @@ def create_app(
     )
     # A redirect would be built from the Host header, which the client chooses.
     app.router.redirect_slashes = False
-    app.state.service = Service(engine, max_body_bytes)
+    app.state.service = service
     return app

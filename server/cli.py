@@ -14,15 +14,28 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 import jaxserve
-from jaxserve.bench import tune
 from jaxserve.errors import ValidationError
-from server.commands import chat, generate, serve
+from jaxserve.flags import FlexibleArgumentParser
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.process import ended_by_ctrl_c
 
+# each has a function `register`
+COMMANDS = {
+    "serve": "server.commands.serve",
+    "generate": "server.commands.generate",
+    "chat": "server.commands.chat",
+    "run-batch": "server.commands.run_batch",
+    "eval": "server.commands.eval",
+    "convert": "server.commands.convert",
+    "quantize": "server.commands.quantize",
+    "bench": "jaxserve.bench.commands",
+    "tune": "jaxserve.bench.tune",
+    "calibrate-kv": "server.commands.calibrate_kv",
+}
 
-class Parser(argparse.ArgumentParser):
+
+class Parser(FlexibleArgumentParser):
     """A parser whose errors are one line: the usage of sixty flags would hide it."""
 
     def error(self, message: str) -> NoReturn:
@@ -33,22 +46,23 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of all subcommands.
 
     Args:
-        command: the one that will be run; the flags of `bench` are only loaded for `bench`.
+        command: the one that will be run: no other is imported. What is none has them all, but for
+            the flags of `bench`.
     """
     parser = Parser(
         prog="jaxserve", description="A JAX/XLA inference engine for large language models."
     )
     parser.add_argument("--version", action="version", version=f"jaxserve {jaxserve.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve.register(subparsers)
-    generate.register(subparsers)
-    chat.register(subparsers)
-    bench = subparsers.add_parser("bench", help="measure throughput and latency")
-    if command == "bench":
-        commands = importlib.import_module("jaxserve.bench.commands")
-        names = bench.add_subparsers(title="benchmarks", metavar="NAME", required=True)
-        commands.register(names, _add_engine, engine_config)
-    tune.register(subparsers)
+    for name in [command] if command in COMMANDS else COMMANDS:
+        if name != "bench":
+            importlib.import_module(COMMANDS[name]).register(subparsers)
+            continue
+        bench = subparsers.add_parser("bench", help="measure throughput and latency")
+        if command == "bench":
+            commands = importlib.import_module(COMMANDS["bench"])
+            names = bench.add_subparsers(title="benchmarks", metavar="NAME", required=True)
+            commands.register(names, _add_engine, engine_config)
     return parser
 
 

@@ -1,34 +1,101 @@
-"""One client's connection: uvicorn's, with our error body and bounds on a request's head."""
+"""One client's connection: uvicorn's, with our error body and bounds on what a client may hold."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import select
+from typing import Any, ClassVar
 
 from httptools import HttpParserError
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+from uvicorn.protocols.utils import get_client_addr
 
+from server.door import Door
 from server.errors import ApiError
+from server.in_flight import Entry
+from server.limits import Limits
 
-MAX_HEAD_BYTES = 2**16  # request line and headers
+MAX_HEAD_BYTES = 2**16  # request line and headers; and of trailers
 HEAD_TIMEOUT_S = 60.0
+LINGER_S = 5.0  # for the rest of a request that has been answered already
+MAX_PIPELINED = 16  # requests that wait behind the one being answered
+LOOK_S = 1.0  # between two looks whether a client is gone whose bytes are not read
+EXTRA_CONNECTIONS = 1024  # beyond the limit, which may ask for the server's health
+MIN_IDLE_S = 1.0  # a younger one may have sent a request that is not read yet
+HEALTH_PATHS = frozenset({"/health", "/ping"})
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is no HTTP (400), a head too long (431) and one that does not come (408)."""
+    """Refuses what is no HTTP (400), a head too long (431) and one that does not come (408).
+
+    Where too many are open, one that has no request makes room for a new one. If all have one, the
+    new one may ask for the server's health alone (503). A client that does not read is cut off.
+
+    Attributes:
+        limits: of the server.
+        door: refuses requests whose bodies need not be read; None lets all in.
+        idle: those of the server without a request, and since when; the longest first.
+    """
+
+    limits: ClassVar[Limits] = Limits()
+    door: ClassVar[Door | None] = None
+    idle: ClassVar[dict[Connection, float]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._head_bytes: int | None = 0  # None while a body is read
+        self._trailer_bytes = 0
+        self._is_complete = False  # the newest request has come to its end
+        self._is_extra = False
+        self._is_refused = False  # the request whose body comes
+        self._entry: Entry | None = None  # of the request being answered
+        self._cycles: list[RequestResponseCycle] = []  # that are not answered, the oldest first
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def limited(cls, limits: Limits, door: Door | None = None) -> type[Connection]:
+        """The connections of one server."""
+        return type("Connection", (cls,), {"limits": limits, "door": door, "idle": {}})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
+        excess = len(self.connections) - self.limits.max_connections
+        while excess > 0 and self.idle:
+            oldest, since = next(iter(self.idle.items()))
+            if self.loop.time() - since < MIN_IDLE_S:
+                break
+            oldest.make_room()
+            excess -= 1
+        if excess > EXTRA_CONNECTIONS:
+            transport.abort()
+            return
+        self._is_extra = excess > 0
+        self.idle[self] = self.loop.time()
+
+    def make_room(self) -> None:
+        """Close: another client wants to come in, and this one has no request."""
+        self.idle.pop(self, None)
+        self.transport.close()
+        self._cut_off_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
+        self._leave()
         self._head_is_over()
+        for timer in (self._write_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        for cycle in self._cycles:  # uvicorn tells the newest alone
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -40,21 +107,151 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_refused = False
+        self._is_complete, self._trailer_bytes = False, 0
         if self._head_bytes is None:
             self._wait_for_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_bytes is not None:
+            super().on_header(name, value)
+            return
+        # behind a chunked body: of no use to anybody
+        self._trailer_bytes += len(name) + len(value) + 4
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"trailers are longer than {MAX_HEAD_BYTES} bytes")
+            raise HttpParserError("the trailers are too long")
+
     def on_headers_complete(self) -> None:
         self._head_is_over()
+        self.idle.pop(self, None)
         # of the bytes received, some may be the body's or the next request's
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._refuse_long_head()
             raise HttpParserError("the head is too long")  # what follows is not parsed
+        if self._is_extra and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
+            self._refuse(503, "too many connections are open; try again later")
+            raise HttpParserError("too many connections")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(400, f"more than {MAX_PIPELINED} requests before the first answer")
+            raise HttpParserError("too many requests")
+        entry: Entry | None = None
+        # a client that does not read is not told more
+        if self.door is not None and not self._cycles and not self.flow.write_paused:
+            told = self.door.answer(self.parser.get_method(), self.url, self.headers)
+            if isinstance(told, tuple):
+                self._refuse_at_door(*told)
+                return
+            entry = told
+        if entry is not None:
+            self._entry = self.scope["state"]["entry"] = entry
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
+        if self._is_extra:
+            self.cycle.keep_alive = False
+        if self.pipeline and self._look_timer is None:
+            self._look()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_refused:
+            self._is_complete = True
+            if not self.transport.is_closing():
+                self._become_idle()
+                self._keep_for_a_while()
+            return
+        super().on_message_complete()
+        self._is_complete = True
+        if self.cycle is not None and self.cycle.response_complete:
+            self._become_idle()  # it was answered before it was complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._leave()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if self.transport.is_closing():
+            self._cut_off_later()
+        elif self.cycle.response_complete:  # no other request has come
+            if self._is_complete:
+                self._become_idle()
+            else:
+                self._head_is_over()
+                self._head_timer = self.loop.call_later(LINGER_S, self.make_room)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._cut_off_later()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cut_off_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the parser gives up."""
         self._refuse(400, msg)
+
+    def _refuse_at_door(self, head: bytes, body: bytes) -> None:
+        """Answer now; the connection goes on as it would behind any answer."""
+        self._is_refused = True
+        self.server_state.total_requests += 1
+        version = self.parser.get_http_version()
+        keep = version != "1.0" and self.parser.should_keep_alive() and not self._is_extra
+        pieces = [STATUS_LINE[503]]
+        pieces += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+        pieces.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
+        pieces += [head, b"\r\n" if keep else b"connection: close\r\n\r\n", body]
+        if self.access_log:
+            url = self.url.decode("latin-1")
+            told = (get_client_addr(self.scope), "POST", url, version, 503)
+            self.access_logger.info('%s - "%s %s HTTP/%s" %d', *told)
+        self.transport.write(b"".join(pieces))
+        if keep:  # for the rest of the body, which is dropped
+            self._head_timer = self.loop.call_later(LINGER_S, self.make_room)
+        else:
+            self.transport.close()
+            self._cut_off_later()
+
+    def _leave(self) -> None:
+        if self._entry is not None:
+            self._entry.leave()
+            self._entry = None
+
+    def _keep_for_a_while(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _become_idle(self) -> None:
+        self._head_is_over()
+        self._wait_for_head()
+        self.idle[self] = self.loop.time()
+
+    def _cut_off_later(self) -> None:
+        """End the connection by force where the client does not read what is left for it."""
+        if self._write_timer is None:
+            timeout = self.limits.write_timeout
+            self._write_timer = self.loop.call_later(timeout, self.transport.abort)
+
+    def _look(self) -> None:
+        """See whether the client is gone: its bytes are not read while a request waits in line."""
+        self._look_timer = None
+        if not self.pipeline or self.transport.is_closing():
+            return
+        if _has_left(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self._look_timer = self.loop.call_later(LOOK_S, self._look)
 
     def _wait_for_head(self) -> None:
         self._head_bytes = 0
@@ -75,10 +272,23 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            body = json.dumps(ApiError(status, message).body()).encode()
+            headers = {"retry-after": "1"} if status == 503 else {}
+            error = ApiError(status, message, headers=headers)
+            body = json.dumps(error.body()).encode()
             head = [STATUS_LINE[status]]
             head += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+            head += [f"{name}: {value}\r\n".encode() for name, value in error.headers.items()]
             head.append(b"content-type: application/json\r\nconnection: close\r\n")
             head.append(b"content-length: %d\r\n\r\n" % len(body))
             self.transport.write(b"".join([*head, body]))
         self.transport.close()
+        self._cut_off_later()
+
+
+def _has_left(connection: Any) -> bool:
+    """Whether the peer has closed its side, also where bytes of it are still to be read."""
+    if connection is None or not hasattr(select, "POLLRDHUP"):  # Linux has it
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))

@@ -1,11 +1,12 @@
 """Every error leaves the server as `{"error": {"message", "type", "param", "code"}}`.
 
-`code` is always the HTTP status.
+`code` is always the HTTP status. Those of Anthropic's API have its own shape.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.errors import EngineDeadError, QueueFullError, ShutdownError, ValidationError
+from server.protocol.anthropic_errors import anthropic_error, is_anthropic
 
 logger = logging.getLogger("jaxserve.server")
 
 MAX_LISTED_ERRORS = 10
 MAX_SHOWN_INPUT = 200
+MAX_RETRY_AFTER_S = 60
 
 _TYPES = {
     400: "BadRequestError",
@@ -27,10 +30,12 @@ _TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    429: "RateLimitError",
     413: "RequestTooLargeError",
     431: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 
 
@@ -69,8 +74,12 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+    def response(self, path: str = "") -> Response:
+        """The response, in the shape that clients of a path expect."""
+        body = self.body()
+        if is_anthropic(path):
+            body = anthropic_error(self.status, self.message)
+        return JSONResponse(body, status_code=self.status, headers=self.headers)
 
 
 class ClientDisconnected(Exception):
@@ -92,6 +101,11 @@ def as_api_error(error: Exception) -> ApiError:
             return _body_error(error)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case QueueFullError():
+            seconds = min(max(1, math.ceil(error.retry_after)), MAX_RETRY_AFTER_S)
+            return ApiError(503, str(error), headers={"Retry-After": str(seconds)})
+        case ShutdownError():
+            return ApiError(503, "the server shuts down; this request was not completed")
         case EngineDeadError():
             return ApiError(500, "the engine has stopped; this request cannot be completed")
         case _:
@@ -101,11 +115,12 @@ def as_api_error(error: Exception) -> ApiError:
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """Routing errors (unknown route, wrong method) in the same shape as all others."""
+    path = request.url.path
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        route = f"{request.method} {request.url.path}"[:MAX_SHOWN_INPUT]
+        route = f"{request.method} {path}"[:MAX_SHOWN_INPUT]
         text = "no such route" if error.status_code == 404 else "this route has other methods"
-        return ApiError(error.status_code, f"{text}: {route}", headers=error.headers).response()
-    return as_api_error(error).response()
+        return ApiError(error.status_code, f"{text}: {route}", headers=error.headers).response(path)
+    return as_api_error(error).response(path)
 
 
 def _body_error(error: BodyError) -> ApiError:
@@ -125,7 +140,7 @@ def _detail(detail: Mapping[str, Any]) -> str:
         return f"request body: {detail['msg']}"[: 2 * MAX_SHOWN_INPUT]
     if detail["type"] == "missing":
         return f"{path}: field required"
-    return f"{path}: {detail['msg']}, got {_shown(detail['input'])}"
+    return f"{path}: {detail['msg']} ({detail['type']}), got {_shown(detail['input'])}"
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -10,10 +11,41 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, ClientDisconnected, as_api_error
+from server.keys import ApiKey, Client
+from server.logs import REQUEST_ID
 from server.protocol.requests import is_request_id
 
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
 # Probes and scrapers carry no key; everything else does.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+
+
+class DoorMiddleware:
+    """Refuses what no route serves: websockets, and hosts that this server is not.
+
+    A page of the web can have a browser call a server of its machine under a name of the page's own
+    (DNS rebinding); the Host header then holds that name.
+
+    Args:
+        allowed_hosts: names without their ports; empty means any.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str]) -> None:
+        self.app = app
+        self._hosts = frozenset(host.strip("[]").lower() for host in allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] == "http" and self._hosts:
+            given = [value for name, value in scope["headers"] if name == b"host"]
+            # none at all is no browser
+            if len(given) > 1 or not all(_host_name(one) in self._hosts for one in given):
+                error = ApiError(400, "this server has another name; see --allowed-hosts")
+                await error.response(scope["path"])(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class RequestIdMiddleware:
@@ -22,10 +54,14 @@ class RequestIdMiddleware:
     The client's id is kept in `scope["state"]["client_request_id"]` (None when there is none). An
     id with other characters (line breaks, quotes, megabytes) is replaced, never repeated in a log
     or header.
+
+    Args:
+        tells: whether responses have the header at all.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tells: bool = True) -> None:
         self.app = app
+        self._tells = tells
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,38 +71,117 @@ class RequestIdMiddleware:
         client_id = given if given is not None and is_request_id(given) else None
         scope.setdefault("state", {})["client_request_id"] = client_id
         shown = client_id or secrets.token_hex(16)
+        REQUEST_ID.set(shown)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = shown
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        await self.app(scope, receive, send_with_id if self._tells else send)
+
+
+class RootPathMiddleware:
+    """Lets a proxy put a path before every route, whether or not it takes it away again.
+
+    Whatever comes after it, keys and routes alike, sees the path of the route alone.
+
+    Args:
+        root_path: the path, such as "/api".
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root = self._root_path
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/"):
+            scope = {**scope, "path": scope["path"][len(root) :] or "/"}
+        await self.app(scope, receive, send)
+
+
+class Load:
+    """How many requests for the model's work are being answered: `num_running`."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+
+
+class LoadMiddleware:
+    """Counts requests of routes that ask for the model's work, until their answers are complete.
+
+    Args:
+        load: is told of them.
+    """
+
+    def __init__(self, app: ASGIApp, load: Load) -> None:
+        self.app = app
+        self._load = load
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counts = scope["type"] == "http" and scope["method"] == "POST"
+        path = scope["path"] if counts else ""
+        if not path.startswith("/v1/") and path != "/invocations":
+            await self.app(scope, receive, send)
+            return
+        self._load.num_running += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._load.num_running -= 1
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without a valid `Authorization: Bearer <key>`, except on OPEN_PATHS.
+    """Refuses requests without a valid `Authorization: Bearer <key>`, except on open paths.
+
+    `x-api-key: <key>` will do as well, which is what Anthropic's clients send.
 
     Keys are compared by digest, all of them, in constant time. The path is the one that routing
-    uses, never one rebuilt from the Host header.
+    uses, never one rebuilt from the Host header. A request of somebody who has used up a minute's
+    quota is refused with 429; `scope["state"]["client"]` is who asks.
+
+    Args:
+        keys: of which a request must bring one.
+        open_paths: that carry no key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[ApiKey], open_paths: frozenset[str] = OPEN_PATHS
+    ) -> None:
         self.app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._open_paths = open_paths
+        self._clients = [(_digest(key.key.encode()), Client(key)) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allows(scope):
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self.app(scope, receive, send)
             return
-        error = ApiError(401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"})
-        await error.response()(scope, receive, send)
+        client = self._client(scope)
+        refusal = None if client is None else client.refusal()
+        if client is None:
+            headers = {"WWW-Authenticate": "Bearer"}
+            error = ApiError(401, "a valid API key is required", headers=headers)
+        elif refusal is not None:
+            text, seconds = refusal
+            error = ApiError(429, f"{text}; try again later", headers={"Retry-After": str(seconds)})
+        else:
+            scope.setdefault("state", {})["client"] = client
+            await self.app(scope, receive, send)
+            return
+        await error.response(scope["path"])(scope, receive, send)
 
-    def _allows(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = _digest(key.strip().encode("latin-1", "replace"))
-        matches = [secrets.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+    def _client(self, scope: Scope) -> Client | None:
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key.strip()] if scheme.lower() == "bearer" else []
+        given += [headers["x-api-key"]] if "x-api-key" in headers else []
+        digests = [_digest(one.encode("latin-1", "replace")) for one in given]
+        matches = [
+            sum(secrets.compare_digest(digest, known) for digest in digests) > 0
+            for known, _ in self._clients
+        ]
+        return self._clients[matches.index(True)][1] if any(matches) else None
 
 
 class ErrorMiddleware:
@@ -94,7 +209,13 @@ class ErrorMiddleware:
             if started:
                 # Half a response is out: only breaking the connection tells the client.
                 raise
-            await as_api_error(error).response()(scope, receive, send)
+            await as_api_error(error).response(scope["path"])(scope, receive, send)
+
+
+def _host_name(header: bytes) -> str:
+    """The name in a Host header: without its port, brackets and case; "" if it is none."""
+    match = _HOST.fullmatch(header.decode("latin-1"))
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def _digest(key: bytes) -> bytes:

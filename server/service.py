@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.requests import Request
 
-from jaxserve.errors import ValidationError
-from jaxserve.outputs import RequestOutput
-from jaxserve.sampling_params import SamplingParams
-from server.body import DEFAULT_MAX_BODY_BYTES
-from server.errors import ApiError
+from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
+from jaxserve.inputs import check_text_fits
+from jaxserve.sampling_params import TOKEN_FIELDS
+from server.body import BodyReader
+from server.errors import ApiError, as_api_error
+from server.holders import Holders
+from server.in_flight import Entry, InFlight
+from server.keys import Client
+from server.limits import Limits
+from server.loop_lag import LoopLag
+from server.middleware import Load
+from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
+from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.logprobs import TokenText
 from server.protocol.requests import GenerationRequest
+from server.response_store import ResponseStore
+from server.tools.choice import Parsers
+from server.truncation import Cut, asked_cut
+from server.watching import Watch
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
 
-# The most completions that one HTTP request may start: prompts times n.
-MAX_CHOICES = 16384
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt of an HTTP request, ready for the engine.
-
-    `arrival_time` is when the body was complete, by `time.monotonic()`.
-    """
-
-    token_ids: list[int]
-    params: SamplingParams
-    request_id: str
-    priority: int
-    arrival_time: float
+NO_PARSERS = Parsers()
+# Of max_queue_wait, that a request may have waited before it is read; and what refuses it then.
+LAG_SHARE = 0.25
+LAG_LIMIT = "event_loop"
+CUT_CONTEXTS = 16  # of which a conversation that is cut may have as many tokens
 
 
 class Service:
@@ -47,14 +46,34 @@ class Service:
 
     Args:
         engine: the engine, perhaps still loading.
-        max_body_bytes: largest request body.
+        limits: on what a request may ask for.
+        options: what answers tell, and which routes there are.
+        parsers: what reads calls and thoughts in answers.
+        has_keys: clients are told apart by their keys.
     """
 
-    def __init__(self, engine: AsyncEngine, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        limits: Limits = Limits(),  # noqa: B008
+        *,
+        options: Options = NO_OPTIONS,
+        parsers: Parsers = NO_PARSERS,
+        has_keys: bool = False,
+    ) -> None:
         self.engine = engine
-        self.max_body_bytes = max_body_bytes
+        self.options = options
+        self.limits = limits
+        self.bodies = BodyReader(limits)
+        self.parsers = parsers
+        self.responses = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+        self.lag = LoopLag()
+        self.in_flight = InFlight()
+        self.holders = Holders()
+        self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not has_keys)
+        self.load = Load()
         self.created = int(time.time())
-        self.model_names = engine.config.served_model_name or (engine.config.model,)
+        self.model_names = engine.asked.model_names
 
     @staticmethod
     def of(request: Request) -> Service:
@@ -63,11 +82,52 @@ class Service:
         return service
 
     def require_ready(self) -> None:
-        """Raises ApiError 503 while the model loads and after the engine has died."""
+        """Raises ApiError 503 while no engine serves, or the server is about to end."""
+        if self.engine.is_draining:
+            raise ApiError(503, "the server shuts down", headers={"Retry-After": "5"})
         if self.engine.is_dead:
             raise ApiError(503, "the engine has stopped; the server must be restarted")
+        if self.engine.is_restarting:
+            text = "the engine has died and is started again"
+            raise ApiError(503, text, headers={"Retry-After": "2"})
         if not self.engine.is_ready:
             raise ApiError(503, "the model is still loading", headers={"Retry-After": "5"})
+
+    def serves(self) -> bool:
+        """Whether requests are let in at all; `require_ready` says why not."""
+        return self.engine.is_ready and not self.engine.is_draining
+
+    def refusal(self) -> ApiError | None:
+        """What any request is told that generates; None: it has to be read first."""
+        if not self.serves():
+            return None  # the application says which it is
+        try:
+            self.check_room()
+        except QueueFullError as error:
+            return as_api_error(error)
+        except EngineDeadError:
+            pass  # the application says so
+        return None
+
+    def check_room(self) -> None:
+        """Refuse a request of which nothing is known, before its body is read.
+
+        Raises:
+            QueueFullError: too much waits already, in the queue or in the sockets.
+        """
+        config = self.engine.config
+        most, lag = config.server.max_queue_wait, self.lag.seconds
+        if lag > LAG_SHARE * most:
+            self._refuse(f"the server is {lag:.1f} s behind", lag)
+        # it has waited in its socket, and waits as long again for its answer to be written
+        wait = self.in_flight.wait(config.scheduler.max_num_seqs) + 2 * lag
+        if wait > most:
+            self._refuse(f"the predicted wait is {wait:.1f} s, {most:g} s is allowed", wait)
+        self.engine.check_room()
+
+    def _refuse(self, text: str, seconds: float) -> NoReturn:
+        self.engine.metrics.record_refused(LAG_LIMIT)
+        raise QueueFullError(LAG_LIMIT, text, seconds)
 
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with: the default one when the request gives none.
@@ -84,38 +144,81 @@ class Service:
             )
         return name
 
-    async def encode(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
-        """Token ids of a text, tokenised off the event loop.
+    @property
+    def tells_cached_tokens(self) -> bool:
+        """Whether responses say how many prompt tokens the prefix cache had."""
+        return self.options.tells_cached_tokens
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """What the model's generation_config.json says of sampling."""
+        return self.engine.config.server.sampling_defaults
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, field: str, cut: Cut | None = None
+    ) -> list[int]:
+        """Token ids of a text, or what is to be kept of them, tokenised off the event loop.
 
         Raises:
             ValidationError: the text cannot fit into the context.
         """
 
         def encode() -> list[int]:
-            self._check_text_length(text, field)
-            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            tokenizer = self.engine.tokenizer
+            if cut is not None:
+                return cut.encode(tokenizer, text, add_special_tokens=add_special_tokens)
+            check_text_fits(text, tokenizer, self.engine.max_model_len, field)
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
         return await asyncio.to_thread(encode)
 
-    async def encode_chat(self, request: TemplateFields, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a conversation, through the model's chat template.
+    async def encode_chat(
+        self,
+        request: TemplateFields,
+        *,
+        add_special_tokens: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        cut: Cut | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, or what is to be kept of them, by the model's template.
 
         Raises:
             ValidationError: the template refuses the messages, or they cannot fit.
         """
-        messages = request.render_messages()
+        keep, most = self.limits.allow_control_tokens, self.engine.max_model_len
+        variables = {**self.options.template_variables, **request.template_variables()}
+        if cut is not None:
+            most *= CUT_CONTEXTS
 
-        def render() -> str:
-            text = self.engine.tokenizer.apply_chat_template(
-                messages,
+        def encode() -> list[int]:
+            tokenizer = self.engine.tokenizer
+            text = tokenizer.render_chat(
+                request.render_messages(),
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
-                **(request.chat_template_kwargs or {}),
+                mark=not keep,
+                tools=tools,
+                **variables,
             )
-            return str(text)
+            check_text_fits(text, tokenizer, most, "messages")
+            if keep:
+                tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                tokens = tokenizer.encode_chat(text, add_special_tokens=add_special_tokens)
+            return tokens if cut is None else cut.of(tokens)
 
-        text = await asyncio.to_thread(render)
-        return await self.encode(text, add_special_tokens=add_special_tokens, field="messages")
+        return await asyncio.to_thread(encode)
+
+    def cut(
+        self, request: GenerationRequest | EmbeddingRequest, reserved: int | None
+    ) -> Cut | None:
+        """How prompts of a request are cut, `reserved` tokens of output in mind.
+
+        Raises:
+            ValidationError: to no tokens, or to more than the context.
+        """
+        given, side = request.truncate_prompt_tokens, request.truncation_side
+        return asked_cut(given, side, self.engine.max_model_len, reserved)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids, decoded off the event loop."""
@@ -123,42 +226,52 @@ class Service:
             self.engine.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
         )
 
-    def check_token_ids(self, token_ids: list[int], field: str) -> None:
-        """Raises ValidationError unless all ids are tokens of the model."""
-        vocab_size = self.engine.model_config.vocab_size
-        for edge in (min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= edge < vocab_size:
-                raise ValidationError(field, edge, f"token ids from 0 to {vocab_size - 1}")
-
-    def max_tokens(
-        self, requested: int | None, prompt_length: int, *, prompt_field: str, limit_field: str
-    ) -> int:
-        """How many tokens may be generated after a prompt: what was asked for, cut to the context.
-
-        Raises:
-            ValidationError: the prompt fills the context, or more was asked for than the context.
-        """
-        context = self.engine.max_model_len
-        if prompt_length == 0:
-            raise ValidationError(prompt_field, "", "a prompt of at least one token")
-        if prompt_length >= context:
-            raise ValidationError(
-                prompt_field,
-                f"{prompt_length} tokens",
-                f"the context is {context} tokens and at least one must be left for the output",
-            )
-        if requested is None:
-            return context - prompt_length
-        if requested < 0 or requested > context:
-            raise ValidationError(limit_field, requested, f"1 to the context of {context} tokens")
-        return min(requested, context - prompt_length)
-
     def check_choices(self, request: GenerationRequest, num_prompts: int) -> None:
         """Raises ValidationError when prompts times n is more than the server starts at once."""
-        most = MAX_CHOICES // num_prompts
+        most = self.limits.max_choices // num_prompts
+        if most < 1:
+            allowed = f"at most {self.limits.max_choices} prompts in one request"
+            raise ValidationError("prompt", f"{num_prompts} prompts", allowed)
         if request.choices_per_prompt > most:
             raise ValidationError(
                 "n", request.choices_per_prompt, f"1 to {most} for {num_prompts} prompt(s)"
+            )
+
+    def check_batch(self, num_prompts: int, field: str, num_tokens: int = 0) -> None:
+        """Refuse prompts of one request that could never wait at a time, with nobody before them.
+
+        Raises:
+            ValidationError: names `field`.
+        """
+        limits = self.engine.config.server
+        most, most_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
+        if num_prompts > most:
+            allowed = f"at most {most} prompts, as many may wait (--max-num-queued-reqs)"
+            raise ValidationError(field, f"{num_prompts} prompts", allowed)
+        if num_prompts > 1 and num_tokens > most_tokens:
+            allowed = f"at most {most_tokens} tokens of several prompts (--max-num-queued-tokens)"
+            raise ValidationError(field, f"{num_tokens} tokens", allowed)
+
+    def check_response(self, request: GenerationRequest, num_tokens: int) -> None:
+        """Refuse a response that would repeat its prompts too often.
+
+        Args:
+            request: names what its choices show of their prompts.
+            num_tokens: of all prompts.
+
+        Raises:
+            ValidationError: names the field that asks for the most.
+        """
+        asked = request.shown_of_prompt(self.engine.model_config.vocab_size)
+        most = self.limits.max_response_entries
+        entries = num_tokens * sum(asked.values())
+        if entries > most:
+            name = max(asked, key=lambda one: asked[one])
+            raise ValidationError(
+                name,
+                getattr(request, name),
+                f"responses that show at most {most} tokens and logprobs of prompts; these "
+                f"{num_tokens} prompt tokens would be {entries}",
             )
 
     def check_token_lists(self, request: GenerationRequest) -> None:
@@ -167,46 +280,20 @@ class Service:
         Before each of them is looked at: a body may hold millions.
         """
         vocab_size = self.engine.model_config.vocab_size
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in TOKEN_FIELDS:
             count = len(getattr(request, name) or ())
             if count > vocab_size:
                 raise ValidationError(name, f"{count} tokens", f"at most {vocab_size} tokens")
 
-    def check_logprobs(self, field: str, value: int | None) -> None:
-        """Raises ValidationError when more logprobs are asked for than the engine gives."""
-        most = self.engine.config.max_logprobs
-        if value is not None and most != -1 and not 0 <= value <= most:
-            raise ValidationError(field, value, f"0 to {most}")
 
-    def generate(self, job: Job) -> AsyncIterator[RequestOutput]:
-        """Start one prompt; closing the iterator aborts it."""
-        return self.engine.generate(
-            {"prompt_token_ids": job.token_ids},
-            job.params,
-            job.request_id,
-            priority=job.priority,
-            arrival_time=job.arrival_time,
-        )
+def client_of(request: Request) -> Client | None:
+    """Whose key came with a request; None where the server asks for none."""
+    return getattr(request.state, "client", None)
 
-    def _check_text_length(self, text: str, field: str) -> None:
-        """Refuse a text that no tokenisation could fit, before any work is spent on it."""
-        context = self.engine.max_model_len
-        if len(text) <= context:
-            return
-        least = len(text) // self._longest_token
-        if least >= context:
-            raise ValidationError(
-                field,
-                f"a text of {len(text)} characters, at least {least} tokens",
-                f"the context is {context} tokens",
-            )
 
-    @functools.cached_property
-    def _longest_token(self) -> int:
-        """Characters of the longest token in the vocabulary's spelling."""
-        tokenizer = self.engine.tokenizer
-        spelled = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
-        return max(len(token) for token in spelled if token)
+def entry_of(request: Request) -> Entry | None:
+    """That a request was let in at the door; None where nobody has asked yet."""
+    return getattr(request.state, "entry", None)
 
 
 def response_id(prefix: str, request: Request, body_id: str | None) -> str:

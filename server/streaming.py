@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.outputs import RequestOutput
-from server.errors import ClientDisconnected, as_api_error
+from server.errors import ApiError, ClientDisconnected, as_api_error
 from server.protocol.responses import ChunkWriter
 
 Result = TypeVar("Result")
+
+MOST_MERGED = 64  # outputs of several streams that wait for their reader
+FIRST_COMMENT_S = 1.0  # after which a stream without news gets its headers and a comment
+COMMENT = b": keep-alive\n\n"
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -50,8 +54,9 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) 
 
 
 async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    message = await receive()
+    while message["type"] != "http.disconnect":
+        message = await receive()
 
 
 async def merge(
@@ -61,15 +66,18 @@ async def merge(
 
     Closing the generator closes all streams; an error of one ends them all and is raised.
     """
-    queue: asyncio.Queue[tuple[int, RequestOutput | None]] = asyncio.Queue()
+    # bounded: what a slow reader leaves waits in its stream, which puts it together
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(MOST_MERGED)
 
     async def pump(index: int, stream: AsyncIterator[RequestOutput]) -> None:
         try:
             async with _closing(stream):
                 async for output in stream:
-                    queue.put_nowait((index, output))
-        finally:
-            queue.put_nowait((index, None))
+                    await queue.put((index, output))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, None))
 
     if len(streams) == 1:
         async with _closing(streams[0]):
@@ -81,11 +89,12 @@ async def merge(
         running = len(tasks)
         while running:
             index, item = await queue.get()
-            if item is not None:
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
                 yield index, item
-                continue
-            running -= 1
-            await tasks[index]
     finally:
         for task in tasks:
             task.cancel()
@@ -102,32 +111,86 @@ async def _closing(stream: AsyncIterator[RequestOutput]) -> AsyncIterator[None]:
             await close()
 
 
+def failed_event(error: ApiError) -> bytes:
+    """The event of an error in OpenAI's form."""
+    return ChunkWriter.error(error.body())
+
+
 class EventStream(Response):
     """A response whose body is a generator of server-sent events.
 
     The first event is awaited before the headers are sent, so that an error which the engine raises
-    at once still gets its own HTTP status. A later error becomes an error event and then `[DONE]`.
+    at once still gets its own HTTP status. A stream that has nothing to say for a second, since it
+    waits in the queue, gets its headers and a comment, and then one from time to time, so that
+    nobody on the way takes it for dead. A later error becomes an event, the last one.
+
+    Args:
+        events: the events.
+        interval: seconds without an event after which a comment is sent.
+        failed: the event of an error.
+        end: what follows the last event.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        interval: float,
+        *,
+        failed: Callable[[ApiError], bytes] = failed_event,
+        end: bytes = ChunkWriter.DONE,
+    ) -> None:
         super().__init__()
+        self._failed, self._end = failed, end
         self._events = events
+        self._interval = interval
+        self._has_begun = False
+        self._num_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Errors before the first event belong to the caller's error handling.
         await until_disconnect(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events) as events:
-            first = await anext(events)
+        comments: list[asyncio.Task[None]] = []
+
+        def begin_comments() -> None:
+            comments.append(asyncio.ensure_future(self._comment(send)))
+
+        # most streams never need the task
+        timer = asyncio.get_running_loop().call_later(FIRST_COMMENT_S, begin_comments)
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                try:
+                    async for event in events:
+                        await self._begin(send)
+                        self._num_events += 1
+                        await _send_piece(send, event)
+                except Exception as error:
+                    if not self._has_begun:
+                        raise
+                    await _send_piece(send, self._failed(as_api_error(error)))
+        finally:
+            timer.cancel()
+            for task in comments:
+                task.cancel()
+            await asyncio.gather(*comments, return_exceptions=True)
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": self._end})
+
+    async def _begin(self, send: Send) -> None:
+        """Send the headers, once; nothing is written before them, so this does not wait."""
+        if not self._has_begun:
+            self._has_begun = True
             await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-            await _send_piece(send, first)
-            try:
-                async for event in events:
-                    await _send_piece(send, event)
-            except Exception as error:
-                await _send_piece(send, ChunkWriter.error(as_api_error(error).body()))
-            await send({"type": "http.response.body", "body": ChunkWriter.DONE})
+
+    async def _comment(self, send: Send) -> None:
+        told = 0
+        while True:
+            if told == self._num_events:
+                await self._begin(send)
+                await _send_piece(send, COMMENT)
+            told = self._num_events
+            await asyncio.sleep(self._interval)
 
 
 async def _send_piece(send: Send, piece: bytes) -> None:

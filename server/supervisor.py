@@ -5,74 +5,135 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import copy
 import json
+import logging
+import math
 import shlex
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
 
 from checkpoints.errors import CheckpointError
-from jaxserve.config import EngineConfig
-from jaxserve.errors import JaxServeError
+from jaxserve.config import EngineConfig, Isolation
+from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.observability.json_log import JSON
 from server.app import create_app
+from server.commands.edge_flags import allowed_hosts, api_keys, edge_limits
+from server.commands.log_flags import tracer, unlogged_paths
+from server.commands.parser_flags import parsers
+from server.commands.socket_flags import listen_at, tls
+from server.commands.surface_flags import options
+from server.door import Door
 from server.http_protocol import http_protocol
-from server.process import exit_now
+from server.listening import BACKLOG, as_many, listen
+from server.logs import log_config
+from server.process import exit_now, raise_descriptor_limit
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
+    from jaxserve.isolation.launch import EarlyProcess
+
+logger = logging.getLogger("jaxserve.server")
 
 # Seconds that connections get to end after their requests were aborted.
 DRAIN_S = 2
-# Seconds after a signal when the process ends whatever its threads are doing.
-EXIT_S = 4.0
+SWITCH_S = 0.0005  # between two threads that both want the interpreter
+# Seconds after the end of a drain when the process ends whatever its threads are doing.
+EXIT_S = 8.0
+WATCH_S = 0.2
+# The exit code once the engine has died too often.
+ENGINE_LOST = 70
 
 
-def serve(config: EngineConfig, args: argparse.Namespace) -> int:
+def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | None = None) -> int:
     """Load the model and serve it until SIGINT or SIGTERM.
 
     Args:
         config: the engine's configuration.
         args: the parsed flags of `jaxserve serve`.
+        early: the engine's process, where it has been started already.
 
     Returns:
-        The exit code: 0 after a signal, 1 when the port is taken or the model cannot be served.
+        The exit code: 0 after a signal, 1 when the port is taken or the model cannot be served,
+        ENGINE_LOST when its engine has died too often.
     """
+    where = args.uds or f"{args.host}:{args.port}"
     try:
-        listener = _listen(args.host, args.port)
+        spans = tracer(args, config.model_names[0])
+    except ValidationError as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return 1
+    try:
+        listener = listen_at(args.uds) if args.uds else listen(args.host, args.port)
     except OSError as error:
         reason = error.strerror or str(error)
-        print(f"jaxserve: cannot listen on {args.host}:{args.port}: {reason}", file=sys.stderr)
+        print(f"jaxserve: cannot listen on {where}: {reason}", file=sys.stderr)
         return 1
     from jaxserve.async_engine import AsyncEngine
 
-    engine = AsyncEngine(config, start=False)
+    # the event loop asks for the interpreter at each event, and would wait so long for a thread
+    sys.setswitchinterval(SWITCH_S)
+    limits = edge_limits(args)
+    raise_descriptor_limit(limits.max_connections)
+    isolation = None
+    if args.isolate_engine:
+        isolation = Isolation(
+            step_timeout=args.step_timeout,
+            load_timeout=args.load_timeout,
+            spare=args.spare_process,
+            log_format=args.log_format,
+        )
+    engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
     app = create_app(
         engine,
-        api_keys=args.api_key or (),
+        api_keys=api_keys(args),
         allowed_origins=args.allowed_origins,
-        max_body_bytes=args.max_body_bytes,
+        allowed_hosts=allowed_hosts(args),
+        limits=limits,
+        options=options(args),
+        parsers=parsers(args),
+        tracer=spans,
+        has_page=args.page,
     )
+    service = app.state.service
     settings = uvicorn.Config(
         app,
-        http=http_protocol(),
+        http=http_protocol(limits, Door(service.refusal, service.in_flight, service.serves)),
+        ws="none",
         lifespan="on",
-        log_config=_log_config(args.uvicorn_log_level),
+        log_config=log_config(args.uvicorn_log_level, args.log_format, unlogged_paths(args)),
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         server_header=False,
         timeout_graceful_shutdown=DRAIN_S,
+        backlog=BACKLOG,
+        timeout_keep_alive=math.ceil(limits.idle_timeout),
+        **tls(args),
     )
-    server = _Server(settings, engine, _base_url(listener), app.state.service.model_names)
+    names = service.model_names
+    base_url = f"unix:{args.uds}" if args.uds else _base_url(listener, settings.is_ssl)
+    server = _Server(
+        settings,
+        engine,
+        base_url,
+        names,
+        args.shutdown_timeout,
+        is_entering=lambda: service.in_flight.entering > 0,
+        logs_json=args.log_format == JSON,
+    )
     engine.start()
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=as_many(listener))
+    finally:
+        if args.uds:
+            Path(args.uds).unlink(missing_ok=True)
     return server.exit_code
 
 
@@ -85,12 +146,20 @@ class _Server(uvicorn.Server):
         engine: AsyncEngine,
         base_url: str,
         model_names: tuple[str, ...],
+        shutdown_timeout: float,
+        *,
+        is_entering: Callable[[], bool],
+        logs_json: bool,
     ) -> None:
         super().__init__(settings)
+        self._logs_json = logs_json
         self.exit_code = 0
+        self._shutdown_timeout = shutdown_timeout
+        self._is_entering = is_entering
         self._engine = engine
         self._base_url = base_url
         self._model_names = model_names
+        self._is_loaded = False
         # asyncio keeps only weak references to tasks.
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -111,15 +180,23 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(one)
 
     def _stop(self) -> None:
-        """Abort what is running and let uvicorn close; a second signal ends the process at once."""
-        if self.should_exit or not self._engine.is_ready:
+        """Let running requests finish, then close; a second signal ends the process at once."""
+        if self.should_exit or self._engine.is_draining or not self._is_loaded:
             # Loading cannot be interrupted, and nobody is being served yet.
             exit_now(self.exit_code)
-        self.should_exit = True
-        deadline = threading.Timer(EXIT_S, exit_now, (self.exit_code,))
+        deadline = threading.Timer(self._shutdown_timeout + EXIT_S, exit_now, (self.exit_code,))
         deadline.daemon = True
         deadline.start()
-        self._tasks.append(asyncio.ensure_future(self._engine.shutdown()))
+        self._tasks.append(asyncio.ensure_future(self._drain()))
+
+    async def _drain(self) -> None:
+        if not await self._engine.drain(self._shutdown_timeout, self._is_entering):
+            logger.warning(
+                "some requests had not finished after %g s: they end with an error",
+                self._shutdown_timeout,
+            )
+        self.should_exit = True
+        await self._engine.shutdown()
 
     async def _announce(self) -> None:
         """Say when the server is healthy, or why it never will be."""
@@ -130,29 +207,47 @@ class _Server(uvicorn.Server):
             # Loading failed: one line for people; the engine has logged the traceback of bugs.
             expected = isinstance(error, JaxServeError | CheckpointError | OSError)
             text = str(error) if expected else repr(error)
-            print(f"jaxserve: {self._engine.config.model}: {text}", file=sys.stderr, flush=True)
+            self._say_error(f"{self._engine.asked.model}: {text}")
             self.exit_code = 1
             self.should_exit = True
             return
         engine = self._engine
-        print(
-            f"\njaxserve serves {', '.join(self._model_names)} on {self._base_url} "
-            f"(context {engine.max_model_len} tokens, ready after "
-            f"{time.monotonic() - start:.1f} s). Try:\n\n"
-            f"{_curl(engine, self._base_url, self._model_names[0])}\n",
-            flush=True,
+        self._is_loaded = True
+        self._tasks.append(asyncio.ensure_future(self._watch()))
+        text = (
+            f"jaxserve serves {', '.join(self._model_names)} on {self._base_url} (context "
+            f"{engine.max_model_len} tokens, ready after {time.monotonic() - start:.1f} s)"
         )
+        if self._logs_json:
+            logger.info(text)
+            return
+        curl = _curl(engine, self._base_url, self._model_names[0])
+        print(f"\n{text}. Try:\n\n{curl}\n", flush=True)
+
+    async def _watch(self) -> None:
+        """End the server when its engine has died for good and cannot be started again here."""
+        while not self._engine.is_draining:
+            if self._engine.is_dead and self._engine.is_isolated:
+                break
+            await asyncio.sleep(WATCH_S)
+        else:
+            return
+        self._say_error(str(self._engine.error))
+        self.exit_code = ENGINE_LOST
+        self.should_exit = True
+
+    def _say_error(self, text: str) -> None:
+        if self._logs_json:
+            logger.error(text)
+        else:
+            print(f"jaxserve: {text}", file=sys.stderr, flush=True)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=2048)
-
-
-def _base_url(listener: socket.socket) -> str:
+def _base_url(listener: socket.socket, is_tls: bool) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _curl(engine: AsyncEngine, base_url: str, model: str) -> str:
@@ -165,15 +260,6 @@ def _curl(engine: AsyncEngine, base_url: str, model: str) -> str:
         path = "/v1/completions"
         body["prompt"] = "Once upon a time"
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    if base_url.startswith("unix:"):
+        base_url = f"--unix-socket {shlex.quote(base_url[5:])} http://localhost"
     return f"curl {base_url}{path} -H 'Content-Type: application/json' -d {data}"
-
-
-def _log_config(level: str) -> dict[str, Any]:
-    """uvicorn's logging, with the engine's and the server's messages in the same form."""
-    config = copy.deepcopy(LOGGING_CONFIG)
-    config["loggers"]["jaxserve"] = {
-        "handlers": ["default"],
-        "level": "DEBUG" if level in ("debug", "trace") else level.upper(),
-        "propagate": False,
-    }
-    return config

@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is LLVM. The slow suite sets XLA_FLAGS empty: full optimisation.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -21,3 +23,29 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="jaxserve-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share",
+        default="1/1",
+        metavar="K/N",
+        help="run the K-th N-th of the cases of all tests, every N-th of each parametrised one",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, every = (int(word) for word in config.getoption("--share").split("/"))
+    if not 1 <= first <= every:
+        raise pytest.UsageError(f"--share {first}/{every}: K/N with 1 <= K <= N is expected")
+    # only those that -m and -k leave are cases: this hook runs behind pytest's own
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    # a test's first case moves with its number, so that tests of one case are shared out too
+    turns = {item: n + i for n, cases in enumerate(tests.values()) for i, item in enumerate(cases)}
+    left = [item for item in items if turns[item] % every != first - 1]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if turns[item] % every == first - 1]

@@ -14,6 +14,7 @@ import pytest
 
 from checkpoints import bundled_model_path
 from server.cli import build_parser
+from tests.hub_server import serve_hub
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -64,6 +65,19 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 @pytest.mark.slow
+def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
+    (program,) = blocks(ROOT / "docs" / "embeddings.md", "python")
+    script = tmp_path / "script.py"
+    script.write_text(program.replace("MODEL", str(bundled_model_path())))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cosine", "text"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in OURS if not c.startswith(NEED_A_SERVER)])
 def test_the_command_runs(command: str, tmp_path: Path) -> None:
     turns = [
@@ -71,11 +85,21 @@ def test_the_command_runs(command: str, tmp_path: Path) -> None:
     ]
     (tmp_path / "chats.json").write_text(json.dumps([{"conversations": turns}] * 4))
     places = {"MODEL": str(bundled_model_path()), "FILE": str(tmp_path / "chats.json")}
+    if "TEXT" in command or "POLICY" in command:
+        (tmp_path / "text.txt").write_text("The list is sorted, and the sum of two is five. " * 60)
+        policy = {"attention": "int8-dynamic", "mlp": "int8-static"}
+        (tmp_path / "policy.json").write_text(json.dumps(policy))
+    places["TEXT"], places["POLICY"] = str(tmp_path / "text.txt"), str(tmp_path / "policy.json")
+    places["OUT"], places["IN"] = str(tmp_path / "out"), str(tmp_path / "in")
+    (asked,) = blocks(ROOT / "docs" / "apis.md", "json")
+    (tmp_path / "in").write_text(asked)
     words = [places.get(word, word) for word in shlex.split(command)[1:]]
     if words[0] == "bench":
         # what follows -- is for the server that is started
         words += SMALL if words[1] != "startup" else []
         words += FEW[words[1]]
+    if words[0] == "run-batch":
+        words += SMALL
     if words[0] == "tune":
         words += shlex.split("--max-num-seqs 2 --max-num-batched-tokens 16 --num-prompts 3")
         words += ["--max-len", "12", "--prefill-chunks", "--block-sizes", "--max-model-len", "64"]
@@ -93,12 +117,70 @@ def test_the_command_runs(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_readme_program_runs() -> None:
+def test_the_readme_program_runs(tmp_path: Path) -> None:
+    """With the bundled model under the name of the one that it fetches."""
     program = next(b for b in blocks(ROOT / "README.md", "python") if "import LLM" in b)
-    program = program.replace('"Meta-Llama-3-8B-Instruct"', repr(str(bundled_model_path())))
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    with serve_hub() as hub:
+        files = [f for f in bundled_model_path().iterdir() if f.suffix in (".json", ".safetensors")]
+        hub.repositories["meta-llama/Meta-Llama-3-8B-Instruct"] = {
+            file.name: file.read_bytes() for file in files
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
     assert lines[0].startswith("The capital of France is") and len(lines) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "lines"), [("beam_search.md", 4), ("structured_outputs.md", 1)])
+def test_the_program_of_a_page_runs(page: str, lines: int) -> None:
+    (program,) = blocks(ROOT / "docs" / page, "python")
+    done = subprocess.run(
+        [sys.executable, "-c", f"model = {str(bundled_model_path())!r}\n{program}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = ("What is", '{"sum":')
+    assert sum(any(one in line for one in told) for line in done.stdout.splitlines()) == lines
+
+
+@pytest.mark.slow
+def test_the_program_of_pictures_runs(tmp_path: Path) -> None:
+    (program,) = blocks(ROOT / "docs" / "operating.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("MODEL", str(bundled_model_path()))],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "request 20: 68 prompt tokens" in done.stdout
+    made = {"timeline.png", "pages.png", "latency.png", "out.json"}
+    assert {file.name for file in tmp_path.iterdir()} == made
+
+
+@pytest.mark.slow
+def test_the_program_of_the_memory_report_runs() -> None:
+    (program,) = blocks(ROOT / "docs" / "scheduling.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("MODEL", str(bundled_model_path()))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert any(line.startswith("kv_active_ratio ") for line in done.stdout.splitlines())
+    assert float(done.stdout.splitlines()[-1].split()[0]) > 0

@@ -20,10 +20,19 @@ NEVER = [
     ("jaxserve/memory", ("jax", "flax", "jaxserve.execution", "jaxserve.scheduling")),
     ("jaxserve/models", ("jaxserve.execution", "jaxserve.scheduling", "jaxserve.engine")),
     ("jaxserve/execution", ("jaxserve.engine", "jaxserve.loading", "jaxserve.llm")),
-    ("jaxserve/engine.py", ("jaxserve.loading", "jaxserve.llm", "jaxserve.async_engine")),
+    ("jaxserve/engine/loop.py", ("jaxserve.loading", "jaxserve.llm", "jaxserve.async_engine")),
+    ("jaxserve/messages.py", ("jax", "jaxserve.execution", "jaxserve.scheduling")),
     ("server/routes", ("jaxserve.memory", "jaxserve.scheduling", "jaxserve.execution")),
 ]
+# The bundled model is trained and judged by torch, and nothing that serves imports these files.
+TORCH_ALLOWED = {f"checkpoints/tiny/{name}.py" for name in ("train", "evaluate", "export")}
+# Programs, which nothing imports.
+PROGRAMS = (
+    ROOT / "jaxserve" / "entrypoints" / "openai" / "api_server.py",
+    ROOT / "jaxserve" / "__main__.py",
+)
 FORBIDDEN_CALLS = ("eval", "exec")
+PUBLIC_UNDERSCORES = ("_replace", "_asdict", "_fields", "_make", "_exit")  # named tuples', os._exit
 FORBIDDEN_MODULES = ("pickle", "cloudpickle", "dill")
 
 
@@ -48,9 +57,33 @@ def imports(path: Path) -> set[str]:
 def test_imports_point_down(part: str, never: tuple[str, ...]) -> None:
     assert sources(part)
     for path in sources(part):
+        if path in PROGRAMS:
+            continue
         for name in imports(path):
             for bad in never:
+                if bad == "torch" and str(path.relative_to(ROOT)) in TORCH_ALLOWED:
+                    continue
                 assert name != bad and not name.startswith(bad + "."), f"{path} imports {name}"
+
+
+def test_a_family_is_known_to_the_registry_alone() -> None:
+    models = ROOT / "jaxserve" / "models"
+    families = {path.parent.name for path in models.glob("*/__init__.py")}
+    assert "llama" in families
+    for package in (*PACKAGES, "benchmarks"):
+        for path in sources(package):
+            if path == models / "registry.py" or path.parent.parent == models:
+                continue
+            named = {name.removeprefix("jaxserve.models.").split(".")[0] for name in imports(path)}
+            assert not named & families, path
+
+
+def test_nothing_imports_the_trainer_but_itself() -> None:
+    modules = {name.removesuffix(".py").replace("/", ".") for name in TORCH_ALLOWED}
+    for package in PACKAGES:
+        for path in sources(package):
+            if str(path.relative_to(ROOT)) not in TORCH_ALLOWED:
+                assert not imports(path) & modules, path
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -62,3 +95,27 @@ def test_no_untrusted_code_can_run(package: str) -> None:
                 assert node.func.id not in FORBIDDEN_CALLS, f"{path}:{node.lineno}"
             if isinstance(node, ast.keyword):
                 assert node.arg != "trust_remote_code", f"{path}:{node.lineno}"
+
+
+def private_reaches(path: Path) -> list[str]:
+    """Attributes with a leading underscore of anything but the object itself."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+            continue
+        is_own = ast.unparse(node.value) in ("self", "cls", "super()")
+        if not is_own and not node.attr.startswith("__") and node.attr not in PUBLIC_UNDERSCORES:
+            found.append(f"{path}:{node.lineno} {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("part", ["server", "benchmarks", "jaxserve"])
+def test_nobody_reaches_into_privates(part: str) -> None:
+    assert [reach for path in sources(part) for reach in private_reaches(path)] == []
+
+
+def test_tests_use_the_engine_by_its_public_ways() -> None:
+    """What they would otherwise break of the client at every change."""
+    names = {"_engine", "_inputs", "_outputs", "_step", "_commands", "_streams", "_processor"}
+    found = [reach for path in sources("tests") for reach in private_reaches(path)]
+    assert [reach for reach in found if reach.split(".")[-1] in names] == []

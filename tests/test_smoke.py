@@ -31,7 +31,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dummy_weights_overlap_and_no_overlap_agree(tmp_path: Path, dtype: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     prompts = [[5, 6, 7] * n for n in (1, 7, 15, 30)]

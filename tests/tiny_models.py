@@ -23,11 +23,27 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "olmo2",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "qwen3_moe",
+    "mixtral",
+)
 
 
 def _rope(rope_type: str, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **values}}
+
+
+def _longrope(pairs: int, **values: Any) -> dict[str, Any]:
+    short = [1.0 + 0.1 * i for i in range(pairs)]
+    return _rope("longrope", short_factor=short, long_factor=[3 * x for x in short], **values)
 
 
 # name -> (family, overrides of the Hugging Face config)
@@ -100,6 +116,64 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "olmo2": ("olmo2", {}),
+    "olmo2_biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
+    "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": 17}),
+    "phi3_longrope": (
+        "phi3",
+        _longrope(8) | {"pad_token_id": 0, "original_max_position_embeddings": LONG},
+    ),
+    "phi4_mini": (
+        "phi3",
+        _longrope(6, partial_rotary_factor=0.75)
+        | {
+            "pad_token_id": 0,
+            "original_max_position_embeddings": LONG,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 17,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 17,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_moe_unnormalized": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 17}),
+    "gemma3_biases": ("gemma3", {"attention_bias": True, "head_dim": 8, "sliding_window": 5}),
 }
 
 
@@ -127,14 +201,26 @@ def make_hf_model(
     """
     import torch
     from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
         LlamaConfig,
         LlamaForCausalLM,
         MistralConfig,
         MistralForCausalLM,
+        MixtralConfig,
+        MixtralForCausalLM,
+        Olmo2Config,
+        Olmo2ForCausalLM,
+        Phi3Config,
+        Phi3ForCausalLM,
         Qwen2Config,
         Qwen2ForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
     )
 
     classes = {
@@ -142,6 +228,12 @@ def make_hf_model(
         "mistral": (MistralConfig, MistralForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+        "mixtral": (MixtralConfig, MixtralForCausalLM),
+        "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+        "phi3": (Phi3Config, Phi3ForCausalLM),
+        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+        "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     }
     config_class, model_class = classes[family]
     torch.manual_seed(seed)

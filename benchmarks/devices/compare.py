@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.device_run import ROOT
 from benchmarks.devices import workloads
 from benchmarks.isolated import Worker, WorkerError, importing_from
 from benchmarks.kernel_bench.cases import as_request
 from benchmarks.kernel_bench.report import number, table
 from benchmarks.kernel_bench.rows import OURS
 from benchmarks.kernel_bench.run import Answering
-from benchmarks.kernel_bench.worker import ROOT
 
 # platform: the packages of which one must be there, and tokens a page
 PLATFORMS: dict[str, tuple[tuple[str, ...], int]] = {

@@ -21,7 +21,7 @@ from benchmarks.gpu.kernel_classes import CLASSES, OTHER
 from benchmarks.gpu.roofline import PRODUCTS
 from benchmarks.gpu.sections import PARTS, SECTIONS
 from benchmarks.kernel_bench.rows import OURS, RAGGED_TARGET, UNIFORM
-from pallas_kernels.paged_attention.api import DECODE_MODULES, PREFILL_MODULES
+from pallas_kernels.devices import OPERATIONS
 
 ALL = "all"  # the name of a run without parts
 Report = dict[str, Any]  # of one part: device, facts, sections
@@ -43,8 +43,8 @@ CAUSES = {
     "KV write": "jaxserve/models/attention.py: rope, padding and the KV write in one kernel",
     "sampling": "pallas_kernels/kept_threshold: reads of [R, V], loops that leave the graph",
     "copies": "a copy that XLA inserted: " + STEP_PROOF + " counts them; then the operand's layout",
-    "reductions": "jaxserve/models/layers.py: norm with residual in one kernel",
-    "other fusions": "jaxserve/models/layers.py: silu * up in the product's epilogue",
+    "reductions": "jaxserve/models/prenorm.py: norm with residual in one kernel",
+    "other fusions": "jaxserve/models/mlp.py: silu * up in the product's epilogue",
     OTHER: "benchmarks/gpu/kernel_classes.py: name the kernel's class first",
 }
 
@@ -78,8 +78,8 @@ class Known(NamedTuple):
         """Where the kernel of "decode" or "prefill" is, by the backend that was chosen."""
         machine = (found["rows"] for name, found in self.sections() if name == "machine")
         chosen = dict(map(tuple, next(machine, ()))).get(operation, "mosaic_gpu")
-        module = (DECODE_MODULES if operation == "decode" else PREFILL_MODULES)[chosen]
-        return f"pallas_kernels/paged_attention/{module}.py"
+        module = OPERATIONS[operation][chosen].module.replace(".", "/")
+        return f"pallas_kernels/{module}.py"
 
 
 def area(known: Known, text: str) -> tuple[str, str]:

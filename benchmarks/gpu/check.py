@@ -6,10 +6,8 @@ import argparse
 import functools
 import json
 import sys
-import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,24 +16,31 @@ from typing import Any
 import jax
 
 from benchmarks import tune_kernels
-from benchmarks.cuda_toolkit import toolkit_environment
+from benchmarks.device_run import (
+    EXIT_FAILED,
+    ROOT,
+    START_LIMIT_S,
+    Answering,
+    Turns,
+    command_line,
+    deadline,
+    device_process,
+    results_folder,
+    write_files,
+)
 from benchmarks.gpu import advice
 from benchmarks.gpu.sections import EVERY, PARTS, SECTIONS, Several, Single, Table
 from benchmarks.gpu.setting import Section, bare_setting
 from benchmarks.gpu.worker import Answers, answer_section
-from benchmarks.isolated import Inline, Worker, WorkerError, describe, importing_from
-from benchmarks.kernel_bench import plots, report, worker
+from benchmarks.isolated import Inline, WorkerError, describe
+from benchmarks.kernel_bench import plots, report
 from benchmarks.kernel_bench.rows import Row, verdicts_by_target
-from benchmarks.kernel_bench.run import Answering, Build, device_worker, failures_of, run_cases
+from benchmarks.kernel_bench.run import Build, failures_of, kernel_process, run_cases
 from benchmarks.kernel_bench.tuning import KINDS, table_row
 
-ROOT = worker.ROOT
-EXIT_FAILED = 1
 EXIT_NO_GPU = 3
-START_LIMIT_S = 120
 BUDGET_S = 450  # of a call of eight minutes, the last kill and the machine's start left out
 END_S = 15  # left for the last report
-MOST_FAILURES = 2  # of cases of a group that hang or crash: then the others are left out
 
 Results = dict[str, dict[str, Any]]
 
@@ -87,41 +92,31 @@ class Check:
         assert isinstance(wanted, (Single, Several))
         group: Callable[[Any], str] = wanted.group if isinstance(wanted, Several) else str
         end_s = END_S + (wanted.keep_s if isinstance(wanted, Several) else 0)
-        failed: Counter[str] = Counter()
-        left_out: Counter[str] = Counter()
         try:
             cases = self.ask_section(name, "cases", START_LIMIT_S) or [None]
         except WorkerError as error:
             return Section(failures=[str(error)])
+        turns: Turns[Any] = Turns(cases, lambda: self.left - end_s, group)
         if isinstance(wanted, Several) and wanted.prepare is not None:
             try:
                 self.ask_section(name, "prepare", START_LIMIT_S)
             except WorkerError as error:
                 found.failures.append(f"preparing: {error}")
                 if error.lost and (reason := self.restart()):
-                    found.failures.append(f"{len(cases)} cases were not run: {reason}")
-                    return found
-        for done, case in enumerate(cases):
-            if self.left < end_s:
-                found.failures.append(f"{len(cases) - done} cases were not run: time is up")
-                break
-            if failed[group(case)] == MOST_FAILURES:
-                left_out[group(case)] += 1
-                continue
+                    turns.stop(reason)
+        for case in turns:
             try:
                 answer = self.ask_section(name, "run", wanted.limit_s, case=case)
             except WorkerError as error:
                 found.failures.append(f"{case or name}: {error}")
-                failed[group(case)] += error.lost
-                reason = self.restart() if error.lost else ""
-                if reason:
-                    found.failures.append(f"{len(cases) - done - 1} cases were not run: {reason}")
-                    break
+                turns.failed(case, error.lost)
+                if error.lost and (reason := self.restart()):
+                    turns.stop(reason)
                 continue
+            turns.passed(case)
             self.shared |= answer["shared"]
             found.join(Section(**answer["section"]))
-        for name, count in left_out.items():
-            found.failures.append(f"{count} cases were not run: too many {name} failed")
+        found.failures += turns.notes
         return found
 
     def table(self, wanted: Table, folder: Path, progress: Callable[[Section], None]) -> Section:
@@ -143,9 +138,7 @@ class Check:
             progress(section)
 
         torch = wanted.peers and not self.dry_run
-        device: Answering = (
-            Inline(worker.Answers()) if self.dry_run else device_worker(with_torch=torch)
-        )
+        device = kernel_process(with_torch=torch, dry_run=self.dry_run)
         build = Build() if torch else None
         options = {"dry_run": self.dry_run, "torch": torch, "peers": wanted.peers, "rounds": 3}
         try:
@@ -180,9 +173,7 @@ class Check:
             section.notes = [section.notes[0], *([line] if any(best.values()) else [])]
             progress(section)
 
-        device: Answering = (
-            Inline(worker.Answers()) if self.dry_run else device_worker(with_torch=False)
-        )
+        device = kernel_process(with_torch=False, dry_run=self.dry_run)
         try:
             tune_kernels.measure(
                 device,
@@ -269,32 +260,19 @@ class Pages:
         """All of them, from everything so far; a reader never sees half a file."""
         told = {"device": self._kind, "facts": facts, "sections": self.results}
         stem = f"gpu_check-{self._part}"
-        self._replace(f"{stem}.json", json.dumps(told, indent=1))
-        self._replace(f"{stem}.md", markdown(self._kind, self._dry_run, self.results))
-        self._replace("advice.md", advice.page(self.reports()))
-
-    def _replace(self, name: str, text: str) -> None:
-        partial = self._folder / f".{name}.partial"
-        partial.write_text(text)
-        partial.replace(self._folder / name)
+        page = markdown(self._kind, self._dry_run, self.results)
+        texts = {f"{stem}.json": json.dumps(told, indent=1), f"{stem}.md": page}
+        write_files(self._folder, texts)
+        write_files(self._folder, {"advice.md": advice.page(self.reports())})
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = command_line(
+        "Checks and measures jaxserve's kernels and engine on the GPU of this machine.",
+        list(SECTIONS),
+        BUDGET_S,
         prog="benchmarks/gpu_check",
-        description="Checks and measures jaxserve's kernels and engine on the GPU of this machine.",
-    )
-    made.add_argument(
-        "--dry-run", action="store_true", help="run every section on the CPU with tiny shapes"
-    )
-    made.add_argument(
-        "--only",
-        action="append",
-        choices=SECTIONS,
-        default=[],
-        metavar="SECTION",
-        help=f"run this section (repeatable): {'; '.join(SECTIONS)}",
     )
     made.add_argument(
         "--part",
@@ -302,41 +280,29 @@ def parser() -> argparse.ArgumentParser:
         help="A: smoke cases and anchors; B: the decode step; C: correctness, then tuning; "
         "rest: everything else",
     )
-    made.add_argument(
-        "--budget-seconds",
-        type=float,
-        default=BUDGET_S,
-        help="what is not begun by then is left out",
-    )
-    made.add_argument("--output", type=Path, help="folder for the results")
     return made
 
 
-def device_process(dry_run: bool) -> Answering:
+def device_of(dry_run: bool) -> Answering:
     """What answers for the device: a process of its own, in a dry run this one."""
-    if dry_run:
-        return Inline(Answers())
-    environment = importing_from(ROOT) | toolkit_environment()
-    return Worker([sys.executable, "-m", "benchmarks.gpu.worker"], environment)
+    return device_process("benchmarks.gpu.worker", Answers, dry_run, {})
 
 
-def results_folder(options: argparse.Namespace, kind: str) -> Path:
+def folder_of(options: argparse.Namespace, kind: str) -> Path:
     """Where the results go: as told, a temporary folder, or one by the device's name."""
-    if options.output is not None:
-        return options.output
-    if options.dry_run:
-        return Path(tempfile.mkdtemp(prefix="gpu_check-"))
-    return ROOT / "benchmarks" / "results" / "-".join(kind.lower().split())
+    if options.output is None and not options.dry_run:
+        return ROOT / "benchmarks" / "results" / "-".join(kind.lower().split())
+    return results_folder(options.output, "gpu_check")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0 when every section passed, 1 when one failed, 3 when there is no GPU."""
     options = parser().parse_args(arguments)
-    deadline = time.monotonic() + options.budget_seconds
+    end = deadline(options.budget_seconds)
     if options.dry_run:
         jax.config.update("jax_platforms", "cpu")
-    device = device_process(options.dry_run)
-    check = Check(device, options.dry_run, deadline)
+    device = device_of(options.dry_run)
+    check = Check(device, options.dry_run, end)
     try:
         kind = check.ask("device", START_LIMIT_S)
     except WorkerError as error:
@@ -346,7 +312,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         device.close()
         return EXIT_NO_GPU
-    folder = results_folder(options, kind)
+    folder = folder_of(options, kind)
     pages = Pages(folder, options.part or advice.ALL, kind, options.dry_run)
     check.shared |= pages.facts()
 

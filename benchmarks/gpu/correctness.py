@@ -41,7 +41,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"soft_cap": 20.0},
     {"sinks": True},
     {"window": 50, "soft_cap": 30.0, "sinks": True},
-    {"per_page": False},
+    {"per_token": False},
 )
 FIRST_PAGE = 3
 CHUNKS, CONTEXTS = (70, 0, 1, 129, 33), (0, 5, 300, 64, 17)
@@ -67,6 +67,11 @@ class Small(NamedTuple):
         return f"{self.pool} {sizes}{', ' if told else ''}{told}"
 
     @property
+    def per_token(self) -> bool:
+        """Whether 8-bit pages have a scale a token, as the engine's int8 ones; else one."""
+        return self.pool == "int8" and self.options.get("per_token", True)
+
+    @property
     def shape(self) -> AttentionShape:
         """By which a backend takes or refuses it."""
         eight_bits = self.pool in ("int8", "float8_e4m3fn")
@@ -76,6 +81,7 @@ class Small(NamedTuple):
             group=self.group,
             pool_dtype=jnp.dtype(self.pool),
             query_dtype=jnp.dtype("bfloat16" if eight_bits else self.pool),
+            token_scales=self.per_token,
         )
 
 
@@ -84,8 +90,8 @@ def matrix() -> list[Small]:
     found = []
     for index, (head_dim, pool) in enumerate(itertools.product(HEAD_DIMS, POOLS)):
         options = OPTIONS[index % len(OPTIONS)]
-        if pool not in ("int8", "float8_e4m3fn"):
-            options = {name: value for name, value in options.items() if name != "per_page"}
+        if pool != "int8":
+            options = {name: value for name, value in options.items() if name != "per_token"}
         group, page_size = GROUPS[index % 3], PAGE_SIZES[index % 4]
         longest, queries = LONGEST[index // 2 % 3], QUERIES[index // 3 % 5]
         found.append(Small(pool, head_dim, group, page_size, longest, options, queries))
@@ -221,7 +227,7 @@ def _paged(rng: np.random.Generator, small: Small, lengths: list[int], **sizes: 
         page_size=small.page_size,
         pool=small.pool,
         first_page=FIRST_PAGE,
-        per_page=small.options.get("per_page", True),
+        per_token=small.per_token,
         share=False,
         **sizes,
     )

@@ -26,7 +26,7 @@ from tests.pallas_kernels.oracle import row_errors
 
 LIMIT_S = 30  # of a case
 COLUMNS = ("case", "backend", "beside", "error", "tolerance")
-MINE, PLAIN = "chosen", "plain"  # sides of a problem
+MINE, THEIRS = "chosen", "plain"  # sides of a problem
 # of a head's or a row's largest number: XLA may leave out a rounding to bfloat16 between two others
 TOLERANCE = 3e-2
 EPS = 1e-1  # so large that a kernel that forgets it is far off
@@ -159,7 +159,7 @@ def move_programs(setting: Setting) -> dict[str, Programs]:
         )
         sides = {
             MINE: (problem.pages, problem.first_page, backend, interpret),
-            PLAIN: (room, 0, "xla", None),
+            THEIRS: (room, 0, "xla", None),
         }
         names = ("pages", "first_page", "backend", "interpret")
         found[problem.label] = {
@@ -210,7 +210,7 @@ def norm_programs(setting: Setting) -> dict[str, Programs]:
                 ),
                 jnp.asarray(rng.uniform(0.5, 2, columns), jnp.bfloat16),
             )
-            sides = {MINE: (backend, interpret), PLAIN: ("xla", None)}
+            sides = {MINE: (backend, interpret), THEIRS: ("xla", None)}
             label = f"residual_norm: {rows} x {columns}, {parts} parts"
             found[label] = {
                 side: (functools.partial(normed, told), operands) for side, told in sides.items()
@@ -246,7 +246,7 @@ def threshold_programs(setting: Setting) -> dict[str, Programs]:
         mine = {"backend": backend, "interpret": interpret}
         found[f"kept_threshold: {label}"] = {
             MINE: (functools.partial(kept_threshold, **mine), operands),
-            PLAIN: (functools.partial(kept_threshold, backend="reference"), operands),
+            THEIRS: (functools.partial(kept_threshold, backend="reference"), operands),
         }
     return found
 
@@ -322,7 +322,7 @@ def run(setting: Setting, case: str) -> Section:
     executables, refused = compiled(programs)
     section.failures += [f"{name}: {reason}" for name, reason in refused.items()]
     for label in labels_of(programs):
-        names = [f"{label} ({side})" for side in (MINE, PLAIN)]
+        names = [f"{label} ({side})" for side in (MINE, THEIRS)]
         if not all(name in executables for name in names):
             continue
         # the last output of this process, should the kernel hang

@@ -15,10 +15,10 @@ import sys
 import jax
 
 from benchmarks.cuda_toolkit import candidates, toolkit_environment
+from benchmarks.device_run import ROOT
 from benchmarks.gpu import correctness
 from benchmarks.gpu.setting import Section, Setting, dry_setting, gpu_setting
 from benchmarks.isolated import importing_from
-from benchmarks.kernel_bench.worker import ROOT
 
 TOOL = "compute-sanitizer"
 FOUND = 99  # exit status when it found something

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.device_run import ROOT
 from benchmarks.gpu.decode_step import (
     DRY_ROWS,
     DRY_SHAPE,
@@ -23,7 +24,6 @@ from benchmarks.gpu.decode_step import (
 )  # fmt: skip
 from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
-from benchmarks.kernel_bench.worker import ROOT
 from benchmarks.peers.process import Worker, WorkerError
 from benchmarks.peers.workload import Cell, fixed_batch, write_cells
 from jaxserve.bench.shapes import SHAPES, write_config

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from benchmarks.kernel_bench.rows import Ceilings
-from pallas_kernels import AttentionShape, Backends, choose_backends, coverage
+from pallas_kernels import AttentionShape, Backends, choose_backends
 from pallas_kernels.compat import mosaic_gpu_interpreter
-from pallas_kernels.devices import FAMILIES, device_family
+from pallas_kernels.devices import OPERATIONS, candidates, device_family
 
 USABLE_MEMORY = 0.6  # of the device: the pool, and what building it needs
 
@@ -61,12 +61,11 @@ class Setting:
         With their interpreters. The first is what the engine runs; the others must not cost its
         result when one of them crashes, nor it theirs.
         """
-        table = coverage.DECODE if operation == "decode" else coverage.PREFILL
         offered = self.decode if operation == "decode" else self.prefill
         found = [
             (name, interpret)
             for name, interpret in offered
-            if name not in table or table[name](shape) is None
+            if OPERATIONS[operation][name].covers(shape) is None
         ]
         return found[:1] if chosen else found[1:]
 
@@ -100,13 +99,13 @@ def gpu_setting(shared: dict[str, float], seconds_left: float) -> Setting | None
     if jax.default_backend() != "gpu":
         return None
     device = jax.devices()[0]
-    family = FAMILIES[device_family(device.device_kind, device.platform)]
+    family = device_family(device.device_kind, device.platform)
     limit = (device.memory_stats() or {})["bytes_limit"]
     return Setting(
         device_kind=device.device_kind,
         backends=choose_backends(device.device_kind, device.platform),
-        decode=[(name, None) for name in family.decode],
-        prefill=[(name, None) for name in family.prefill],
+        decode=[(name, None) for name in candidates("decode", family)],
+        prefill=[(name, None) for name in candidates("prefill", family)],
         memory=int(limit * USABLE_MEMORY),
         seconds_left=seconds_left,
         shared=shared,

@@ -34,9 +34,9 @@ def correctness(setting: Setting) -> Section:
         told = "one" if dtype in QUANTIZED else "none"
         _compare(section, (dtype, told), write, backend, (pool, k, v, *where))
         if dtype in QUANTIZED:
-            scales = jnp.zeros((pages, 4), jnp.float32)
-            held = ScaledPages(pool, scales, scales + 0.0)
-            _compare(section, (dtype, "by page"), write_kv_scaled, backend, (held, k, v, *where))
+            scales = jnp.zeros((pages, 4, 16), storage_dtype(jnp.bfloat16, platform))
+            held = ScaledPages(pool, scales, jnp.array(scales))
+            _compare(section, (dtype, "by token"), write_kv_scaled, backend, (held, k, v, *where))
     return section
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.rows import Ceilings
 from pallas_kernels import Backends, choose_backends
-from pallas_kernels.paged_attention.api import DECODE_MODULES
 
 COLD_BYTES = 2**30  # many times the largest second-level cache
 USABLE = 0.8  # of the memory that JAX may use
@@ -70,8 +69,6 @@ class Bench:
 def dry_backends() -> Backends:
     """The Triton kernels in the interpreter, so that options and tuning are exercised."""
     chosen = choose_backends("cpu", "cpu")
-    if "triton" not in DECODE_MODULES:
-        return chosen
     return replace(chosen, decode="triton", prefill="triton", interpret=True)
 
 

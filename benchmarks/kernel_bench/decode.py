@@ -1,10 +1,9 @@
-"""Decode attention: ours, JAX's own paged attention, cuDNN, FlashInfer and torch's SDPA."""
+"""Decode attention: ours, cuDNN, FlashInfer and torch's SDPA; on a TPU JAX's own."""
 
 from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,6 @@ from pallas_kernels import paged_decode_attention
 CUDNN = "cuDNN paged attention"
 CUDNN_ROTATIONS = 4  # it takes an array a layer: more of them would be thousands of arguments
 TPU_PAGES_A_BLOCK = 8
-JAX_SPLITS = 16  # its default; it wants a divisor of the pages of a request
 
 
 def quantized_options(case: DecodeCase) -> dict[str, jax.Array]:
@@ -81,17 +79,6 @@ def head_major(
         for table in pool.tables
     ]
     return program, rotations
-
-
-def jax_gpu_op(case: DecodeCase, pool: Pool, q: jax.Array, splits: int, interpret: bool) -> Program:
-    """`jax.experimental.pallas.ops.gpu.paged_attention`, its head-major pages made beforehand."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
-
-    program, rotations = head_major(case, pool, q)
-    attend = functools.partial(paged_attention, k_splits=splits, interpret=interpret)
-    return functools.partial(program, attend), rotations, f"k_splits={splits}"
 
 
 def jax_tpu_op(case: DecodeCase, pool: Pool, q: jax.Array) -> Program:
@@ -158,14 +145,7 @@ def peers(
         return {JAX_OP: functools.partial(jax_tpu_op, case, pool, q)}
     if bench.platform != "gpu" and not bench.dry_run:
         return {}
-    # without splits as well, for batches that fill the chip by themselves
-    found: dict[str, Callable[[], Program]] = {
-        f"{JAX_OP}, k_splits={splits}": functools.partial(
-            jax_gpu_op, case, pool, q, splits, bench.dry_run
-        )
-        for splits in dict.fromkeys((math.gcd(JAX_SPLITS, case.pages), 1))
-    }
-    return found | {CUDNN: functools.partial(cudnn, case, pool, q)}
+    return {CUDNN: functools.partial(cudnn, case, pool, q)}
 
 
 def entries(bench: Bench, case: DecodeCase) -> Entries:

@@ -14,7 +14,7 @@ from benchmarks.kernel_bench.bench import Bench
 from benchmarks.kernel_bench.cases import MatmulCase
 from benchmarks.kernel_bench.contest import Entries, Program
 from benchmarks.kernel_bench.rows import BF16, INT4, missing
-from pallas_kernels.devices import FAMILIES, device_family
+from pallas_kernels.devices import candidates, device_family
 from pallas_kernels.quantized_matmul import (
     quantize_fp8,
     quantize_int4,
@@ -38,7 +38,7 @@ FORMATS: tuple[tuple[str, Callable[..., Any], str, float, float], ...] = (
 
 def backends_of(device_kind: str, platform: str) -> list[str]:
     """The backends that exist for a device, the most specialised first."""
-    return list(FAMILIES[device_family(device_kind, platform)].matmul)
+    return candidates("matmul", device_family(device_kind, platform))
 
 
 def program_of(multiply: Callable[[jax.Array, Any], jax.Array], layers: int) -> Callable[..., Any]:

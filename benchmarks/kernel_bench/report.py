@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.device_run import write_files
 from benchmarks.kernel_bench.rows import Row, count_verdicts
 
 COLUMNS = ("case", "candidate", "us", "rate", "% of ceiling", "differs by", "targets", "remark")
@@ -79,12 +80,8 @@ def write(
     folder: Path, name: str, rows: Sequence[Row], device: dict[str, Any], notes: Sequence[str]
 ) -> None:
     """NAME.json and NAME.md; a reader never sees half a file."""
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {
         f"{name}.json": json.dumps(as_json(rows, device, notes), indent=1),
         f"{name}.md": markdown(rows, device, notes),
     }
-    for file, text in texts.items():
-        partial = folder / f".{file}.partial"
-        partial.write_text(text)
-        partial.replace(folder / file)
+    write_files(folder, texts)

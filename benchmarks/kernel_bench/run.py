@@ -7,22 +7,19 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from benchmarks.cuda_toolkit import toolkit_environment
-from benchmarks.isolated import Worker, WorkerError, importing_from
+from benchmarks.device_run import ROOT, START_LIMIT_S, Answering, Turns, device_process
+from benchmarks.isolated import WorkerError, importing_from
 from benchmarks.kernel_bench.bench import JAX_ALONE, JAX_SHARE
 from benchmarks.kernel_bench.cases import Case, MatmulCase, as_request
 from benchmarks.kernel_bench.rows import OURS, Row, missing
-from benchmarks.kernel_bench.worker import ROOT
+from benchmarks.kernel_bench.worker import Answers
 
-START_LIMIT_S = 120
 CASE_LIMIT_S = 90  # most take a few seconds; the first one also starts torch
 GRACE_S = 10  # of a case that was begun in time
 BUILD_LIMIT_S = 240
-MOST_FAILURES = 2  # of an operation in a row that cost the process: then it is not the cases
 
 
 class Build:
@@ -69,20 +66,10 @@ def next_case(waiting: list[Case], build: Build | None) -> Case:
     return waiting.pop(0)
 
 
-class Answering(Protocol):
-    """A Worker or an Inline."""
-
-    def call(self, request: Any, limit_s: float) -> Any: ...
-
-    def close(self) -> None: ...
-
-
-def device_worker(*, with_torch: bool) -> Worker:
-    """The process that owns the device."""
-    share = JAX_SHARE if with_torch else JAX_ALONE
-    environment = importing_from(ROOT) | toolkit_environment()
-    environment |= {"XLA_CLIENT_MEM_FRACTION": str(share)}
-    return Worker([sys.executable, "-m", "benchmarks.kernel_bench.worker"], environment)
+def kernel_process(*, with_torch: bool, dry_run: bool = False) -> Answering:
+    """What owns the device for the kernel benchmark."""
+    share = {"XLA_CLIENT_MEM_FRACTION": str(JAX_SHARE if with_torch else JAX_ALONE)}
+    return device_process("benchmarks.kernel_bench.worker", Answers, dry_run, share)
 
 
 def run_cases(
@@ -109,34 +96,28 @@ def run_cases(
     device = worker.call({"do": "device", **options}, START_LIMIT_S)
     options = options | {"ceilings": device["ceilings"]}
     rows: list[Row] = []
-    notes: list[str] = []
-    failures: Counter[str] = Counter()  # in a row
-    waiting = list(cases)
-    while waiting:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            notes.append(f"Not run: {len(waiting)} of {len(cases)} cases (time is up).")
-            break
-        case = next_case(waiting, build)
+    turns: Turns[Case] = Turns(
+        cases,
+        lambda: deadline - time.monotonic(),
+        lambda case: case.operation,
+        lambda waiting: next_case(waiting, build),
+    )
+    for case in turns:
         begin = time.monotonic()
         try:
             request = {"do": "case", "case": as_request(case), **options}
+            left = max(0.0, deadline - begin)
             answer = worker.call(request, min(limit_s, left + GRACE_S))
             rows += [Row(**row | {"verdicts": tuple(row["verdicts"])}) for row in answer]
-            failures[case.operation] = 0
+            turns.passed(case)
         except WorkerError as error:
             rows.append(missing(case, OURS, f"FAILED: {error}"))
-            failures[case.operation] += error.lost
-        if failures[case.operation] == MOST_FAILURES:
-            kept = [other for other in waiting if other.operation != case.operation]
-            count, why = len(waiting) - len(kept), f"{MOST_FAILURES} in a row failed"
-            notes.append(f"Not run: {count} cases of {case.operation} ({why}).")
-            waiting = kept
+            turns.failed(case, error.lost)
         seconds = time.monotonic() - begin
         print(f"{case.operation} {case.label}: {seconds:.1f} s", file=sys.stderr, flush=True)
-        progress(rows, device, notes)
-    progress(rows, device, notes)
-    return rows, device, notes
+        progress(rows, device, turns.notes)
+    progress(rows, device, turns.notes)
+    return rows, device, turns.notes
 
 
 def failures_of(rows: Sequence[Row]) -> list[str]:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.device_run import START_LIMIT_S, Answering
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.cases import as_request
-from benchmarks.kernel_bench.run import START_LIMIT_S, Answering
 from benchmarks.kernel_bench.tuning import CASES, DRY_CASES, alike, best_of
 
 BATCH = 8  # choices that are compiled at the same time and timed in turns

@@ -30,21 +30,15 @@ from benchmarks.kernel_bench.timing import (
     poisons,
     relative_difference,
 )
-from pallas_kernels import DecodeTuning, MatmulTuning, PrefillTuning
-from pallas_kernels.devices import PLAIN
+from pallas_kernels.backends.record import Tuning
+from pallas_kernels.devices import OPERATIONS
 from pallas_kernels.quantized_matmul import quantize_int4, quantized_matmul
 
-Tuning = DecodeTuning | PrefillTuning | MatmulTuning
-KINDS: dict[str, type[Any]] = {
-    "decode": DecodeTuning,
-    "prefill": PrefillTuning,
-    "matmul": MatmulTuning,
-}
+KINDS = ("decode", "prefill", "matmul")
 # values of each field that are tried; what is not named stays as the table has it
 DECODE = {
     "block_tokens": (64, 128),
     "stages": (2, 3, 4),
-    "consumers": (1, 2),
     "num_warps": (4, 8),
     "waves": (1, 2, 4),
 }
@@ -52,7 +46,6 @@ PREFILL = {
     "tile_rows": (64, 128, 256),
     "block_tokens": (64, 128),
     "stages": (2, 3, 4),
-    "consumers": (1, 2, 3),
     "num_warps": (4, 8),
 }
 MATMUL = {
@@ -62,17 +55,6 @@ MATMUL = {
     "stages": (3, 4, 6),
     "splits": (None, 1, 2, 4, 8),
     "num_warps": (4, 8),
-}
-# the fields that a backend reads; a new backend is taken to read all of them
-READ = {
-    ("decode", "mosaic_gpu"): ("block_tokens", "stages", "waves"),
-    ("decode", "triton"): ("block_tokens", "stages", "num_warps", "waves"),
-    ("decode", "mosaic_tpu"): ("block_tokens", "stages"),
-    ("prefill", "mosaic_gpu"): ("block_tokens", "stages"),
-    ("prefill", "triton"): ("tile_rows", "block_tokens", "stages", "num_warps"),
-    ("prefill", "mosaic_tpu"): ("tile_rows", "block_tokens", "stages"),
-    ("matmul", "mosaic_gpu"): ("tile_m", "stages", "splits"),
-    ("matmul", "mosaic_tpu"): ("tile_m", "tile_n", "tile_k"),
 }
 MOST_CHANGES = 3  # fields in which a choice differs from the start
 AGREEMENT = 0.02  # of a choice's result with the plain XLA one, as norms
@@ -121,11 +103,12 @@ def candidates_of(bench: Bench, operation: str) -> tuple[str, list[Tuning]]:
     else:
         backend = matmul.backends_of(bench.device_kind, bench.platform)[0]
         start, values = tuning.matmul, MATMUL
-    if backend in PLAIN:
+    kind = OPERATIONS[operation][backend].tuning
+    if kind is None:
         return backend, []
-    read = READ.get((operation, backend), tuple(values))
+    tried = {f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values}
     # a chip without a row leaves the choice to the kernel: the defaults are where the search begins
-    found = neighbours(start or KINDS[operation](), {name: values[name] for name in read})
+    found = neighbours(start if isinstance(start, kind) else kind(), tried)
     return backend, found[:DRY_CHOICES] if bench.dry_run else found
 
 
@@ -234,10 +217,12 @@ def runs_of(
     bench: Bench, operation: str, program: Callable[..., Any], choices: list[dict[str, Any]]
 ) -> dict[str, Callable[..., Any]]:
     """The program with each of the choices, by the choice's place."""
-    kernel: dict[str, Any] = {"backend": candidates_of(bench, operation)[0]}
+    backend = candidates_of(bench, operation)[0]
+    kernel: dict[str, Any] = {"backend": backend}
     if bench.backends.interpret is not None:
         kernel["interpret"] = bench.backends.interpret
-    tunings = [KINDS[operation](**choice) if choice else None for choice in choices]
+    kind = OPERATIONS[operation][backend].tuning
+    tunings = [kind(**choice) if kind and choice else None for choice in choices]
     return {
         str(place): functools.partial(program, tuning=tuning, **kernel)
         for place, tuning in enumerate(tunings)
@@ -268,13 +253,19 @@ def best_of(cases: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
     return json.loads(min(complete, key=lambda key: complete[key])) if complete else None
 
 
+def kind_of(operation: str, values: dict[str, Any]) -> type[Any]:
+    """The type of a tuning that has these fields and no other."""
+    kinds = [backend.tuning for backend in OPERATIONS[operation].values() if backend.tuning]
+    return next(k for k in kinds if {f.name for f in dataclasses.fields(k)} == set(values))
+
+
 def table_row(device_kind: str, best: dict[str, dict[str, Any] | None]) -> str:
     """The line of `pallas_kernels/tuning.py` for a chip, fields at their default left out."""
     arguments = []
     for operation, values in best.items():
         if not values:  # none ran, or the kernel's own choice is the best
             continue
-        kind = KINDS[operation]
+        kind = kind_of(operation, values)
         plain = dataclasses.asdict(kind())
         changed = [f"{name}={value!r}" for name, value in values.items() if value != plain[name]]
         if changed:

@@ -6,11 +6,11 @@ import gc
 import importlib.util
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from benchmarks.device_run import ROOT
 from benchmarks.isolated import Worker, importing_from, serve
 from benchmarks.kernel_bench import decode, matmul, prefill
 from benchmarks.kernel_bench.bench import Bench, make_bench
@@ -19,8 +19,6 @@ from benchmarks.kernel_bench.contest import Entries, contest
 from benchmarks.kernel_bench.rows import Ceilings, Row
 from benchmarks.kernel_bench.tuning import Tuner, choices_of
 from jaxserve.execution import compilation_cache
-
-ROOT = Path(__file__).parents[2]
 
 
 def torch_worker() -> Worker:

@@ -11,8 +11,10 @@ JSON line a command ("run cell 2"); the worker answers with one JSON line (secon
 peak memory). So the rounds alternate between the engines while all are loaded; `--one-at-a-time`
 loads one after the other where the memory does not hold them together.
 
-Cells: batches of equal requests (prompt 32, output 128 tokens), and a mixed workload (64 requests,
-prompt and output lengths uniform in 8 .. 256, all queued at once, at most 16 in flight). Greedy,
+Cells: batches of equal requests (prompt 32, output 128 tokens); a mixed workload (64 requests,
+prompt and output lengths uniform in 8 .. 256, all queued at once, at most 16 in flight); prefill
+(16 prompts of 512 with one output token, at most 4 in flight: output tokens are prompts); and long
+(8 prompts of 1,800 with 64 outputs, all in flight). Greedy,
 end-of-sequence ignored, prefix caches off; only the tokens that were asked for count. The first
 round is not counted; the figures are medians. An engine that is not installed, or fails, is a row
 with the reason.

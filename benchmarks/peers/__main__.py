@@ -18,7 +18,14 @@ from benchmarks.peers.adapters import ENGINES
 from benchmarks.peers.process import Worker
 from benchmarks.peers.report import make_report, markdown
 from benchmarks.peers.rounds import Contestant, alternate, one_at_a_time
-from benchmarks.peers.workload import Cell, fixed_batch, mixed, write_cells
+from benchmarks.peers.workload import (
+    Cell,
+    fixed_batch,
+    long,
+    mixed,
+    prefill,
+    write_cells,
+)
 
 BASE = "jaxserve"
 ROOT = Path(benchmarks.__file__).parent.parent
@@ -75,6 +82,10 @@ def make_cells(options: argparse.Namespace, vocab_size: int) -> list[Cell]:
     if options.mixed:
         ranges = tuple(options.mixed_prompt), tuple(options.mixed_output)
         cells.append(mixed(options.mixed, *ranges, vocab_size))
+    if options.prefill:
+        cells.append(prefill(options.prefill, vocab_size))
+    if options.long:
+        cells.append(long(options.long, vocab_size))
     return cells
 
 
@@ -129,6 +140,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mixed", type=int, default=64, help="requests of the mixed cell; 0: none")
     add("--mixed-prompt", type=int, nargs=2, default=[8, 256], metavar=("SHORTEST", "LONGEST"))
     add("--mixed-output", type=int, nargs=2, default=[8, 256], metavar=("SHORTEST", "LONGEST"))
+    add("--prefill", type=int, default=16, help="prompts of 512 with one output; 0: none")
+    add("--long", type=int, default=8, help="prompts of 1,800 with 64 outputs; 0: none")
     add("--repeats", type=int, default=3, help="counted rounds; one more comes first")
     add("--one-at-a-time", action="store_true", help="never two engines in memory")
     add(
@@ -191,8 +204,11 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 def main(words: list[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(words)
-    if not options.batch_sizes and not options.mixed:
-        parser.error("nothing to run: --batch-sizes is empty and --mixed is 0")
+    counts = (options.mixed, options.prefill, options.long)
+    if min(counts) < 0:
+        parser.error("--mixed, --prefill and --long are numbers of requests, 0 or more")
+    if not options.batch_sizes and not any(counts):
+        parser.error("nothing to run: no --batch-sizes, and --mixed, --prefill and --long are 0")
     if not (options.model / "config.json").is_file():
         parser.error(f"--model {options.model} is no folder with a config.json")
     if min(options.batch_sizes, default=1) < 1 or options.repeats < 1:

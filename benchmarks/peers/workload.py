@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 MIXED_SEED = 1234
 MIXED_IN_FLIGHT = 16
+PREFILL_LEN, PREFILL_IN_FLIGHT = 512, 4
+LONG_LENS = 1800, 64  # of a prompt and of its output
 FIRST_TOKEN = 16  # the special tokens live below
 
 
@@ -48,6 +50,17 @@ def fixed_batch(batch: int, input_len: int, output_len: int, vocab_size: int) ->
     rng = random.Random(batch)
     prompts = [_tokens(rng, input_len, vocab_size) for _ in range(batch)]
     return Cell(f"batch {batch}", batch, prompts, [output_len] * batch)
+
+
+def prefill(count: int, vocab_size: int) -> Cell:
+    """`count` prompts of 512 with one output token: what is timed is the reading of prompts."""
+    cell = fixed_batch(count, PREFILL_LEN, 1, vocab_size)
+    return replace(cell, name=f"prefill {count}", in_flight=min(count, PREFILL_IN_FLIGHT))
+
+
+def long(count: int, vocab_size: int) -> Cell:
+    """`count` prompts of 1,800 with 64 outputs each, all in flight."""
+    return replace(fixed_batch(count, *LONG_LENS, vocab_size), name=f"long {count}")
 
 
 def mixed(

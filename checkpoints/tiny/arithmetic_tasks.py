@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from checkpoints.tiny import words as w
-from checkpoints.tiny.pair import Pair, join
+from checkpoints.tiny.pair import Pair, listed, phrase
 
 
 def addition(rng: Random) -> Pair:
     """Sum of two numbers of one or two digits."""
-    top = 99 if rng.random() < 0.8 else 20
+    top = rng.choices((99, 20, 9), (8, 1, 1))[0]
     a, b = rng.randint(0, top), rng.randint(0, top)
     return _sum("addition", rng, a, b)
 
@@ -21,18 +21,18 @@ def addition_3_digits(rng: Random) -> Pair:
 
 
 def _sum(task: str, rng: Random, a: int, b: int) -> Pair:
-    form = rng.choice(
-        (
-            "What is {} + {}?",
-            "{} + {} =",
-            "{}+{}",
-            "Add {} and {}.",
-            "Calculate {} + {}.",
-            "What is {} plus {}?",
-            "How much is {} + {}?",
-        )
+    forms = (
+        "What is {} + {}?",
+        "What is {}+{}?",
+        "{} + {} =",
+        "{} + {}",
+        "{}+{}",
+        "Add {} and {}.",
+        "Calculate {} + {}.",
+        "What is {} plus {}?",
+        "How much is {} + {}?",
     )
-    return Pair(task, form.format(a, b), f"{a} + {b} = {a + b}", f"{sorted((a, b))}")
+    return Pair(task, phrase(rng, forms).format(a, b), f"{a} + {b} = {a + b}", f"{sorted((a, b))}")
 
 
 def subtraction(rng: Random) -> Pair:
@@ -42,14 +42,16 @@ def subtraction(rng: Random) -> Pair:
         a, b = b, a
     forms = (
         "What is {a} - {b}?",
+        "What is {a}-{b}?",
         "{a} - {b} =",
+        "{a} - {b}",
         "{a}-{b}",
         "Subtract {b} from {a}.",
         "Calculate {a} - {b}.",
         "What is {a} minus {b}?",
         "How much is {a} - {b}?",
     )
-    prompt = rng.choice(forms).format(a=a, b=b)
+    prompt = phrase(rng, forms).format(a=a, b=b)
     return Pair("subtraction", prompt, f"{a} - {b} = {a - b}", f"{a},{b}")
 
 
@@ -60,13 +62,14 @@ _PRODUCT_FORMS = (
     "Multiply {} by {}.",
     "Calculate {} * {}.",
     "What is {} times {}?",
+    "What is {}*{}?",
 )
 
 
 def times_table(rng: Random) -> Pair:
     """Product of two numbers up to 10."""
     a, b = rng.randint(0, 10), rng.randint(0, 10)
-    prompt = rng.choice(_PRODUCT_FORMS).format(a, b)
+    prompt = phrase(rng, _PRODUCT_FORMS).format(a, b)
     return Pair("times_table", prompt, f"{a} * {b} = {a * b}", f"{sorted((a, b))}")
 
 
@@ -75,7 +78,7 @@ def multiplication(rng: Random) -> Pair:
     a, b = rng.randint(11, 99), rng.randint(2, 9)
     tens, ones = a // 10 * 10, a % 10
     steps = f"{tens} * {b} + {ones} * {b} = {tens * b} + {ones * b}"
-    prompt = rng.choice(_PRODUCT_FORMS).format(a, b)
+    prompt = phrase(rng, _PRODUCT_FORMS).format(a, b)
     return Pair("multiplication", prompt, f"{a} * {b} = {steps} = {a * b}", f"{a},{b}")
 
 
@@ -92,7 +95,10 @@ _UNITS = (
 
 
 def convert_units(rng: Random) -> Pair:
-    """Conversion between a unit and a smaller one of the same kind."""
+    """Conversion between a unit and a smaller one of the same kind.
+
+    Where the factor is 60 or 7, the parts of tens and ones are written out first, both ways.
+    """
     large, small, factor = rng.choice(_UNITS)
     value = rng.randint(1, 99 if factor % 10 == 0 and factor != 60 else 50)
     if rng.random() < 0.7:
@@ -105,13 +111,17 @@ def convert_units(rng: Random) -> Pair:
         "{n} {a} in {b}",
         "What is {n} {a} in {b}?",
     )
-    prompt = rng.choice(forms).format(n=before, a=source, b=target)
-    answer = f"{before} {source} = {after} {target}"
+    prompt = phrase(rng, forms).format(n=before, a=source, b=target)
+    tens, ones = value // 10 * 10, value % 10
+    steps = ""
+    if factor in (60, 7) and tens and ones:
+        steps = f"{tens * factor} + {ones * factor} {small} = "
+    answer = f"{before} {source} = {steps}{after} {target}"
     return Pair("convert_units", prompt, answer, f"{large},{small},{value}")
 
 
 def compare(rng: Random) -> Pair:
-    """The sign between two numbers."""
+    """The sign between two numbers, found digit by digit."""
     top = rng.choice((99, 999))
     a = rng.randint(0, top)
     b = rng.randint(0, top) if rng.random() < 0.6 else min(top, max(0, a + rng.randint(-9, 9)))
@@ -121,19 +131,41 @@ def compare(rng: Random) -> Pair:
         "Which is greater: {} or {}?",
         "Is {} larger or smaller than {}?",
     )
-    sign = "=" if a == b else "<" if a < b else ">"
-    return Pair("compare", rng.choice(forms).format(a, b), f"{a} {sign} {b}", f"{sorted((a, b))}")
+    width = len(str(max(a, b)))
+    steps = []
+    for first, second in zip(str(a).zfill(width), str(b).zfill(width)):
+        sign = _sign(int(first), int(second))
+        steps.append(f"{first} {sign} {second}")
+        if sign != "=":
+            break
+    answer = f"{', '.join(steps)}, so {a} {_sign(a, b)} {b}"
+    return Pair("compare", phrase(rng, forms).format(a, b), answer, f"{sorted((a, b))}")
+
+
+def _sign(a: int, b: int) -> str:
+    return "=" if a == b else "<" if a < b else ">"
 
 
 def next_number(rng: Random) -> Pair:
-    """The term after four terms of an arithmetic progression."""
-    start, step = rng.randint(0, 30), rng.randint(1, 10)
+    """The term after four terms of an arithmetic progression, with the difference written out."""
+    start, step = rng.randint(0, 50), rng.randint(1, 12)
     if rng.random() < 0.25:
         start, step = start + 4 * step, -step
     terms = [start + i * step for i in range(4)]
-    forms = ("What comes next: {}, ...", "Next number: {}", "Continue the sequence: {}")
-    prompt = rng.choice(forms).format(join(terms))
-    return Pair("next_number", prompt, f"Next: {start + 4 * step}", f"{start},{step}")
+    forms = (
+        "What comes next: {}, ...",
+        "What comes next? {}",
+        "Next number: {}",
+        "Continue the sequence: {}",
+        "Continue {}",
+    )
+    prompt = phrase(rng, forms).format(listed(rng, terms))
+    low, high = sorted(terms[2:])
+    sign = "+" if step > 0 else "-"
+    answer = (
+        f"Next: {high} - {low} = {abs(step)}, {terms[3]} {sign} {abs(step)} = {start + 4 * step}"
+    )
+    return Pair("next_number", prompt, answer, f"{start},{step}")
 
 
 def word_problem(rng: Random) -> Pair:

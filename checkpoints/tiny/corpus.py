@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from checkpoints.tiny.tasks import training_pair
 from checkpoints.tiny.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, SYSTEM_ID, USER_ID
 
 _DOC_QUESTIONS = ("What does {} do?", "What is {} in Python?", "Explain {}", "Python docs: {}")
+_WAITING = 16  # conversations to choose from when a row has space left
 
 
 class Batch(NamedTuple):
@@ -74,62 +75,28 @@ def tokenizer_texts(seed: int, pairs: int = 40_000) -> Iterator[str]:
 
 
 class Stream:
-    """An endless seeded stream of packed batches, from the training side of the split only."""
+    """Packed batches from the training side of the split only; seed and step decide each of them.
+
+    No batch depends on those before it, so a run that is resumed reads what it would have read.
+    """
 
     def __init__(self, tokenizer: Tokenizer, seed: int):
         self._tokenizer = tokenizer
-        self._rng = Random(f"stream {seed}")
+        self._seed = seed
         self._docs = [item for item in load_docstrings() if not item.held_out]
         self._texts = [encode_text(tokenizer, item.document) for item in self._docs]
-        self._filler: list[tuple[int, bool]] = []
-        self._waiting: Document | None = None
 
-    def _conversation(self, length: int) -> Document:
-        rng = self._rng
-        if rng.random() < 0.03:
-            item = rng.choice(self._docs)
-            question = rng.choice(_DOC_QUESTIONS).format(item.name)
-            pairs = [Pair("python_docs", question, item.summary, item.name)]
-        else:
-            turns = 1
-            while rng.random() < (0.15 if length <= 128 else 0.6) and turns < length // 40:
-                turns += 1
-            pairs = [training_pair(rng) for _ in range(turns)]
-        system = rng.choice(words.SYSTEM_PROMPTS) if rng.random() < 0.1 else ""
-        return encode_conversation(self._tokenizer, pairs, system)
+    def batch(self, step: int, rows: int, length: int, late: bool = False) -> Batch:
+        """The batch of a step; what conversations leave free in a row is filled with plain text.
 
-    def _plain(self, count: int) -> list[tuple[int, bool]]:
-        """The next ``count`` tokens of the endless shuffled documentation."""
-        while len(self._filler) < count:
-            text = self._rng.choice(self._texts)
-            self._filler += list(zip(text.ids, text.learn))
-        taken, self._filler = self._filler[:count], self._filler[count:]
-        return taken
-
-    def _row(self, length: int) -> list[tuple[int, bool, int]]:
-        row: list[tuple[int, bool, int]] = []
-        number = 0
-        while len(row) < length:
-            document = self._waiting or self._conversation(length)
-            self._waiting = None
-            if len(document.ids) > length:
-                continue
-            if len(row) + len(document.ids) > length:
-                self._waiting = document
-                row += [(t, n, number) for t, n in self._plain(length - len(row))]
-                break
-            row += [(t, n, number) for t, n in zip(document.ids, document.learn)]
-            number += 1
-        return row
-
-    def batch(self, rows: int, length: int) -> Batch:
-        """The next batch; what a conversation leaves free in a row is filled with plain text."""
-        # One row in twelve is plain text, so that the model also reads long stretches of it.
+        ``late`` draws tasks by their late shares.
+        """
+        rng = Random(f"stream {self._seed} {step}")
+        packer = _Packer(rng, self._texts, lambda: self._conversation(rng, length, late))
+        # One row in 24 is plain text, so that the model also reads long stretches of it.
         table = np.array(
             [
-                [(t, n, 0) for t, n in self._plain(length + 1)]
-                if self._rng.random() < 1 / 12
-                else self._row(length + 1)
+                packer.plain(length + 1) if rng.random() < 1 / 24 else packer.row(length + 1)
                 for _ in range(rows)
             ],
             np.int32,
@@ -141,3 +108,59 @@ class Stream:
             documents=table[:, :-1, 2],
             weights=(table[:, 1:, 1] * same).astype(np.float32),
         )
+
+    def _conversation(self, rng: Random, length: int, late: bool) -> Document:
+        """A conversation of one turn in rows of 64, of up to the whole row in long rows."""
+        if rng.random() < 0.02:
+            item = rng.choice(self._docs)
+            question = rng.choice(_DOC_QUESTIONS).format(item.name)
+            pairs = [Pair("python_docs", question, item.summary, item.name)]
+        else:
+            more = 0.0 if length < 128 else 0.3 if length < 512 else 1 - 64 / length
+            turns = 1
+            while rng.random() < more and turns < length // 40:
+                turns += 1
+            pairs = [training_pair(rng, late) for _ in range(turns)]
+        system = rng.choice(words.SYSTEM_PROMPTS) if rng.random() < 0.1 else ""
+        return encode_conversation(self._tokenizer, pairs, system)
+
+
+class _Packer:
+    """Fills rows with whole conversations, and what is left of a row with documentation."""
+
+    def __init__(self, rng: Random, texts: list[Document], draw: Callable[[], Document]):
+        self._rng = rng
+        self._texts = texts
+        self._draw = draw
+        self._filler: list[tuple[int, bool]] = []
+        self._waiting: list[Document] = []
+
+    def plain(self, count: int, number: int = 0) -> list[tuple[int, bool, int]]:
+        """The next ``count`` tokens of the endless shuffled documentation, as one document."""
+        while len(self._filler) < count:
+            text = self._rng.choice(self._texts)
+            self._filler += list(zip(text.ids, text.learn))
+        taken, self._filler = self._filler[:count], self._filler[count:]
+        return [(token, learn, number) for token, learn in taken]
+
+    def row(self, length: int) -> list[tuple[int, bool, int]]:
+        """A row that begins with the conversation that has waited longest."""
+        row: list[tuple[int, bool, int]] = []
+        number = 0
+        while document := self._next(length - len(row), length, first=not row):
+            row += [(t, n, number) for t, n in zip(document.ids, document.learn)]
+            number += 1
+        return row + self.plain(length - len(row), number)
+
+    def _next(self, free: int, length: int, first: bool) -> Document | None:
+        """The oldest (``first``) or the longest waiting conversation of at most ``free`` tokens."""
+        while len(self._waiting) < _WAITING:
+            document = self._draw()
+            if len(document.ids) <= length:
+                self._waiting.append(document)
+        fitting = [document for document in self._waiting if len(document.ids) <= free]
+        if not fitting:
+            return None
+        chosen = fitting[0] if first else max(fitting, key=lambda document: len(document.ids))
+        self._waiting.remove(chosen)
+        return chosen

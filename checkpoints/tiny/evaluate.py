@@ -15,32 +15,35 @@ import json
 import math
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+import torch
 from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
 
 from checkpoints.tiny.corpus import Document, encode_conversation, encode_text
 from checkpoints.tiny.docstrings import load_docstrings
 from checkpoints.tiny.export import load_model
-from checkpoints.tiny.model import TinyLlama
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
 from checkpoints.tiny.tokenizer import PAD_ID
 
 _ROWS, _LENGTH = 16, 128
 
 
-@nnx.jit
-def _score(model: TinyLlama, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``[B, S]`` each: loss in nats of each target, and whether it is the most likely token."""
-    logits = model(tokens, jnp.zeros_like(tokens))
-    log_probs = jax.nn.log_softmax(logits)
-    losses = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-    return losses, jnp.argmax(logits, axis=-1) == targets
+@torch.inference_mode()
+def _score(model: LlamaForCausalLM, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``int[B, S + 1]`` -> ``[B, S]`` each: loss in nats of each next token, and whether it is
+    the most likely one."""
+    tokens = torch.from_numpy(ids).long()
+    logits = model(tokens[:, :-1]).logits
+    targets = tokens[:, 1:]
+    losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return losses.numpy(), (logits.argmax(-1) == targets).numpy()
 
 
-def score_documents(model: TinyLlama, documents: list[Document]) -> list[tuple[np.ndarray, bool]]:
+def score_documents(
+    model: LlamaForCausalLM, documents: list[Document]
+) -> list[tuple[np.ndarray, bool]]:
     """For each document the losses (nats) of its learnt tokens, and whether greedy writes them all.
 
     A document longer than a row is cut into rows that are read independently.
@@ -59,8 +62,7 @@ def score_documents(model: TinyLlama, documents: list[Document]) -> list[tuple[n
         for row, (_, piece_ids, piece_learn) in enumerate(group):
             ids[row, : len(piece_ids)] = piece_ids
             learn[row, : len(piece_learn)] = piece_learn
-        scored = _score(model, jnp.asarray(ids[:, :-1]), jnp.asarray(ids[:, 1:]))
-        loss, right = np.asarray(scored[0]), np.asarray(scored[1])
+        loss, right = _score(model, ids)
         for row, (index, _, _) in enumerate(group):
             counted = learn[row, 1:]
             losses[index] += loss[row, counted].tolist()
@@ -68,7 +70,7 @@ def score_documents(model: TinyLlama, documents: list[Document]) -> list[tuple[n
     return [(np.array(loss), ok) for loss, ok in zip(losses, exact)]
 
 
-def evaluate(model: TinyLlama, tokenizer: Tokenizer, pairs: int) -> dict[str, object]:
+def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[str, object]:
     """Metrics on held-out data: perplexity of documentation and of answers, exact match."""
     tasks: dict[str, dict[str, float]] = {}
     answer_losses = []

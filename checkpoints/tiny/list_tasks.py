@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from checkpoints.tiny import words as w
-from checkpoints.tiny.pair import Pair, join
+from checkpoints.tiny.pair import Pair, join, listed, phrase
 
 
 def _numbers(rng: Random, low: int, high: int, top: int = 99) -> list[int]:
@@ -13,13 +13,15 @@ def _numbers(rng: Random, low: int, high: int, top: int = 99) -> list[int]:
 
 
 def sort_numbers(rng: Random) -> Pair:
-    """Three to six numbers, ascending or descending."""
-    items = _numbers(rng, 3, 6)
+    """Three to six numbers, ascending or descending; sometimes all of them are digits."""
+    items = _numbers(rng, 3, 6, top=9 if rng.random() < 0.1 else 99)
     forms: tuple[str, ...]
     if rng.random() < 0.7:
         forms = (
             "Sort these numbers: {}",
             "Sort: {}",
+            "Sort {}",
+            "Sort the numbers {}.",
             "Sort the numbers {} in ascending order.",
             "Put these numbers in order: {}",
             "Order from smallest to largest: {}",
@@ -28,11 +30,12 @@ def sort_numbers(rng: Random) -> Pair:
     else:
         forms = (
             "Sort in descending order: {}",
+            "Sort {} in descending order.",
             "Order from largest to smallest: {}",
             "Sort the numbers {} in descending order.",
         )
         answer = sorted(items, reverse=True)
-    prompt = rng.choice(forms).format(join(items))
+    prompt = phrase(rng, forms).format(listed(rng, items))
     return Pair("sort_numbers", prompt, f"Sorted: {join(answer)}", f"{sorted(items)}")
 
 
@@ -42,10 +45,12 @@ def sort_words(rng: Random) -> Pair:
     forms = (
         "Sort these words: {}",
         "Sort: {}",
+        "Sort {}",
+        "Sort the words {}.",
         "Sort alphabetically: {}",
         "Put these words in alphabetical order: {}",
     )
-    prompt = rng.choice(forms).format(join(items))
+    prompt = phrase(rng, forms).format(listed(rng, items))
     return Pair("sort_words", prompt, f"Sorted: {join(sorted(items))}", f"{sorted(items)}")
 
 
@@ -57,8 +62,14 @@ def reverse_list(rng: Random) -> Pair:
         if rng.random() < 0.6
         else [str(n) for n in rng.sample(range(100), count)]
     )
-    forms = ("Reverse this list: {}", "Reverse: {}", "Reverse the list {}", "List backwards: {}")
-    prompt = rng.choice(forms).format(join(items))
+    forms = (
+        "Reverse this list: {}",
+        "Reverse: {}",
+        "Reverse {}",
+        "Reverse the list {}",
+        "List backwards: {}",
+    )
+    prompt = phrase(rng, forms).format(listed(rng, items))
     key = f"{min(items, items[::-1])}"
     return Pair("reverse_list", prompt, f"Reversed: {join(items[::-1])}", key)
 
@@ -73,7 +84,7 @@ def reverse_letters(rng: Random) -> Pair:
     """Three to eight single letters in the opposite order."""
     letters = _letters(rng, 3, 8)
     forms = ("Reverse these letters: {}", "Reverse the letters {}", "Spell backwards: {}")
-    prompt = rng.choice(forms).format(" ".join(letters))
+    prompt = phrase(rng, forms).format(" ".join(letters))
     key = "".join(min(letters, letters[::-1]))
     return Pair("reverse_letters", prompt, f"Reversed: {' '.join(letters[::-1])}", key)
 
@@ -87,12 +98,12 @@ def count_items(rng: Random) -> Pair:
         "How many words are there: {}",
         "Count the words: {}",
     )
-    prompt = rng.choice(forms).format(join(items))
+    prompt = phrase(rng, forms).format(listed(rng, items))
     return Pair("count_items", prompt, f"Count: {len(items)}", f"{sorted(items)}")
 
 
 def count_letters(rng: Random) -> Pair:
-    """How often a letter occurs among three to eight letters."""
+    """How often a letter occurs among three to eight letters, with the count after each."""
     target = rng.choice("aeiorst")
     letters = rng.choices(target * 3 + "aeiostrlnmbcd", k=rng.randint(3, 8))
     forms = (
@@ -100,9 +111,11 @@ def count_letters(rng: Random) -> Pair:
         "Count the letter {} in: {}",
         "How many {} are in {}?",
     )
-    prompt = rng.choice(forms).format(target, " ".join(letters))
+    prompt = phrase(rng, forms).format(target, " ".join(letters))
     key = f"{target}:{''.join(sorted(letters))}"
-    return Pair("count_letters", prompt, f"Count: {letters.count(target)}", key)
+    counts = [letters[: at + 1].count(target) for at in range(len(letters))]
+    steps = " ".join(f"{letter}{count}" for letter, count in zip(letters, counts))
+    return Pair("count_letters", prompt, f"Count: {steps} = {counts[-1]}", key)
 
 
 def extreme(rng: Random) -> Pair:
@@ -119,6 +132,6 @@ def extreme(rng: Random) -> Pair:
             "Smallest of {}?",
         )
     )
-    prompt = rng.choice(forms).format(join(items))
+    prompt = phrase(rng, forms).format(listed(rng, items))
     answer = f"Maximum: {max(items)}" if largest else f"Minimum: {min(items)}"
     return Pair("max_min", prompt, answer, f"{sorted(items)}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,19 @@ class Pair:
         """True for one key in ten."""
         digest = hashlib.sha256(f"{self.task}|{self.key}".encode()).digest()
         return int.from_bytes(digest[:4], "big") % 10 == 0
+
+
+def phrase(rng: Random, forms: Sequence[str]) -> str:
+    """One of the wordings, now and then without its capital or its last mark."""
+    form = rng.choice(forms)
+    if rng.random() < 0.15:
+        form = form[0].lower() + form[1:]
+    return form.rstrip("?., ") if rng.random() < 0.1 else form
+
+
+def listed(rng: Random, items: list[int] | list[str]) -> str:
+    """The items as a user may type them: mostly ``a, b``, sometimes ``a,b`` or ``a b``."""
+    return rng.choices((", ", ",", " "), (14, 3, 3))[0].join(str(item) for item in items)
 
 
 def join(items: list[int] | list[str]) -> str:

@@ -1,7 +1,7 @@
 """Train the bundled model from nothing: corpus, tokenizer, weights, log.
 
-``python -m checkpoints.tiny.train --output DIR`` needs the ``train`` extra. The schedule is a fixed
-number of steps; ``--minutes`` stops earlier. The weights are written every few minutes.
+``python -m checkpoints.tiny.train --output DIR`` needs the ``train`` extra and a C++ compiler. A
+run that was stopped goes on from the state in its folder when it is started again.
 """
 
 from __future__ import annotations
@@ -9,142 +9,203 @@ from __future__ import annotations
 import argparse
 import csv
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
-from flax import nnx
-from optax.contrib import muon
+import torch
 from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from checkpoints.tiny.corpus import Batch, Stream, tokenizer_texts
 from checkpoints.tiny.evaluate import evaluate
-from checkpoints.tiny.export import save_model
-from checkpoints.tiny.model import TinyConfig, TinyLlama
+from checkpoints.tiny.export import model_config, save_model
 from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
 
-_ADAM_RMS = 0.2  # typical root mean square of an Adam update, before the learning rate
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Steps after the main schedule: the rate falls to nothing again, from ``rate``.
+
+    One step in ``long_every`` has rows of ``long_lengths``, which take turns.
+    """
+
+    steps: int
+    rate: float
+    long_every: int
+    long_lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Schedule of the run. Long rows come last: most is learnt on short ones, which are cheaper."""
+    """Schedule of the run. Long rows come last: most is learnt on short ones, which are cheaper.
 
-    steps: int = 3200
+    ``lengths`` of rows take turns. In the last ``long_share`` of ``steps`` they do so with
+    ``long_lengths``, one step each. The tails follow.
+    """
+
+    steps: int = 7200
     seed: int = 0
     learning_rate: float = 3e-3
     warmup_steps: int = 150
-    decay_share: float = 0.4
+    decay_share: float = 0.375
     weight_decay: float = 0.05
     clip: float = 1.0
-    tokens_per_step: int = 2048
-    length: int = 128
-    long_length: int = 512
+    tokens_per_step: int = 4096
+    lengths: tuple[int, ...] = (128, 64, 64, 64)
+    long_lengths: tuple[int, ...] = (512, 512, 2048)
     long_share: float = 0.08
+    tails: tuple[Tail, ...] = (
+        Tail(steps=400, rate=5e-4, long_every=8, long_lengths=(512, 512, 2048)),
+        Tail(steps=300, rate=5e-4, long_every=2, long_lengths=(2048,)),
+    )
+    compiled: bool = True
     log_every: int = 50
-    save_every_s: float = 240.0
-    evaluate_every: int = 500
+    save_every: int = 250
+    evaluate_every: int = 2000
     evaluate_pairs: int = 32
 
+    @property
+    def end(self) -> int:
+        """Number of all steps."""
+        return self.steps + sum(tail.steps for tail in self.tails)
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for the layers' matrices, Adam for norms and the embedding.
+    def _tail(self, step: int) -> tuple[Tail, int] | None:
+        """The tail of a step and how many of its steps are left, if it is in one."""
+        last = self.steps
+        for tail in self.tails:
+            last += tail.steps
+            if self.steps <= step < last:
+                return tail, last - step
+        return None
 
-    Muon's updates are scaled to the root mean square that Adam's have, so one rate serves both.
+    def row_length(self, step: int) -> int:
+        """Length of the rows of a step."""
+        every, long_lengths = 2, self.long_lengths
+        if found := self._tail(step):
+            every, long_lengths = found[0].long_every, found[0].long_lengths
+        if step >= self.steps * (1 - self.long_share) and step % every == 1:
+            return long_lengths[step // 2 % len(long_lengths)]
+        return self.lengths[step % len(self.lengths)]
 
-    The learning rate rises linearly, stays, and falls linearly to nothing over the last part of the
-    run, which the length of the run does not change before that part (Hu et al. 2024).
+    def rate(self, step: int) -> float:
+        """Learning rate of a step: it rises linearly, stays, and falls linearly to nothing.
+
+        The length of the run does not change it before the fall (Hu et al. 2024).
+        """
+        if found := self._tail(step):
+            tail, left = found
+            return tail.rate * left / tail.steps
+        rise = (step + 1) / self.warmup_steps
+        fall = (self.steps - step) / (self.decay_share * self.steps)
+        return self.learning_rate * min(1.0, rise, fall)
+
+
+def document_mask(documents: torch.Tensor) -> torch.Tensor:
+    """Additive attention mask of packed rows: ``int[B, S]`` -> float32 ``[B, 1, S, S]``.
+
+    A token sees itself and earlier tokens of its own document. Rotary positions are relative, so
+    they need not restart at a document.
     """
-    rate, decay_steps = config.learning_rate, round(config.decay_share * config.steps)
-    schedule = optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, rate, config.warmup_steps),
-            optax.constant_schedule(rate),
-            optax.linear_schedule(rate, 0.0, decay_steps),
-        ],
-        [config.warmup_steps, config.steps - decay_steps],
-    )
-    matrices = muon(
-        schedule, consistent_rms=_ADAM_RMS, weight_decay=config.weight_decay, adam_b2=0.98
-    )
-    others = optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=0.0)
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip),
-        optax.partition({"matrix": matrices, "other": others}, _labels),
-    )
+    length = documents.shape[1]
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    seen = seen & (documents[:, :, None] == documents[:, None, :])
+    return torch.zeros(seen.shape).masked_fill(~seen, -1e9)[:, None]
 
 
-def _labels(params: nnx.State) -> nnx.State:
-    """Which optimizer each parameter gets: the layers' projections are matrices."""
-    return jax.tree.map_with_path(
-        lambda path, leaf: (
-            "matrix" if leaf.ndim == 2 and "embed" not in jax.tree_util.keystr(path) else "other"
-        ),
-        params,
-    )
-
-
-def loss_of(model: TinyLlama, batch: Batch) -> jax.Array:
-    """Mean cross entropy in nats over the targets that count."""
-    logits = model(jnp.asarray(batch.tokens), jnp.asarray(batch.documents))
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(batch.targets))
-    return jnp.sum(losses * batch.weights) / jnp.maximum(jnp.sum(batch.weights), 1.0)
-
-
-@nnx.jit(donate_argnums=(0, 1))
-def train_step(model: TinyLlama, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
-    """One update in place; returns the loss."""
-    loss, grads = nnx.value_and_grad(loss_of)(model, batch)
-    optimizer.update(model, grads)
-    return loss
+def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[Batch]:
+    """The batches from step ``first`` on."""
+    stream = Stream(tokenizer, config.seed)
+    for step in range(first, config.end):
+        length = config.row_length(step)
+        late = step >= config.steps * (1 - config.decay_share)
+        yield stream.batch(step, config.tokens_per_step // length, length, late)
 
 
 class Trainer:
-    """A run: model, optimizer and stream, with the rows of its log."""
+    """A run: model, optimizers and the rows of its log.
 
-    def __init__(self, config: TrainConfig, shape: TinyConfig, tokenizer: Tokenizer):
+    Muon (Jordan et al. 2024) trains the layers' matrices, Adam the embedding and the norms. Muon's
+    updates are scaled to the root mean square that Adam's have, so one rate serves both.
+    """
+
+    def __init__(self, config: TrainConfig, shape: LlamaConfig, tokenizer: Tokenizer):
+        torch.manual_seed(config.seed)
         self.config = config
         self.tokenizer = tokenizer
-        self.model = TinyLlama(shape, nnx.Rngs(config.seed))
-        self.optimizer = nnx.Optimizer(self.model, make_optimizer(config), wrt=nnx.Param)
-        self.stream = Stream(tokenizer, config.seed)
+        # With a mask on a CPU the eager attention is faster than SDPA.
+        self.model = AutoModelForCausalLM.from_config(shape, attn_implementation="eager")
+        self._body = self.model.model
+        if config.compiled:
+            self._body = torch.compile(self.model.model, dynamic=False)
+        inner = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in inner}
+        outer = [p for p in self.model.parameters() if id(p) not in chosen]
+        self.optimizers = (
+            torch.optim.Muon(
+                inner, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
+        )
         self.step = 0
+        self.seconds = 0.0
         self.log: list[dict[str, object]] = []
 
-    def advance(self) -> jax.Array:
-        """Take one step and return its loss."""
-        long = self.step >= self.config.steps * (1 - self.config.long_share)
-        length = self.config.long_length if long else self.config.length
-        batch = self.stream.batch(self.config.tokens_per_step // length, length)
-        self.step += 1
-        return train_step(self.model, self.optimizer, batch)
+    def loss_of(self, batch: Batch) -> torch.Tensor:
+        """Mean cross entropy in nats over the targets that count."""
+        tokens = torch.from_numpy(batch.tokens).long()
+        counted = torch.from_numpy(batch.weights) > 0
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self._body(
+                input_ids=tokens,
+                attention_mask=document_mask(torch.from_numpy(batch.documents)),
+                position_ids=torch.arange(tokens.shape[1])[None],
+                use_cache=False,
+            ).last_hidden_state
+            logits = self.model.lm_head(hidden[counted])  # other positions are never read
+        return cross_entropy(logits.float(), torch.from_numpy(batch.targets).long()[counted])
 
-    def run(self, folder: Path, minutes: float) -> None:
+    def advance(self, batch: Batch) -> torch.Tensor:
+        """Take one step and return its loss."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.config.rate(self.step)
+        loss = self.loss_of(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        return loss.detach()
+
+    def run(self, folder: Path, minutes: float = 120.0) -> None:
         """Train to the last step or the time limit, logging and saving under ``folder``."""
-        start = saved = time.monotonic()
-        losses: list[jax.Array] = []
-        while self.step < self.config.steps and time.monotonic() - start < 60 * minutes:
-            losses.append(self.advance())
+        config, start = self.config, time.monotonic() - self.seconds
+        losses: list[torch.Tensor] = []
+        for batch in batches(config, self.tokenizer, self.step):
+            if self.seconds > 60 * minutes:
+                break
+            losses.append(self.advance(batch))
+            self.seconds = time.monotonic() - start
             row: dict[str, object] = {}
-            if self.step % self.config.log_every == 0 or self.step == self.config.steps:
-                loss = float(jnp.mean(jnp.stack(losses)))
+            if self.step % config.log_every == 0 or self.step == config.end:
                 row = {
                     "step": self.step,
-                    "tokens": self.step * self.config.tokens_per_step,
-                    "seconds": round(time.monotonic() - start, 1),
-                    "loss": round(loss, 4),
+                    "tokens": self.step * config.tokens_per_step,
+                    "seconds": round(self.seconds, 1),
+                    "loss": round(float(torch.stack(losses).mean()), 4),
                 }
                 losses = []
-            if self.step % self.config.evaluate_every == 0:
+            if self.step % config.evaluate_every == 0:
                 row |= self._metrics()
             if row:
                 self.log.append(row)
                 print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-            if time.monotonic() - saved > self.config.save_every_s:
+            if self.step % config.save_every == 0:
                 self.save(folder)
-                saved = time.monotonic()
         self.save(folder)
 
     def _metrics(self) -> dict[str, object]:
@@ -157,13 +218,31 @@ class Trainer:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the model and the log."""
+        """Write the model, the log, and the state that `resume` reads."""
         save_model(self.model, folder)
         columns = list(dict.fromkeys(key for row in self.log for key in row))
         with (folder / "training_log.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.log)
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "seconds": self.seconds,
+            "log": self.log,
+        }
+        draft = folder / "state.pt.tmp"
+        torch.save(state, draft)
+        draft.replace(folder / "state.pt")
+
+    def resume(self, folder: Path) -> None:
+        """Go on from the state that a run left in ``folder``."""
+        state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
+            optimizer.load_state_dict(saved)
+        self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
 
 
 def main() -> None:
@@ -171,14 +250,20 @@ def main() -> None:
     defaults = TrainConfig()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the exported model")
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time")
+    parser.add_argument("--minutes", type=float, default=120.0, help="stop after this time")
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--seed", type=int, default=defaults.seed)
     arguments = parser.parse_args()
-    shape = TinyConfig()
-    tokenizer = train_tokenizer(tokenizer_texts(arguments.seed), shape.vocab_size)
-    save_tokenizer(tokenizer, arguments.output, shape.max_position_embeddings)
+    shape = model_config()
+    stopped = (arguments.output / "state.pt").exists()
+    if stopped:
+        tokenizer = Tokenizer.from_file(str(arguments.output / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(tokenizer_texts(arguments.seed), shape.vocab_size)
+        save_tokenizer(tokenizer, arguments.output, shape.max_position_embeddings)
     trainer = Trainer(TrainConfig(steps=arguments.steps, seed=arguments.seed), shape, tokenizer)
+    if stopped:
+        trainer.resume(arguments.output)
     trainer.run(arguments.output, arguments.minutes)
 
 

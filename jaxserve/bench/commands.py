@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache, partial
@@ -19,6 +20,7 @@ from jaxserve.errors import ValidationError
 
 if TYPE_CHECKING:
     from jaxserve.bench.workloads import WorkItem
+    from jaxserve.llm import LLM
 
 # what is measured is an engine that compiles nothing any more
 ALL_COMPILED = {"compile_ahead": 1000, "compile_in_background": False}
@@ -40,6 +42,12 @@ def register(
     def add_engine_options(parser: argparse.ArgumentParser) -> None:
         add_engine_flags(parser)
         parser.add_argument("--output-json", type=Path, help="also write the results to this file")
+        parser.add_argument(
+            "--save-result",
+            action="store_true",
+            help="write JSON, pictures of pages, steps and latency, and a trace for Perfetto",
+        )
+        parser.add_argument("--result-dir", type=Path, default=Path("."), help="where to")
         parser.set_defaults(engine_config=engine_config, loads_model=True, **ALL_COMPILED)
 
     latency = subparsers.add_parser(
@@ -50,9 +58,12 @@ def register(
     latency.add_argument("--output-len", type=int, default=128, help="generated tokens")
     latency.add_argument("--batch-size", type=int, default=8, help="requests in the batch")
     latency.add_argument("--n", type=int, default=1, help="sequences sampled for each request")
+    latency.add_argument(
+        "--use-beam-search", action="store_true", help="search for the n most likely ones instead"
+    )
     latency.add_argument("--num-iters-warmup", type=int, default=3, help="runs not counted")
     latency.add_argument("--num-iters", type=int, default=10, help="runs counted")
-    latency.set_defaults(func=partial(_run, run_latency))
+    latency.set_defaults(func=partial(_run, run_latency), bench="latency")
 
     throughput = subparsers.add_parser(
         "throughput", help="tokens per second over many requests queued at once"
@@ -64,7 +75,7 @@ def register(
     throughput.add_argument("--output-len", type=int, help="output tokens of every dataset")
     throughput.add_argument("--min-len", type=int, default=8, help="shortest random length")
     throughput.add_argument("--max-len", type=int, default=256, help="longest random length")
-    throughput.set_defaults(func=partial(_run, run_throughput))
+    throughput.set_defaults(func=partial(_run, run_throughput), bench="throughput")
 
     load = subparsers.add_parser("serve", help="load on a running server")
     serve_options.add_options(load)
@@ -83,6 +94,7 @@ def run_latency(options: argparse.Namespace) -> int:
     """Time `--num-iters` batches and print percentiles, tok/s and GB/s."""
     _at_least(options, "batch_size", "input_len", "output_len", "num_iters", "n")
     _at_least(options, "num_iters_warmup", least=0)
+    _check_results(options)
     from jaxserve.bench.measure import describe, environment, run_workload
     from jaxserve.bench.percentiles import PERCENTILES, percentile
     from jaxserve.bench.workloads import fixed
@@ -90,9 +102,10 @@ def run_latency(options: argparse.Namespace) -> int:
     llm = _make_llm(options, options.input_len + options.output_len)
     vocab = llm.model_config.vocab_size
     items = fixed(options.batch_size, options.input_len, options.output_len, vocab, options.seed)
+    run = partial(run_workload, llm, items, n=options.n, use_beam_search=options.use_beam_search)
     for _ in range(options.num_iters_warmup):
-        run_workload(llm, items, n=options.n)
-    runs = [run_workload(llm, items, n=options.n) for _ in range(options.num_iters)]
+        run()
+    runs = [run() for _ in range(options.num_iters)]
     times = [run.elapsed_time for run in runs]
     middle = sorted(runs, key=lambda run: run.elapsed_time)[len(runs) // 2]
     report: dict[str, Any] = {
@@ -110,13 +123,14 @@ def run_latency(options: argparse.Namespace) -> int:
         f"{middle.output_tokens_per_second:.1f} tok/s, {middle.gigabytes_per_second:.2f} GB/s\n"
         f"{middle.breakdown()}"
     )
-    return _finish(llm, report, options.output_json)
+    return _finish(llm, report, options)
 
 
 def run_throughput(options: argparse.Namespace) -> int:
     """Queue `--num-prompts` requests at once and print tok/s and GB/s."""
     _at_least(options, "input_len", "output_len", "min_len", "max_len")
     serve_options.check_dataset(options)
+    _check_results(options)
     items, longest = _throughput_items(options)
     from jaxserve.bench.measure import describe, environment, run_workload
     from jaxserve.bench.workloads import fixed
@@ -136,16 +150,18 @@ def run_throughput(options: argparse.Namespace) -> int:
         f"{run.output_tokens_per_second:.1f} output tok/s, {run.gigabytes_per_second:.2f} GB/s\n"
         f"{run.breakdown()}"
     )
-    return _finish(llm, report, options.output_json)
+    return _finish(llm, report, options)
 
 
 def _throughput_items(options: argparse.Namespace) -> tuple[list[WorkItem], int]:
     """The requests, and the tokens that the longest may have."""
     from jaxserve.bench.workloads import fixed, uniform
+    from jaxserve.hub import locate
     from jaxserve.models.config import ModelConfig
 
     config = options.engine_config(options)
-    vocab = ModelConfig.from_folder(config.model).vocab_size
+    folder = locate(config).model
+    vocab = ModelConfig.from_folder(folder, config.hf_overrides).vocab_size
     if options.dataset_name != "random":
         items = _dataset_items(options, config, vocab)
         return items, max(len(item.prompt_token_ids) + item.output_len for item in items)
@@ -163,6 +179,7 @@ def _dataset_items(
     options: argparse.Namespace, config: EngineConfig, vocab_size: int
 ) -> list[WorkItem]:
     from jaxserve.bench.workloads import WorkItem, context_length
+    from jaxserve.hub import locate
     from jaxserve.tokenization import Tokenizer
 
     if options.input_len is not None:
@@ -171,12 +188,12 @@ def _dataset_items(
 
     @cache
     def tokenizer() -> Tokenizer:  # not needed by a file of token ids
-        return Tokenizer(config.tokenizer or config.model)
+        return Tokenizer(locate(config).tokenizer)
 
     def encode(text: str) -> list[int]:
         return tokenizer().encode(text)
 
-    context = context_length(config.model, config.max_model_len)
+    context = context_length(config)
     prompts = serve_options.dataset_prompts(options, vocab_size, encode, longest=context)
     return [
         WorkItem(encode(p.prompt) if isinstance(p.prompt, str) else p.prompt, p.output_len)
@@ -205,7 +222,7 @@ def _make_llm(options: argparse.Namespace, longest: int) -> Any:
     from jaxserve.bench.workloads import require_room
 
     config = options.engine_config(options)
-    require_room(longest, config.model, config.max_model_len)
+    require_room(longest, config)
     _check_output(options.output_json)
     from jaxserve.llm import LLM
 
@@ -226,10 +243,29 @@ def _check_output(path: Path | None) -> None:
         path.open("a").close()
 
 
-def _finish(llm: Any, report: dict[str, Any], path: Path | None) -> int:
+def _check_results(options: argparse.Namespace) -> None:
+    """Refuse results that could not be written before anything is measured."""
+    if options.save_result:
+        serve_options.require("matplotlib", "the pictures")
+        options.result_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _finish(llm: LLM, report: dict[str, Any], options: argparse.Namespace) -> int:
+    text = json.dumps(report, indent=2) + "\n"
+    if options.output_json is not None:
+        options.output_json.write_text(text)
+    if options.save_result:
+        date = time.strftime("%Y%m%d-%H%M%S")
+        path = options.result_dir / f"{options.bench}-{date}.json"
+        path.write_text(text)
+        names = [
+            path.with_suffix(f".{one}") for one in ("pages.png", "timeline.png", "latency.png")
+        ]
+        for draw, name in zip((llm.plot_pages, llm.plot_timeline, llm.plot_latency), names):
+            draw(name)
+        names.append(llm.trace(path.with_suffix(".trace.json")))
+        print(f"\nwritten: {', '.join([str(path), *(name.name for name in names)])}")
     llm.close()
-    if path is not None:
-        path.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 

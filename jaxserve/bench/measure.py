@@ -13,8 +13,10 @@ from typing import Any
 import jax
 
 import jaxserve
+from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.bench.workloads import WorkItem, bytes_moved
 from jaxserve.errors import JaxServeError
+from jaxserve.inputs import Prompt
 from jaxserve.llm import LLM
 
 
@@ -68,14 +70,19 @@ class Measured:
         microseconds = {
             phase: 1e6 * seconds / max(1, self.num_steps)
             for phase, seconds in self.phase_seconds.items()
-            if phase not in ("http", "device_idle")
+            if phase not in ("http", "device_idle", "device_busy")
         }
         parts = ", ".join(f"{phase} {value:.0f}" for phase, value in microseconds.items())
         return f"us a step: {parts}; device busy at least {self.device_busy:.1%}"
 
 
 def run_workload(
-    llm: LLM, items: list[WorkItem], *, n: int = 1, use_tqdm: bool = False
+    llm: LLM,
+    items: list[WorkItem],
+    *,
+    n: int = 1,
+    use_beam_search: bool = False,
+    use_tqdm: bool = False,
 ) -> Measured:
     """Queue all items at once and wait for the last.
 
@@ -83,6 +90,7 @@ def run_workload(
         llm: the engine.
         items: the requests.
         n: sequences of each request; more than one are sampled.
+        use_beam_search: search for the `n` most likely ones instead; the items are equally long.
         use_tqdm: show a progress bar.
 
     Raises:
@@ -90,18 +98,22 @@ def run_workload(
     """
     before = llm.stats()
     start = time.perf_counter()
-    outputs = llm.generate(
-        [{"prompt_token_ids": item.prompt_token_ids} for item in items],
-        [item.params(n=n) for item in items],
-        use_tqdm=use_tqdm,
-    )
+    prompts: list[Prompt] = [{"prompt_token_ids": item.prompt_token_ids} for item in items]
+    if use_beam_search:
+        beams = BeamSearchParams(n, items[0].output_len, ignore_eos=True)
+        found = llm.beam_search(prompts, beams, use_tqdm=use_tqdm)
+        lengths = [
+            [len(sequence.tokens) - len(item.prompt_token_ids) for sequence in output.sequences]
+            for item, output in zip(items, found)
+        ]
+    else:
+        outputs = llm.generate(prompts, [item.params(n=n) for item in items], use_tqdm=use_tqdm)
+        lengths = [[len(sequence.token_ids) for sequence in output.outputs] for output in outputs]
     elapsed = time.perf_counter() - start
-    for item, output in zip(items, outputs):
-        for sequence in output.outputs:
-            if len(sequence.token_ids) != item.output_len:
-                raise JaxServeError(
-                    f"a request gave {len(sequence.token_ids)} of {item.output_len} tokens"
-                )
+    for item, given in zip(items, lengths):
+        for length in given:
+            if length != item.output_len:
+                raise JaxServeError(f"a request gave {length} of {item.output_len} tokens")
     after = llm.stats()
     steps = after.num_steps - before.num_steps
     return Measured(

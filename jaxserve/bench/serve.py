@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -42,9 +41,12 @@ from jaxserve.bench.serving_report import (
     markdown,
     parse_goodput,
     plot,
+    plot_latency,
+    plot_timeline,
     serving_report,
 )
 from jaxserve.errors import ValidationError
+from jaxserve.hub import Hub, is_hub_id
 
 DEFAULT_VOCABULARY = 1000  # token ids that any tokenizer has
 OTHER_FILES = 200  # of this process, besides its connections
@@ -214,20 +216,17 @@ def _count_tokens(prompts: list[BenchPrompt], times: list[RequestTimes], tokeniz
         t.counted = True
 
 
-def _tokenizer(folder: str | None) -> Any:
-    if folder is None:
+def _tokenizer(name: str | None) -> Any:
+    if name is None:
         return None
-    if not Path(folder).is_dir():
-        raise ValidationError("tokenizer", folder, "a folder with a tokenizer")
+    folder = Hub().fetch_small_files(name, None) if is_hub_id("tokenizer", name) else name
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ValidationError(
-            "tokenizer", folder, f"a folder with a tokenizer ({reason})"
-        ) from error
+        raise ValidationError("tokenizer", name, f"a folder with a tokenizer ({reason})") from error
 
 
 def _allow_connections(count: int) -> None:
@@ -261,4 +260,7 @@ def _save(
     path.write_text(json.dumps(written, indent=2) + "\n")
     path.with_suffix(".md").write_text(text + "\n")
     plot(times, path.with_suffix(".png"))
-    print(f"\nwritten: {path}, {path.with_suffix('.md').name}, {path.with_suffix('.png').name}")
+    plot_latency(times, path.with_suffix(".latency.png"))
+    plot_timeline(times, path.with_suffix(".timeline.png"))
+    names = [path.with_suffix(one).name for one in (".md", ".png", ".latency.png", ".timeline.png")]
+    print(f"\nwritten: {', '.join([str(path), *names])}")

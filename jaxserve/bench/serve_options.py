@@ -17,19 +17,21 @@ from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS
 from jaxserve.bench.serving_report import METRICS
 from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.flags import add_flag
+from jaxserve.sampling_params import SamplingParams
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = ("random", "prefix_repetition", "custom", "sharegpt")
-SAMPLING = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "repetition_penalty": float,
-    "logprobs": int,
-}
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logprobs",
+)
 LEAST = {
     "num_prompts": 1,
     "num_warmups": 0,
@@ -55,8 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_load(parser.add_argument_group("load"))
     sampling = parser.add_argument_group("fields of each request (default: the server's)")
     sampling.add_argument("--ignore-eos", action="store_true", help="generate the whole length")
-    for name, kind in SAMPLING.items():
-        sampling.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N")
+    for name in SAMPLING:
+        add_flag(sampling, SamplingParams, name, unset=True)
     sampling.add_argument(
         "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields"
     )
@@ -82,7 +84,9 @@ def _add_server(group: Any) -> None:
     add("--port", type=int, default=8000)
     add("--endpoint", help="path, when it is not the API's usual one")
     add("--model", help="name that the server knows (default: the first that it lists)")
-    add("--tokenizer", help="folder; turns random token ids into text, counts a file's tokens")
+    add(
+        "--tokenizer", help="folder or id; turns random token ids into text, counts a file's tokens"
+    )
     add("--api-key", help="bearer token")
     add("--header", nargs="+", default=[], metavar="KEY=VALUE", help="further headers")
     add("--insecure", action="store_true", help="accept any certificate")

@@ -104,10 +104,11 @@ def parse_phases(text: str) -> tuple[dict[str, float], float]:
     steps = 0.0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "jaxserve:step_phase_seconds_total":
+            name = sample.name.partition(":")[2]
+            if name == "step_phase_seconds_total":
                 phase = sample.labels["phase"]
                 phases[phase] = phases.get(phase, 0.0) + sample.value
-            elif sample.name == "jaxserve:engine_steps_total":
+            elif name == "engine_steps_total":
                 steps += sample.value
     return phases, steps
 

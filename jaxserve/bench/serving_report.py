@@ -175,6 +175,26 @@ def plot(times: Sequence[RequestTimes], path: Path) -> None:
     pyplot.close(figure)
 
 
+def plot_timeline(times: Sequence[RequestTimes], path: Path) -> None:
+    """A PNG with a bar a request that succeeded: until its first token, and until its last."""
+    # imported here: the flags of other commands need no numpy
+    from jaxserve.observability.figures import Span, timeline_figure
+
+    spans = [Span(t.sent, None, t.chunks[0], t.chunks[-1]) for t in times if not t.error]
+    timeline_figure([], spans).savefig(path, dpi=120)
+
+
+def plot_latency(times: Sequence[RequestTimes], path: Path) -> None:
+    """A PNG with the distribution of every metric."""
+    seconds = {
+        METRICS[name]: [value / 1e3 for value in values]
+        for name, values in samples_ms(times).items()
+    }
+    from jaxserve.observability.figures import latency_figure
+
+    latency_figure(seconds).savefig(path, dpi=120)
+
+
 def _is_good(times: RequestTimes, limits: Mapping[str, float]) -> bool:
     values = {"ttft": times.ttft, "tpot": times.tpot or 0.0, "e2el": times.e2el}
     return all(1e3 * values[name] <= limit for name, limit in limits.items())

@@ -8,6 +8,7 @@ from typing import Any
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
@@ -31,12 +32,24 @@ def _shape(
     }
 
 
+# a billion parameters a token, three billion in all
+_SPARSE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-125m": _shape(12, 768, 2048, 12, 4, 32000, 2048),
     "llama-1b": _shape(22, 2048, 5632, 32, 4, 32000, 2048),
     "llama-2-7b": _shape(32, 4096, 11008, 32, 32, 32000, 4096),
     "llama-3-8b": _shape(32, 4096, 14336, 32, 8, 128256, 8192) | {"rope_theta": 500000.0},
     "llama-3-70b": _shape(80, 8192, 28672, 64, 8, 128256, 8192) | {"rope_theta": 500000.0},
+    "qwen3-moe-3b": _shape(20, 2048, 5632, 16, 4, 32000, 4096) | _SPARSE,
 }
 
 

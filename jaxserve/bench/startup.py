@@ -112,7 +112,8 @@ def seconds_to_healthy(words: list[str], cache: Path) -> float:
                     lines = log.read().split("\n")
                     reason = next((line for line in reversed(lines) if line.strip()), "no output")
                     state = "ended" if ended else f"was not healthy within {GIVE_UP_SECONDS:.0f} s"
-                    raise JaxServeError(f"{' '.join(command)} {state}: {reason}")
+                    # without its flags, one of which may be a token
+                    raise JaxServeError(f"jaxserve serve {state}: {reason}")
                 time.sleep(POLL_SECONDS)
             return time.perf_counter() - begin
         finally:

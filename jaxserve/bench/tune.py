@@ -13,7 +13,7 @@ from typing import Any
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serve_options import require
-from jaxserve.config import QUANTIZATIONS
+from jaxserve.config import QUANTIZATIONS, EngineConfig
 from jaxserve.errors import ValidationError
 
 
@@ -58,7 +58,12 @@ def register(subparsers: Any) -> None:
         "tune", help="find batch size, token budget, page size and prefill chunk for this device"
     )
     add = parser.add_argument
-    add("model_path", nargs="?", metavar="MODEL", help="model folder (default: the bundled model)")
+    add(
+        "model_path",
+        nargs="?",
+        metavar="MODEL",
+        help="folder or hub id (default: the bundled model)",
+    )
     add("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
     add("--load-format", default="auto", help="auto, safetensors or dummy")
     add("--quantization", choices=QUANTIZATIONS, help="of the linear layers' weights")
@@ -106,7 +111,8 @@ def _check(options: argparse.Namespace) -> None:
     from jaxserve.bench.workloads import require_room
 
     model = options.model_path or str(bundled_model_path())
-    require_room(2 * options.max_len, model, options.max_model_len)
+    config = EngineConfig(model=model, max_model_len=options.max_model_len)
+    require_room(2 * options.max_len, config)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.open("a").close()
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
 
@@ -59,25 +60,28 @@ def uniform(count: int, shortest: int, longest: int, vocab_size: int, seed: int)
     return [WorkItem(random_tokens(rng, i, vocab_size), o) for i, o in lengths]
 
 
-def context_length(model: str, max_model_len: int | None) -> int:
-    """Tokens of prompt and output that an engine takes, as `require_room` has its arguments."""
+def context_length(config: EngineConfig) -> int:
+    """Tokens of prompt and output that an engine takes; fetches config.json where it has to."""
+    from jaxserve.hub import locate
     from jaxserve.models.config import ModelConfig
 
-    return max_model_len or ModelConfig.from_folder(model).max_context_length
+    if config.max_model_len is not None:
+        return config.max_model_len
+    return ModelConfig.from_folder(locate(config).model, config.hf_overrides).max_context_length
 
 
-def require_room(longest: int, model: str, max_model_len: int | None) -> None:
+def require_room(longest: int, config: EngineConfig) -> None:
     """Refuse a workload that cannot be served, before a model is loaded for it.
 
     Args:
         longest: tokens of the longest prompt and output together.
-        model: folder with the model's config.json.
-        max_model_len: the engine's setting.
+        config: of the engine.
 
     Raises:
         ValidationError: the workload is longer than the context, or there is no such model.
+        HubError: the model's config.json cannot be fetched.
     """
-    limit = context_length(model, max_model_len)
+    limit = context_length(config)
     if longest > limit:
         raise ValidationError(
             "prompt and output", f"{longest} tokens", f"at most the context of {limit} tokens"

@@ -1,22 +1,24 @@
-"""Programs beside the step: what the host tells the device of a slot without computing a token."""
+"""Programs beside the step: what changes on the device without computing a token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.layout import Layout, array
-from jaxserve.execution.step import DeviceState
-from jaxserve.scheduling.plan import Upload
+from jaxserve.execution.layout import Layout, array, arrays
+from jaxserve.execution.state import DeviceState
+from jaxserve.models.kv_cache import KVPages
+from jaxserve.scheduling.plan import Fork, Upload
 
 UPLOAD_TOKENS = 4096  # of one call; more take several
+FORKS = 8  # likewise
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
 class UploadInputs:
     """Entries of the token history and of the page table; unused ones name the trash slot."""
 
@@ -28,13 +30,15 @@ class UploadInputs:
     page: Any = array("P")
 
 
-class UploadLayout:
-    """The blob of an upload.
+class UploadProgram:
+    """Tokens and pages of a slot that another sequence has computed.
 
     Args:
         page_size: tokens a page.
         trash: slot of unused entries.
     """
+
+    name = "upload"
 
     def __init__(self, page_size: int, trash: int):
         self._trash = trash
@@ -50,11 +54,11 @@ class UploadLayout:
             history=state.history.at[given.token_slot, given.position].set(given.token),
         )
 
-    def pack(self, uploads: list[Upload]) -> Iterator[np.ndarray]:
-        """As many blobs as the uploads need; each is fresh memory."""
+    def pack(self, uploads: Sequence[Upload]) -> Iterator[np.ndarray]:
+        """As many blobs as the uploads need, one at least; each is fresh memory."""
         tokens = _entries((u.slot, u.tokens) for u in uploads)
         pages = _entries((u.slot, np.array(u.pages, np.int32)) for u in uploads)
-        while tokens.shape[1] or pages.shape[1]:
+        while True:
             blob = np.zeros(self.size, np.int32)
             views = self._layout.views(blob)
             views.token_slot[:] = views.page_slot[:] = self._trash
@@ -65,6 +69,113 @@ class UploadLayout:
             count = some.shape[1]
             views.page_slot[:count], views.page_index[:count], views.page[:count] = some
             yield blob
+            if not tokens.shape[1] and not pages.shape[1]:
+                return
+
+
+@arrays
+class CopyInputs:
+    """Forks, see `jaxserve.scheduling.plan.Fork`; unused ones copy the trash to itself."""
+
+    source: Any = array(FORKS)
+    slot: Any = array(FORKS)
+    num_tokens: Any = array(FORKS)
+    source_page: Any = array(FORKS)
+    page: Any = array(FORKS)
+
+
+class CopyProgram:
+    """History, page table and last page of a slot into another slot.
+
+    Args:
+        num_layers: that the pool holds, one behind the other.
+        trash: slot of unused entries.
+    """
+
+    name = "copy"
+
+    def __init__(self, num_layers: int, trash: int):
+        self._num_layers, self._trash = num_layers, trash
+        self._layout = Layout(CopyInputs, {})
+        self.size = self._layout.end
+
+    def run(self, state: DeviceState, blob: jax.Array) -> DeviceState:
+        """The device state with the copies made; traced."""
+        given: CopyInputs = self._layout.read(blob)
+        full = given.num_tokens // state.kv.pages.shape[1]
+        table = _first_columns(state.page_table, given, full)
+        last = jnp.where(given.page > 0, full, table.shape[1])  # beyond the table: nowhere
+        source, page = (
+            state.kv.of_layers(self._num_layers, ids) for ids in (given.source_page, given.page)
+        )
+        return state._replace(
+            kv=state.kv.put(page, state.kv.take(source)),
+            page_table=table.at[given.slot, last].set(given.page, mode="drop"),
+            history=_first_columns(state.history, given, given.num_tokens),
+            lengths=state.lengths.at[given.slot].set(given.num_tokens),
+        )
+
+    def pack(self, forks: Sequence[Fork]) -> Iterator[np.ndarray]:
+        """Blobs for the forks in their order, one at least; those of a blob happen at once."""
+        rest = list(forks)
+        while True:
+            some: list[Fork] = []
+            slots: set[int] = set()  # that forks of this blob write to, and the pages
+            pages: set[int] = set()
+            while rest and len(some) < FORKS:
+                fork = rest[0]
+                if not slots.isdisjoint((fork.source, fork.slot)):
+                    break
+                if fork.page and not pages.isdisjoint((fork.source_page, fork.page)):
+                    break
+                slots.add(fork.slot)
+                pages.add(fork.page)
+                some.append(rest.pop(0))
+            blob = np.zeros(self.size, np.int32)
+            views = self._layout.views(blob)
+            views.source[:] = views.slot[:] = self._trash
+            for place, fork in enumerate(some):
+                views.source[place], views.slot[place] = fork.source, fork.slot
+                views.num_tokens[place] = fork.num_tokens
+                views.source_page[place], views.page[place] = fork.source_page, fork.page
+            yield blob
+            if not rest:
+                return
+
+
+class MoveProgram:
+    """Pages out of the pool and into it, to and from the host's memory.
+
+    Args:
+        num_layers: that the pool holds, one behind the other.
+        num_pages: pages of one call, in each direction.
+    """
+
+    name = "move"
+
+    def __init__(self, num_layers: int, num_pages: int):
+        self._num_layers, self.num_pages = num_layers, num_pages
+        self.size = 2 * num_pages
+
+    def run(
+        self, state: DeviceState, blob: jax.Array, pages: KVPages
+    ) -> tuple[DeviceState, KVPages]:
+        """(the state with `pages` in it, the pages that were asked for); traced.
+
+        Args:
+            state: the device state.
+            blob: int32[2 * num_pages] ids of the pages that go out, then of those that come in; the
+                trash page where there are fewer. What goes out is read first.
+            pages: what comes in, arrays [num_layers, num_pages, ...]; zeros for the trash page.
+        """
+        leaving, coming = (state.kv.of_layers(self._num_layers, ids) for ids in jnp.split(blob, 2))
+        return state._replace(kv=state.kv.put(coming, pages)), state.kv.take(leaving)
+
+
+def _first_columns(table: jax.Array, given: CopyInputs, count: jax.Array) -> jax.Array:
+    """The table with the first columns of each source row in the rows that fork from them."""
+    copied = jnp.arange(table.shape[1]) < count[:, None]
+    return table.at[given.slot].set(jnp.where(copied, table[given.source], table[given.slot]))
 
 
 def _entries(rows: Iterator[tuple[int, np.ndarray]]) -> np.ndarray:

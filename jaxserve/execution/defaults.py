@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import jax
 from jax.sharding import Mesh
@@ -11,6 +12,14 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
+from jaxserve.resolved import (
+    CacheSettings,
+    ModelSettings,
+    ProgramSettings,
+    ResolvedConfig,
+    SchedulerSettings,
+    ServerSettings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +39,14 @@ class DeviceDefaults:
 
 ALL = 1000  # programs, more than there are
 DEFAULTS = {
-    "cpu": DeviceDefaults(32, 512, 16, 2, 4, True, 100.0),
+    "cpu": DeviceDefaults(32, 512, 16, 2, 2, True, 100.0),
     "gpu": DeviceDefaults(256, 2048, 16, 1, ALL, False, 800.0),
     "tpu": DeviceDefaults(128, 1024, 128, 1, 16, True, 900.0),
 }
 
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
 # the tokens of everybody who decodes, and so does each row more; both raise the throughput.
-PRESET_FACTORS = {"chat": (0.5, 0.5), "ab": (1.0, 1.0), "bulk": (2.0, 2.0)}
+PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)}
 
 
 def device_defaults(platform: str) -> DeviceDefaults:
@@ -56,8 +65,8 @@ def mesh_defaults(mesh: Mesh) -> DeviceDefaults:
     return device_defaults(mesh.devices.flat[0].platform)
 
 
-def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> EngineConfig:
-    """A copy of `config` with nothing left open but `num_pages`.
+def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> ResolvedConfig:
+    """What was asked for with nothing left open but the pages, which memory decides.
 
     Raises:
         ValidationError: settings that contradict each other or the model.
@@ -78,19 +87,49 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Eng
         seqs = seqs if budget is None else min(seqs, budget)
     if budget is None:
         budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
-    return replace(
-        config,
-        tokenizer=config.tokenizer or config.model,
-        dtype=resolve_dtype(config.dtype, model),
-        max_model_len=config.max_model_len or model_limit,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=budget,
-        block_size=config.block_size or defaults.page_size,
-        compile_ahead=config.compile_ahead or defaults.compile_ahead,
-        compile_in_background=(
-            defaults.compile_in_background
-            if config.compile_in_background is None
-            else config.compile_in_background
+    in_background = config.compile_in_background
+    return ResolvedConfig(
+        model=ModelSettings(
+            model=config.model,
+            skip_tokenizer_init=config.skip_tokenizer_init,
+            dtype=resolve_dtype(config.dtype, model),
+            load_format=config.load_format,
+            quantization=config.quantization or "",
+            seed=config.seed,
+            tensor_parallel_size=config.tensor_parallel_size,
         ),
-        served_model_name=config.served_model_name or (config.model,),
+        cache=CacheSettings(
+            page_size=config.block_size or defaults.page_size,
+            num_pages=0,
+            kv_cache_dtype=config.kv_cache_dtype,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+        scheduler=SchedulerSettings(
+            max_model_len=config.max_model_len or model_limit,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
+            max_prefill_tokens=min(config.prefill_chunk or budget, budget),
+            overlap=config.overlap,
+            scheduling_policy=config.scheduling_policy,
+            length_classes=config.length_classes,
+            length_shares=config.length_shares,
+            max_overtaken_tokens=config.max_overtaken_tokens,
+        ),
+        programs=ProgramSettings(
+            enable_embeddings=config.enable_embeddings,
+            enable_prompt_embeds=config.enable_prompt_embeds,
+            max_logprobs=config.max_logprobs,
+            compile_ahead=config.compile_ahead or defaults.compile_ahead,
+            compile_in_background=(
+                defaults.compile_in_background if in_background is None else in_background
+            ),
+        ),
+        server=ServerSettings(
+            model_names=config.model_names,
+            max_num_queued_reqs=config.max_num_queued_reqs or math.inf,
+            max_num_queued_tokens=config.max_num_queued_tokens or math.inf,
+            max_queue_wait=config.max_queue_wait or math.inf,
+            metrics_prefix=config.metrics_prefix,
+            stream_interval=config.stream_interval,
+        ),
     )

@@ -38,13 +38,6 @@ class CacheBudget(NamedTuple):
     value: float | None
 
 
-def page_bytes(
-    num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, itemsize: int
-) -> int:
-    """Bytes of one page over all layers, keys and values together."""
-    return num_layers * page_size * 2 * num_kv_heads * head_dim * itemsize
-
-
 def plan_num_pages(
     *,
     budget: CacheBudget,
@@ -72,9 +65,9 @@ def plan_num_pages(
 
 
 def table_bytes(max_num_seqs: int, max_model_len: int, page_size: int) -> int:
-    """Bytes of page table and history, int32, with the trash row."""
+    """Bytes of page table, history and lengths, int32, with the trash row."""
     pages = -(-max_model_len // page_size)
-    return 4 * (max_num_seqs + 1) * (pages + max_model_len + 1)
+    return 4 * (max_num_seqs + 1) * (pages + max_model_len + 2)
 
 
 def temporary_bound(shape: StepShape, model: ModelConfig, itemsize: int) -> int:
@@ -86,9 +79,8 @@ def temporary_bound(shape: StepShape, model: ModelConfig, itemsize: int) -> int:
         itemsize: bytes of one activation.
     """
     logits = LOGITS_ARRAYS * shape.num_rows * model.vocab_size * 4
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    width = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads
-    return logits + (shape.num_decode + shape.num_prefill) * width * itemsize
+    tokens = shape.num_decode_tokens + shape.num_prefill
+    return logits + tokens * model.activations_per_token * itemsize
 
 
 def cache_budget(*, limit_bytes: int, utilization: float, held_bytes: int) -> CacheBudget:

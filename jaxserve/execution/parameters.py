@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxserve.models.llama import Llama
+from jaxserve.models.protocol import Model
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class ModelStructure:
     treedef: Any
     places: tuple[tuple[int, int | None], ...]
 
-    def merge(self, operands: tuple[jax.Array, ...]) -> Llama:
+    def merge(self, operands: tuple[jax.Array, ...]) -> Model:
         leaves = [
             operands[index] if row is None else operands[index][row] for index, row in self.places
         ]
-        model: Llama = nnx.merge(self.module_def, jax.tree.unflatten(self.treedef, leaves))
+        model: Model = nnx.merge(self.module_def, jax.tree.unflatten(self.treedef, leaves))
         return model
 
 
-def split_model(model: Llama) -> tuple[ModelStructure, tuple[jax.Array, ...]]:
+def split_model(model: Model) -> tuple[ModelStructure, tuple[jax.Array, ...]]:
     """The module as its structure and its parameters, arrays or `jax.ShapeDtypeStruct`s.
 
     Vectors of one kind (the norm weights of all layers) become the rows of one array, because a

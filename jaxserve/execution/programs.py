@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from jaxserve.execution.features import FAST, FULL, FULL_DECODE, Facts, Feature
+from jaxserve.execution.features import KINDS, Facts, Feature, FeatureSets, feature_sets
+from jaxserve.execution.host_memory import trim
 from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
 from jaxserve.execution.shapes import StepShape
 
 logger = logging.getLogger(__name__)
 
-MOST_PROGRAMS = 22  # steps; with the control programs at most 24 are compiled
+MOST_PROGRAMS = 21  # steps; with the control programs at most 24 are compiled
 FAST_DECODE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FULL_DECODE_SIZES = (4, 16, 64)
-MOST_FAST_DECODES = 8
+MOST_FAST_DECODES = 7
 FEW_ROWS = 16  # decode rows of the smaller mixed programs
 MOST_SPECIAL = 32  # rows that the costly features work on, but in the largest programs
 MOST_LANES = 32
@@ -28,7 +29,9 @@ MOST_CHOICES = 4096  # steps whose program is remembered
 
 
 class Program(NamedTuple):
-    """One compiled step: `call(leaves, state, blob) -> (state, result)`; `state` is donated.
+    """One compiled step: `call(leaves, buffers, state, blob) -> (state, result, aside)`.
+
+    `state` is donated.
 
     `device_bytes` is what one device holds while it runs: operands, result and temporaries.
     """
@@ -60,39 +63,55 @@ def prefill_buckets(max_prefill_tokens: int) -> list[int]:
 
 
 def wanted_shapes(
-    max_num_seqs: int, max_prefill_tokens: int, smallest_bucket: int
+    max_num_seqs: int,
+    max_prefill_tokens: int,
+    smallest_bucket: int,
+    sets: FeatureSets | None = None,
+    num_queries: int = 1,
 ) -> list[StepShape]:
     """Every program worth having, the most needed first: at most `MOST_PROGRAMS`.
 
-    The first two serve any step, so an engine is complete with them. `fast` programs hold what
-    every request needs, in many sizes; `full` ones hold every feature, in few. Costly features work
-    on `MOST_SPECIAL` rows, but in the two largest programs on all; those of the prefill region are
-    in the largest one alone. A missing program costs speed, never an error.
+    The first one serves any step, so an engine is complete with it; the second any step without
+    prompts, in much less time. `fast` programs hold what every request needs, in many sizes; `full`
+    ones hold every feature, in few. Costly features work on `MOST_SPECIAL` rows, but in the two
+    largest programs on all; those of the prefill region are in the largest one alone. A missing
+    program costs speed, never an error.
+
+    Args:
+        max_num_seqs: slots.
+        max_prefill_tokens: most tokens of a prefill region.
+        smallest_bucket: fewest decode rows that are worth a program of their own.
+        sets: of the engine's features; None: of those that every engine has.
+        num_queries: tokens of a decode row.
     """
+    fast_set, full_decode_set, full_set = sets or feature_sets(KINDS)
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
     prefills = prefill_buckets(max_prefill_tokens)
     most, few = decodes[-1], max(smallest_bucket, min(FEW_ROWS, decodes[-1]))
 
     def shape(rows: int, tokens: int, features: frozenset[str], special: int) -> StepShape:
         lanes = lanes_for(tokens, max_num_seqs) if tokens else 0
-        special = min(special, rows + lanes) if features != FAST else 0
-        return StepShape(rows, tokens, lanes, features, special)
+        special = min(special, rows * num_queries + lanes) if features != fast_set else 0
+        return StepShape(rows, tokens, lanes, features, special, num_queries)
 
     def fast(rows: int, tokens: int = 0) -> StepShape:
-        return shape(rows, tokens, FAST, 0)
+        return shape(rows, tokens, fast_set, 0)
 
     def full(rows: int, tokens: int = 0, special: int = MOST_SPECIAL) -> StepShape:
-        return shape(rows, tokens, FULL_DECODE, special)
+        return shape(rows, tokens, full_decode_set, special)
 
-    every = most + MOST_LANES
-    shapes = [shape(most, prefills[-1], FULL, every), full(most, special=every)]
+    every = most * num_queries + MOST_LANES
+    shapes = [shape(most, prefills[-1], full_set, every), full(most, special=every)]
     shapes += [fast(most, prefills[-1]), fast(most), fast(few, prefills[0])]
     shapes += [fast(rows) for rows in decodes[:-1]]
     shapes += [fast(few, tokens) for tokens in prefills[1:]]
     shapes += [fast(most, tokens) for tokens in prefills[:-1]]
     shapes += [full(few, prefills[len(prefills) // 2]), full(most, prefills[0]), full(most)]
     shapes += [full(rows) for rows in FULL_DECODE_SIZES if smallest_bucket <= rows < most]
-    return list(dict.fromkeys(shapes))
+    named: dict[str, StepShape] = {}
+    for one in shapes:  # of two that differ in nothing but features the first holds more
+        named.setdefault(one.name, one)
+    return list(named.values())
 
 
 def predicted_cost(
@@ -102,7 +121,7 @@ def predicted_cost(
 
     A token's share of the matrix products counts as `numbers_per_token`.
     """
-    tokens = shape.num_decode + shape.num_prefill
+    tokens = shape.num_decode_tokens + shape.num_prefill
     costs = (feature.cost(shape, facts) for feature in contained(features, shape))
     return tokens * numbers_per_token + sum(costs)
 
@@ -130,7 +149,7 @@ class ProgramTable:
     """Compiled programs by shape.
 
     Args:
-        shapes: wanted shapes, most needed first; the first two must serve every step.
+        shapes: wanted shapes, most needed first; the first one must serve every step.
         compile_program: compiles one shape.
         cost: of a shape: a step takes the cheapest program that holds it.
     """
@@ -154,12 +173,23 @@ class ProgramTable:
     def programs(self) -> list[Program]:
         return list(self._programs.values())
 
+    def named(self, name: str) -> Program:
+        """A compiled program by the name of its shape.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for shape, program in self._programs.items():
+            if shape.name == name:
+                return program
+        raise KeyError(name)
+
     def compile_ahead(self, count: int, progress: Callable[[StepShape], None]) -> None:
-        """Compile the `count` (at least two) most needed programs now; `progress` is told each.
+        """Compile the `count` (at least one) most needed programs now; `progress` is told each.
 
         What has been compiled is not compiled again.
         """
-        shapes = self.wanted[: max(2, count)]
+        shapes = self.wanted[: max(1, count)]
 
         def work(shape: StepShape) -> Program:
             program = self._programs.get(shape) or self._compile(shape)
@@ -168,11 +198,14 @@ class ProgramTable:
 
         # XLA compiles one program on one core and lets go of the interpreter lock
         with ThreadPoolExecutor(min(MOST_COMPILE_THREADS, os.cpu_count() or 1)) as pool:
-            self._programs = dict(zip(shapes, pool.map(work, shapes)))
+            self._programs = {**self._programs, **dict(zip(shapes, pool.map(work, shapes)))}
             self._choices = {}
 
     def compile_rest_in_background(self) -> None:
-        """Compile the other programs in a thread, while the engine serves with those it has."""
+        """Compile the other programs in a thread, while the engine serves with those it has.
+
+        What the compiler has freed goes back to the system after each.
+        """
         rest = [shape for shape in self.wanted if shape not in self._programs]
 
         def work() -> None:
@@ -190,6 +223,7 @@ class ProgramTable:
                     return
                 self._programs = {**self._programs, shape: program}
                 self._choices = {}
+                trim()
 
         if rest:
             self._thread = threading.Thread(target=work, name="jaxserve-compile")
@@ -201,6 +235,12 @@ class ProgramTable:
         if self._thread is not None:
             self._thread.join()
         self._programs, self._choices = {}, {}
+
+    def substitute(self, shape: StepShape, program: Program) -> Program:
+        """Let another program serve a compiled shape; returns the one that did so far."""
+        before = self._programs[shape]
+        self._programs, self._choices = {**self._programs, shape: program}, {}
+        return before
 
     def select(self, wanted: Wanted) -> Program:
         """The cheapest compiled program that holds the step."""

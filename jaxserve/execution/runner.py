@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import logging
+import math
 import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineDeadError
+from jaxserve.execution.commands import Command
 from jaxserve.execution.compiler_options import accepted, compiler_options
-from jaxserve.execution.control import UploadLayout
+from jaxserve.execution.control import CopyProgram, UploadProgram
 from jaxserve.execution.defaults import mesh_defaults
-from jaxserve.execution.features import Facts, make_features, threshold_on
-from jaxserve.execution.inputs import BlobLayout, Result, ResultLayout
+from jaxserve.execution.features import (
+    Facts,
+    Feature,
+    Need,
+    feature_sets,
+    make_features,
+    threshold_on,
+)
+from jaxserve.execution.host_memory import forget_zeros
+from jaxserve.execution.inputs import BlobLayout, ResultLayout
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
-from jaxserve.execution.packing import Needs, RowPacker, program_row
+from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
@@ -30,127 +40,134 @@ from jaxserve.execution.programs import (
     predicted_cost,
     wanted_shapes,
 )
+from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_result
 from jaxserve.execution.shapes import StepShape
-from jaxserve.execution.step import DeviceState, StepSpec, run_step
-from jaxserve.models.attention import kv_pages_spec
+from jaxserve.execution.state import DeviceState, StateShape
+from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.messages import Header
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.llama import Llama
+from jaxserve.models.kv_cache import KVCache
+from jaxserve.models.protocol import Model
+from jaxserve.request import Request
+from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.plan import StepPlan
-from pallas_kernels import Backends, storage_dtype
 
 logger = logging.getLogger(__name__)
-
-
-class Dispatched(NamedTuple):
-    """A step that the device works on."""
-
-    plan: StepPlan
-    program: Program
-    needs: Needs
-    result: jax.Array
-
-
-class Packed(NamedTuple):
-    """A plan as the operand of a program."""
-
-    program: Program
-    needs: Needs
-    blob: np.ndarray
-
-
-class StepResult(NamedTuple):
-    """A fetched step.
-
-    Attributes:
-        tokens: sampled tokens in the plan's row order.
-        outputs: what the features report, by their names.
-        special: plan row -> its place among the special rows, which `outputs` are about.
-    """
-
-    tokens: list[int]
-    outputs: dict[str, Any]
-    special: dict[int, int]
 
 
 class Runner:
     """Owns everything on the device.
 
-    It compiles once `set_pool` has told it the size of the pool, and serves after `warm_up`.
+    It compiles once `set_pool` has told it the size of the pool, takes its weights by
+    `set_weights`, and serves after `warm_up`.
 
     Args:
-        config: resolved engine configuration (no None left but `num_pages`).
+        config: of the engine.
         model_config: the model's configuration.
-        model: the loaded model, parameters on the mesh.
+        model: the model, its parameters `jax.ShapeDtypeStruct`s with their shardings.
         mesh: devices that hold it.
-        backends: kernels of this device kind.
+        cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
+        extra_features: beside those that every engine has.
     """
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: ResolvedConfig,
         model_config: ModelConfig,
-        model: Llama,
+        model: Model,
         mesh: Mesh,
-        backends: Backends,
+        cache: KVCache,
+        extra_features: Sequence[Feature] = (),
     ):
-        assert config.max_num_seqs and config.max_model_len and config.block_size
-        assert config.max_num_batched_tokens
-        self._config = config
+        scheduler, self._settings = config.scheduler, config.programs
+        self._itemsize = jnp.dtype(config.model.dtype).itemsize
         self._model_config = model_config
         self._mesh = mesh
-        self._backends = backends
-        self._num_pages = 0
-        self._max_num_seqs = config.max_num_seqs
-        self._max_model_len = config.max_model_len
-        self._page_size = config.block_size
-        self._compiler_options = accepted(
+        self._cache = cache
+        self._backends = backends = cache.backends
+        self._max_num_seqs = scheduler.max_num_seqs
+        self._max_model_len = scheduler.max_model_len
+        self.compiler_options = accepted(
             compiler_options(
                 mesh.devices.flat[0].platform, divides_products=backends.divides_products
             )
         )
         self._structure, self._leaves = split_model(model)
-        self.num_logprobs = min(
-            config.max_logprobs if config.max_logprobs >= 0 else model_config.vocab_size,
-            model_config.vocab_size,
-        )
-        if config.max_logprobs < 0:
+        most, vocab_size = self._settings.max_logprobs, model_config.vocab_size
+        self.num_logprobs = min(most if most >= 0 else vocab_size, vocab_size)
+        if most < 0:
             row = 8 * self.num_logprobs
             logger.warning("max_logprobs=-1: each reported row brings %d bytes to the host", row)
-        budget = config.max_num_batched_tokens
-        self.max_prefill_tokens = min(config.prefill_chunk or budget, budget)
-        self.max_lanes = lanes_for(self.max_prefill_tokens, config.max_num_seqs)
-        self._features = make_features(threshold_on(mesh, backends))
-        self._facts = Facts(model_config.vocab_size, self.num_logprobs)
-        self.packer = RowPacker(config.max_num_seqs, self._features, self._facts)
+        self.max_prefill_tokens = scheduler.max_prefill_tokens
+        self.max_lanes = lanes_for(self.max_prefill_tokens, self._max_num_seqs)
+        own = make_features(threshold_on(mesh, backends), partial(getattr, self._settings))
+        self._features = (*own, *extra_features)
+        self._facts = Facts(
+            model_config.vocab_size,
+            self.num_logprobs,
+            model_config.hidden_size,
+            self.max_prefill_tokens,
+        )
+        self._fed = [f for f in self._features if type(f).step_buffers is not Feature.step_buffers]
+        self.packer = RowPacker(self._max_num_seqs, self._features, self._facts)
         defaults = mesh_defaults(mesh)
+        self.num_drafts = max((feature.num_drafts for feature in self._features), default=0)
         self._shapes = wanted_shapes(
-            config.max_num_seqs, self.max_prefill_tokens, defaults.smallest_bucket
+            self._max_num_seqs,
+            self.max_prefill_tokens,
+            defaults.smallest_bucket,
+            feature_sets(self._features),
+            1 + self.num_drafts,
         )
         self._numbers_per_token = (
             2 * sum(leaf.size for leaf in self._leaves) / defaults.flops_per_number
         )
         self.programs = self._program_table()
-        self._upload_layout = UploadLayout(config.block_size, config.max_num_seqs)
-        self._upload: Any = None  # compiled by `warm_up`
+        self._uploads = UploadProgram(cache.page_size, self._max_num_seqs)
+        self._copies = CopyProgram(model_config.num_layers, self._max_num_seqs)
+        self._controls: dict[str, Any] = {}  # compiled by `warm_up`
+        self._listener: Callable[[Command], None] | None = None
+        self._num_commands = 0
+        self._buffers = {
+            feature.name: shapes
+            for feature in self._features
+            if (shapes := feature.buffers(self._facts)) is not None
+        }
         self._state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
-        return sum(leaf.addressable_shards[0].data.nbytes for leaf in self._leaves)
+        return sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in self._leaves
+        )
+
+    def set_weights(self, model: Model) -> None:
+        """Take the parameters themselves, of the shapes, types and shardings that were told."""
+        _, self._leaves = split_model(model)
+
+    def weights(self) -> Model:
+        """The model with its parameters."""
+        self.check_alive()
+        return self._structure.merge(self._leaves)
 
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""
         # the first two programs are the largest: every slot, every region token, every feature
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
-        itemsize = jnp.dtype(self._config.dtype).itemsize
         return Demand(
             weights=self.weight_bytes,
-            tables=table_bytes(self._max_num_seqs, self._max_model_len, self._page_size),
+            tables=table_bytes(self._max_num_seqs, self._max_model_len, self._cache.page_size)
+            + sum(
+                shape.size * shape.dtype.itemsize
+                for shape in jax.tree.leaves((self.state_shape().features, self._buffers))
+            ),
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
             temporaries=max(
-                temporary_bound(shape, self._model_config, itemsize) for shape in self._shapes[:2]
+                temporary_bound(shape, self._model_config, self._itemsize)
+                for shape in self._shapes[:2]
             ),
         )
 
@@ -161,7 +178,7 @@ class Runner:
             num_pages: KV pages a layer, trash page included.
             max_model_len: tokens that a slot's page table and history hold.
         """
-        self._num_pages, self._max_model_len = num_pages, max_model_len
+        self._cache, self._max_model_len = self._cache.with_pages(num_pages), max_model_len
         self.programs = self._program_table()
 
     def _program_table(self) -> ProgramTable:
@@ -185,31 +202,66 @@ class Runner:
 
     def warm_up(self, progress: Any = lambda shape: None) -> None:
         """Make the device state, compile the most needed programs and run each once, idle."""
-        self._state = self._make_state()
-        assert self._config.compile_ahead is not None
-        self.programs.compile_ahead(self._config.compile_ahead, progress)
+        self.make_state()
+        self._buffers = jax.tree.map(
+            lambda s: jax.device_put(jnp.zeros(s.shape, s.dtype), self._replicated), self._buffers
+        )
+        self.programs.compile_ahead(self._settings.compile_ahead, progress)
+        plan = StepPlan()
         for program in self.programs.programs:
-            plan = StepPlan()
             idle = self.packer.pack(plan, self.packer.needs(plan), program.layout)
-            self._call(program, idle).block_until_ready()
-        self._upload = self._compile_upload()
-        self._run_upload(np.full(self._upload_layout.size, 0, np.int32))
-        assert self._config.compile_in_background is not None
-        if self._config.compile_in_background:
+            jax.block_until_ready(self._call(program, idle.blob))
+        for control in (self._uploads, self._copies):
+            self._controls[control.name] = self._compile_control(control)
+            for blob in control.pack(()):
+                self._call_control(control.name, blob)
+        if self._settings.compile_in_background:
             self.programs.compile_rest_in_background()
 
-    def pack(self, plan: StepPlan) -> Packed:
+    @property
+    def state(self) -> DeviceState | None:
+        """The device state; the next command takes it away."""
+        return self._state
+
+    def listen(self, listener: Callable[[Command], None]) -> None:
+        """Have every command told before it runs.
+
+        A runner of the same configuration that runs the same commands has the same state.
+        """
+        self._listener = listener
+
+    def prepare(self, request: Request) -> None:
+        """Settle how the features that a request needs bind its steps; once, before it is added."""
+        features = self._features
+        request.needs_seen_tokens = any(f.needs_seen_tokens(request) for f in features)
+        front = None if request.group is None else request.group.front
+        if front is not None:  # what takes long to look at is looked at once a prompt
+            request.cache_extras = front.cache_extras
+        else:
+            request.cache_extras = self._cache_extras(request)
+        # the features' inputs are of one sample a row
+        request.takes_drafts = not any(
+            f.special and f.need(request) is not Need.NEVER for f in features
+        )
+
+    def _cache_extras(self, request: Request) -> tuple[str, ...]:
+        """What keys and values of its tokens depend on beside them, see `Request`."""
+        keys = [(f.name, f.cache_key(request)) for f in self._features]
+        keys += [("rope", rope.cache_key(request.num_prompt)) for rope in self._model_config.ropes]
+        return tuple(f"{name}={key}" for name, key in keys if key)
+
+    def pack(self, plan: StepPlan) -> PackedStep:
         """Choose the program of a plan and fill its operand; a plan is packed once."""
         needs = self.packer.needs(plan)
         wanted = Wanted(
-            len(plan.decode),
-            plan.num_prefill_tokens,
-            len(plan.lanes),
+            plan.num_decode + len(needs.single),
+            sum(plan.rows.lengths[row] for row in needs.lanes),
+            max(len(needs.lanes), len(plan.samples) - plan.num_decode if needs.lanes else 0),
             needs.features,
             len(needs.special),
         )
         program = self.programs.select(wanted)
-        return Packed(program, needs, self.packer.pack(plan, needs, program.layout))
+        return PackedStep(program, needs, self.packer.pack(plan, needs, program.layout))
 
     def check_alive(self) -> None:
         """Raises EngineDeadError once a step has failed or the runner was closed."""
@@ -217,59 +269,117 @@ class Runner:
             message, cause = self._death
             raise EngineDeadError(message) from cause
 
-    def dispatch(self, plan: StepPlan, packed: Packed | None = None) -> Dispatched:
+    def dispatch(self, plan: StepPlan, packed: PackedStep | None = None) -> Dispatched:
         """Start a step on the device; returns before it has run.
 
         Raises:
             EngineDeadError: the call failed, and the device state that it was given is lost.
         """
-        program, needs, blob = packed or self.pack(plan)
+        step = packed or self.pack(plan)
+        if plan.forks:
+            for blob in self._copies.pack(plan.forks):
+                self.run(CopyProgram.name, blob)
+        if plan.uploads:
+            for blob in self._uploads.pack(plan.uploads):
+                self.run(UploadProgram.name, blob)
+        for feature in self._fed:
+            if feature.name in step.needs.features:
+                arrays = feature.step_buffers(step.needs.chunks(plan), self._facts)
+                if arrays is not None:
+                    self.set_buffers(feature.name, arrays)
+        result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)
+        return Dispatched(plan, step, *result)
+
+    def set_buffers(self, feature: str, arrays: Any) -> None:
+        """Swap the device arrays of a feature; steps that are dispatched keep the old ones.
+
+        Raises:
+            ValueError: other shapes or types than the feature has declared.
+        """
+        old = self._buffers[feature]
+        new = jax.tree.map(lambda a: jax.device_put(jnp.asarray(a), self._replicated), arrays)
+        described = [jax.tree.map(lambda a: (a.shape, a.dtype), tree) for tree in (old, new)]
+        if described[0] != described[1]:
+            raise ValueError(f"buffers of {feature} are {described[0]}, not {described[1]}")
+        self._buffers = {**self._buffers, feature: new}
+
+    def run(self, program: str, operand: np.ndarray) -> Any:
+        """Run a program by its name; returns the result of a step and what it has set aside.
+
+        Raises:
+            KeyError: there is no program of that name.
+            EngineDeadError: the call failed, and the device state that it was given is lost.
+        """
+        if program in self._controls:
+            return self._send(program, None, operand)
+        return self._send(program, self.programs.named(program), operand)
+
+    def _send(self, name: str, program: Program | None, operand: np.ndarray) -> Any:
+        if self._listener is not None:
+            self._listener(Command(Header(self._num_commands, name, operand.size), operand))
+        self._num_commands += 1
         try:
-            if plan.uploads:
-                for upload in self._upload_layout.pack(plan.uploads):
-                    self._run_upload(upload)
-            result = self._call(program, blob)
-            result.copy_to_host_async()
+            if program is None:
+                self._call_control(name, operand)
+                return None
+            result = self._call(program, operand)
+            result[0].copy_to_host_async()
         except BaseException as error:
             if isinstance(error, Exception):
-                raise self._die(program, error) from error
+                raise self._die(name, error) from error
             if self._state is None:  # an interrupt is harmless where the state has come back
-                self._die(program, error)
+                self._die(name, error)
             raise
-        return Dispatched(plan, program, needs, result)
+        return result
 
-    def fetch(self, step: Dispatched) -> StepResult:
+    def fetch(self, dispatched: Dispatched) -> StepResult:
         """Wait for a dispatched step and bring its result to the host.
 
         Raises:
             EngineDeadError: the step failed while it ran, and all that it computed is lost.
         """
         try:
-            fetched = np.asarray(step.result)
+            fetched = np.asarray(dispatched.result)
         except Exception as error:
-            raise self._die(step.program, error) from error
-        found: Result = step.program.result.views(fetched)
-        shape, plan = step.program.layout.shape, step.plan
-        num_decode, first_lane = len(plan.decode), shape.num_decode
-        sampled = found.step.token[:num_decode].tolist()
-        sampled += found.step.token[first_lane : first_lane + len(plan.lanes)].tolist()
-        special = {
-            index: program_row(index, plan, first_lane) if shape.all_special else place
-            for place, (index, _) in enumerate(step.needs.special)
-        }
-        return StepResult(sampled, found.features, special)
+            raise self._die(dispatched.step.program.layout.shape.name, error) from error
+        return step_result(dispatched, fetched)
+
+    def take_weights(self) -> tuple[jax.Array, ...]:
+        """Give up the parameters; only their shapes and shardings are left here."""
+        taken = self._leaves
+        shapes: Any = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in taken
+        ]
+        self._leaves = tuple(shapes)
+        return taken
+
+    def put_weights(self, host: Sequence[np.ndarray]) -> None:
+        """Take back the parameters that `take_weights` gave up, from host memory."""
+        shardings = [leaf.sharding for leaf in self._leaves]
+        self._leaves = tuple(jax.device_put(list(host), shardings))
+
+    def drop_state(self) -> None:
+        """Give back the memory of pages and tables. Nothing may run or be found afterwards."""
+        state, self._state = self._state, None
+        _delete(state)
+
+    def make_state(self) -> None:
+        """Pages and tables of nothing, on the devices."""
+        self._state = self.state_shape().make(self._mesh)
+        if self._mesh.devices.flat[0].platform == "cpu":
+            forget_zeros(jax.tree.leaves(jax.block_until_ready(self._state)))
 
     def close(self) -> None:
         """Stop background compilation and give back device memory."""
         self.programs.close()
         self._state = None
-        self._leaves = ()
+        self._leaves, self._buffers, self._controls = (), {}, {}
         if self._death is None:
             self._death = "the engine was closed: make a new one", None
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
-        blob = BlobLayout(shape, self._features, self._facts, self._page_size)
+        blob = BlobLayout(shape, self._features, self._facts, self._cache.page_size)
         return blob, ResultLayout(shape, self._features, self._facts)
 
     def compile_program(self, shape: StepShape) -> Program:
@@ -281,41 +391,47 @@ class Runner:
             facts=self._facts,
             layout=layout,
             result=result,
-            num_pages=self._num_pages,
+            cache=self._cache,
             max_num_seqs=self._max_num_seqs,
-            backends=self._backends,
             mesh=self._mesh,
         )
-        state_shardings = self._state_shardings()
+        state = self.state_shape()
         step = jax.jit(
             partial(run_step, spec, self._structure),
-            donate_argnums=1,
-            out_shardings=(state_shardings, self._replicated),
+            donate_argnums=2,
+            out_shardings=(state.shardings(self._mesh), self._replicated, self._replicated),
         )
-        state, blob = self._abstract_state(), self._abstract_blob(layout.size)
-        compiled = step.lower(self._leaves, state, blob).compile(
-            compiler_options=self._compiler_options
-        )
+        lowered = step.lower(*self.operands(layout))
+        compiled = lowered.compile(compiler_options=self.compiler_options)
         return Program(layout, result, compiled, _device_bytes(compiled))
 
-    def _compile_upload(self) -> Any:
-        upload = jax.jit(
-            self._upload_layout.run, donate_argnums=0, out_shardings=self._state_shardings()
+    def operands(self, layout: BlobLayout) -> tuple[Any, ...]:
+        """What a program is called with: parameters, and the shapes of buffers, state and blob."""
+        buffers = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._replicated),
+            self._buffers,
         )
-        blob = self._abstract_blob(self._upload_layout.size)
-        lowered = upload.lower(self._abstract_state(), blob)
-        return lowered.compile(compiler_options=self._compiler_options)
+        state = self.state_shape().abstract(self._mesh)
+        return self._leaves, buffers, state, self._abstract_blob(layout.size)
 
-    def _run_upload(self, blob: np.ndarray) -> None:
-        self._donate(lambda state, blob: (self._upload(state, blob), None), blob)
+    def _compile_control(self, control: UploadProgram | CopyProgram) -> Any:
+        state = self.state_shape()
+        run = jax.jit(control.run, donate_argnums=0, out_shardings=state.shardings(self._mesh))
+        lowered = run.lower(state.abstract(self._mesh), self._abstract_blob(control.size))
+        return lowered.compile(compiler_options=self.compiler_options)
+
+    def _call_control(self, name: str, blob: np.ndarray) -> None:
+        compiled = self._controls[name]
+        self._donate(lambda state, blob: (compiled(state, blob),), blob)
 
     def _donate(self, call: Any, blob: np.ndarray) -> Any:
         """Give the device state to a program and keep the one that it returns."""
         placed = self._placed(blob)  # may fail, and then the state is whole
         state, self._state = self._state, None  # donated: must not be reachable if the call fails
         try:
-            with jax.no_tracing(True):  # serving never compiles; raise if a change makes it
-                self._state, result = call(state, placed)
+            # serving never compiles; raise if a change makes it. A kernels' interpreter may.
+            with jax.no_tracing(self._backends.interpret is None):
+                self._state, *result = call(state, placed)
         except BaseException:
             _delete(state)
             raise
@@ -325,26 +441,18 @@ class Runner:
         # arrays that are not placed yet would be transferred device by device from Python
         return jax.device_put(blob, self._replicated) if self._mesh.size > 1 else blob
 
-    def _abstract_state(self) -> DeviceState:
-        return jax.tree.map(
-            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-            jax.eval_shape(self._zero_state),
-            self._state_shardings(),
-        )
-
     def _abstract_blob(self, size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._replicated)
 
-    def _call(self, program: Program, blob: np.ndarray) -> jax.Array:
-        return self._donate(partial(program.call, self._leaves), blob)
+    def _call(self, program: Program, blob: np.ndarray) -> Any:
+        return self._donate(partial(program.call, self._leaves, self._buffers), blob)
 
-    def _die(self, program: Program, error: BaseException) -> EngineDeadError:
+    def _die(self, name: str, error: BaseException) -> EngineDeadError:
         """Give up after a failed step: what the device held for requests cannot be trusted."""
         state, self._state = self._state, None
         _delete(state)
         # else the error, which callers may keep, would keep weights and pool alive in its frames
         traceback.clear_frames(error.__traceback__)
-        name = program.layout.shape.name
         message = (
             f"the engine is dead: its step {name} failed and the KV cache is lost with it "
             f"({type(error).__name__}: {error}); make a new engine, or restart the server"
@@ -356,35 +464,23 @@ class Runner:
     def _replicated(self) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec())
 
-    def _state_shardings(self) -> Any:
-        """A `DeviceState` of shardings."""
-        shardings: Any = DeviceState
-        return shardings(
-            kv_pages=NamedSharding(self._mesh, kv_pages_spec()),
-            page_table=self._replicated,
-            history=self._replicated,
+    def state_shape(self) -> StateShape:
+        """Of the device state, as `set_pool` has settled it."""
+        return StateShape(
+            cache=self._cache,
+            max_num_seqs=self._max_num_seqs,
+            max_model_len=self._max_model_len,
+            features={
+                feature.name: shapes
+                for feature in self._features
+                if (shapes := feature.state(self._facts)) is not None
+            },
         )
-
-    def _zero_state(self) -> DeviceState:
-        """Pages start as zeros: a masked row of uninitialised memory could hold NaN."""
-        c = self._model_config
-        dtype = storage_dtype(jnp.dtype(self._config.dtype), self._mesh.devices.flat[0].platform)
-        head_dim = self._backends.stored_head_dim(c.head_dim)
-        pool = (c.num_layers * self._num_pages, self._page_size, 2, c.num_kv_heads, head_dim)
-        slots, pages = self._max_num_seqs + 1, -(-self._max_model_len // self._page_size)
-        return DeviceState(
-            kv_pages=jnp.zeros(pool, dtype),
-            page_table=jnp.zeros((slots, pages), jnp.int32),
-            history=jnp.zeros((slots, self._max_model_len + 1), jnp.int32),
-        )
-
-    def _make_state(self) -> DeviceState:
-        return jax.jit(self._zero_state, out_shardings=self._state_shardings())()
 
 
 def _delete(state: DeviceState | None) -> None:
     """Free device arrays now, whoever else refers to them."""
-    for array in state or ():
+    for array in jax.tree.leaves(state):
         array.delete()
 
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.execution.features import KINDS, Facts, Feature, Rows
+from jaxserve.execution.features import Facts, Feature, Rows
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
+
+FEW_SPECIAL = 8  # special rows that are worth a branch of their own
+
+
+class Known(NamedTuple):
+    """What is known of all R samples of a step; the fields are those of `Rows`."""
+
+    slot: jax.Array
+    position: jax.Array
+    prompt_len: jax.Array
+    history: jax.Array
 
 
 def sample_rows(
@@ -18,7 +30,7 @@ def sample_rows(
     facts: Facts,
     layout: BlobLayout,
     given: Blob,
-    history: jax.Array,
+    known: Known,
     logits: jax.Array,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The token of each row, and what the features report on the special rows.
@@ -31,7 +43,7 @@ def sample_rows(
         facts: about the engine.
         layout: of the program's blob.
         given: the blob, traced.
-        history: int32[S + 1, L] token ids by slot and position.
+        known: of the samples.
         logits: float32[R, V].
 
     Returns:
@@ -41,62 +53,117 @@ def sample_rows(
     features = contained(features, shape)
     tokens = jnp.zeros(shape.num_rows, jnp.int32)
     if not shape.all_special:
-        tokens = _drawn(features, _rows(layout, given, history), logits)
-    outputs: dict[str, Any] = {}
+        tokens = _drawn(features, _rows(layout, given, known), logits)
     if not shape.num_special:
-        return tokens, outputs
+        return tokens, {}
+    work = partial(_special_rows, features, facts, layout, known, logits, tokens)
+    if shape.all_special:
+        return work(given)
+    drawn, outputs = _few_or_all(layout, given, work)
+    # places that are not used name row R, which does not exist
+    return tokens.at[given.step.special].set(drawn, mode="drop"), outputs
+
+
+def _special_rows(
+    features: Sequence[Feature],
+    facts: Facts,
+    layout: BlobLayout,
+    known: Known,
+    logits: jax.Array,
+    tokens: jax.Array,
+    given: Blob,
+) -> tuple[jax.Array, dict[str, Any]]:
+    """Tokens int32[M] and reports of the special rows that `given` lists.
+
+    Where no feature adjusts logits they are the tokens that the rows got already.
+    """
+    shape = layout.shape
     places = None if shape.all_special else jnp.minimum(given.step.special, shape.num_rows - 1)
-    rows = _rows(layout, given, history, places)
+    rows = _rows(layout, given, known, places)
     raw = adjusted = logits if places is None else logits[places]
     for feature in features:
         adjusted = if_wanted(
             feature,
+            layout,
             given,
             partial(feature.logits, given.features.get(feature.name), rows, adjusted),
             adjusted,
         )
-    drawn = _drawn(features, rows, adjusted)
+    if places is None:
+        drawn = _drawn(features, rows, adjusted)
+    else:
+        adjusts = [f for f in features if type(f).logits is not Feature.logits]
+        flags = jnp.stack([layout.is_wanted(given, feature) for feature in adjusts])
+        draw = partial(_drawn, features, rows, adjusted)
+        drawn = _conditional(jnp.any(flags), draw, lambda: tokens[places])
+    outputs: dict[str, Any] = {}
+    rows = replace(rows, adjusted=adjusted)
     for feature in features:
         if feature.outputs is not None and not feature.of_region:
             report = partial(
                 feature.after, given.features.get(feature.name), rows, raw, drawn, facts
             )
-            outputs[feature.name] = if_wanted(feature, given, report)
-    if places is None:
-        return drawn, outputs
-    # places that are not used name row R, which does not exist
-    return tokens.at[given.step.special].set(drawn, mode="drop"), outputs
+            outputs[feature.name] = if_wanted(feature, layout, given, report)
+    return drawn, outputs
 
 
-def if_wanted(feature: Feature, given: Blob, work: Callable[[], Any], otherwise: Any = None) -> Any:
-    """What `work` computes; in a step that does not need the feature `otherwise`, or zeros if None.
+def _few_or_all(
+    layout: BlobLayout, given: Blob, work: Callable[[Blob], tuple[jax.Array, dict[str, Any]]]
+) -> tuple[jax.Array, dict[str, Any]]:
+    """What `work` computes for the special rows; where they are few, for no more than these."""
+    shape = layout.shape
+    if shape.num_special <= FEW_SPECIAL:
+        return work(given)
 
-    A GPU computes it in any case: a conditional would leave its graph.
-    """
+    def few() -> tuple[jax.Array, dict[str, Any]]:
+        found = work(layout.first_special(given, FEW_SPECIAL))
+        rest = shape.num_special - FEW_SPECIAL
+        return jax.tree.map(lambda x: jnp.pad(x, [(0, rest)] + [(0, 0)] * (x.ndim - 1)), found)
+
+    # the list is filled from the front
+    are_many = given.step.special[FEW_SPECIAL] < shape.num_rows
+    return _conditional(are_many, partial(work, given), few)
+
+
+def if_wanted(
+    feature: Feature,
+    layout: BlobLayout,
+    given: Blob,
+    work: Callable[[], Any],
+    otherwise: Any = None,
+) -> Any:
+    """What `work` computes; without need for the feature `otherwise`, zeros if that is None."""
     if not feature.special and not feature.of_region:
         return work()
-    flag = given.step.wanted[[kind.name for kind in KINDS].index(feature.name)] > 0
 
     def nothing() -> Any:
         if otherwise is not None:
             return otherwise
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(work))
 
+    return _conditional(layout.is_wanted(given, feature), work, nothing)
+
+
+def _conditional(flag: jax.Array, work: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """One of the two; a GPU always does the work: a conditional would leave its graph."""
+
     def choose() -> Any:
-        return jax.lax.cond(flag, work, nothing)
+        return jax.lax.cond(flag, work, otherwise)
 
     return jax.lax.platform_dependent(cpu=choose, tpu=choose, default=work)
 
 
-def _rows(
-    layout: BlobLayout, given: Blob, history: jax.Array, places: jax.Array | None = None
-) -> Rows:
-    """The sampling rows at int32[M] places, or all of them."""
-    step, table = given.step, given.rows
-    known = (step.slot, step.position, step.prompt_len)
+def _rows(layout: BlobLayout, given: Blob, known: Known, places: jax.Array | None = None) -> Rows:
+    """The samples at int32[M] places, or all of them."""
+    shape, table = layout.shape, given.rows
+    if shape.num_queries > 1:
+        decode = jnp.repeat(table[: shape.num_decode], shape.num_queries, axis=0)
+        table = jnp.concatenate([decode, table[shape.num_decode :]])
+    slot, position, prompt_len, history = known
     if places is not None:
-        table, known = table[places], tuple(array[places] for array in known)
-    return Rows(*known, history, layout.row_table.read(table))
+        table = table[places]
+        slot, position, prompt_len = slot[places], position[places], prompt_len[places]
+    return Rows(slot, position, prompt_len, history, layout.row_table.read(table))
 
 
 def _drawn(features: Sequence[Feature], rows: Rows, logits: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ class StepShape:
         num_lanes: N, requests that may share the region; 0 for a decode program.
         features: names of the features that it contains.
         num_special: M, rows that the costly features work on; 0 where it has none of them.
+        num_queries: Q, tokens of a decode row: its newest one and drafts to be verified.
     """
 
     num_decode: int
@@ -22,11 +23,17 @@ class StepShape:
     num_lanes: int
     features: frozenset[str]
     num_special: int
+    num_queries: int = 1
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of the decode rows, each of which samples."""
+        return self.num_decode * self.num_queries
 
     @property
     def num_rows(self) -> int:
-        """R, rows that sample: decode rows, then lanes."""
-        return self.num_decode + self.num_lanes
+        """R, what is sampled: each token of the decode rows, then one a lane."""
+        return self.num_decode_tokens + self.num_lanes
 
     @property
     def all_special(self) -> bool:
@@ -35,7 +42,8 @@ class StepShape:
 
     @property
     def name(self) -> str:
-        kind = f"decode[{self.num_decode}]"
-        if self.num_prefill:
-            kind = f"mixed[{self.num_decode}, {self.num_prefill}]"
+        rows = f"{self.num_decode}"
+        if self.num_queries > 1:
+            rows += f" x {self.num_queries}"
+        kind = f"mixed[{rows}, {self.num_prefill}]" if self.num_prefill else f"decode[{rows}]"
         return f"{kind} full[{self.num_special}]" if self.num_special else f"{kind} fast"

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.execution.features import Facts, Feature, Region
+from jaxserve.execution.features import Facts, Feature, NewestTokens, Region
+from jaxserve.execution.hooked import ComputeTokens, HookedFeatures
 from jaxserve.execution.inputs import (
     BlobLayout,
     Result,
@@ -21,27 +22,13 @@ from jaxserve.execution.inputs import (
     contained,
 )
 from jaxserve.execution.parameters import ModelStructure
-from jaxserve.execution.sampled_rows import if_wanted, sample_rows
+from jaxserve.execution.sampled_rows import Known, if_wanted, sample_rows
+from jaxserve.execution.state import DeviceState
 from jaxserve.models.attention import PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.llama import Llama
-from pallas_kernels import Backends, PrefillLanes
-
-
-class DeviceState(NamedTuple):
-    """What stays on the device between steps; donated to every step.
-
-    S is `max_num_seqs`; row S of both tables is the trash row that unused rows read and write.
-
-    Attributes:
-        kv_pages: [num_layers * num_pages, page_size, 2, num_kv_heads, head_dim] the KV pool.
-        page_table: int32[S + 1, P] page ids by slot.
-        history: int32[S + 1, max_model_len + 1] token ids by slot and position.
-    """
-
-    kv_pages: jax.Array
-    page_table: jax.Array
-    history: jax.Array
+from jaxserve.models.kv_cache import KVCache
+from jaxserve.models.protocol import Model, TokenRows
+from pallas_kernels import PrefillLanes
 
 
 @dataclass(frozen=True)
@@ -53,9 +40,8 @@ class StepSpec:
     facts: Facts
     layout: BlobLayout
     result: ResultLayout
-    num_pages: int
+    cache: KVCache
     max_num_seqs: int
-    backends: Backends
     mesh: Mesh
 
 
@@ -63,9 +49,10 @@ def run_step(
     spec: StepSpec,
     structure: ModelStructure,
     leaves: tuple[jax.Array, ...],
+    buffers: dict[str, Any],
     state: DeviceState,
     blob: jax.Array,
-) -> tuple[DeviceState, jax.Array]:
+) -> tuple[DeviceState, jax.Array, dict[str, jax.Array]]:
     """Compute one step.
 
     The modules are merged inside the traced function and parameters cross the jit boundary as flat
@@ -75,101 +62,239 @@ def run_step(
         spec: static shape and choices of the program.
         structure: of the Flax module, from `split_model`.
         leaves: its parameters, from `split_model`.
+        buffers: of the features that have some, by their names.
         state: the device state; donated by the caller.
         blob: int32[spec.layout.size], see `BlobLayout`.
 
     Returns:
-        The next device state and the result, int32, see `ResultLayout`.
+        The next device state; the result, int32, see `ResultLayout`; and what features have set
+        aside, which stays on the device until somebody asks for it.
     """
     model = structure.merge(leaves)
-    shape = spec.layout.shape
     given = spec.layout.read(blob)
     step = given.step
-
     slot_updates, index_updates, page_updates = step.updates
     page_table = state.page_table.at[slot_updates, index_updates].set(page_updates)
-    history = state.history
-    slots, positions = step.slot[: shape.num_decode], step.position[: shape.num_decode]
-    prompt_lens = step.prompt_len[: shape.num_decode]
-    if shape.num_prefill:
-        lane_slots = step.slot[shape.num_decode :]
-        # region rows without a lane carry lane N and fall on the trash slot
-        region_slots = jnp.append(lane_slots, spec.max_num_seqs)[step.token_lane]
-        history = history.at[region_slots, step.token_position].set(step.token)
-        tokens = jnp.concatenate([history[slots, positions], step.token])
-        slots = jnp.concatenate([slots, region_slots])
-        positions = jnp.concatenate([positions, step.token_position])
-        lane_prompt_lens = jnp.append(step.prompt_len[shape.num_decode :], 0)
-        prompt_lens = jnp.concatenate([prompt_lens, lane_prompt_lens[step.token_lane]])
-    else:
-        tokens = history[slots, positions]
+    decode = _decode_rows(spec, step, buffers, state)
+    # a first token that the host brings is part of the history, as the drafts are
+    history = state.history.at[step.slot[:, None], decode.positions].set(decode.tokens)
+    compute = _compute_rows(spec, step, decode)
+    if spec.layout.shape.num_prefill:
+        region = slice(spec.layout.shape.num_decode_tokens, None)
+        history = history.at[compute.slots[region], compute.positions[region]].set(step.token)
 
-    paged = _paged_batch(spec, step, page_table, slots, positions)
-    attend = make_attend(spec.config, paged, spec.num_pages, spec.backends, spec.mesh)
-    rope_lengths = jnp.maximum(prompt_lens, positions + 1)
+    paged = _paged_batch(spec, step, page_table, decode, compute)
+    attend = make_attend(
+        spec.config,
+        spec.cache,
+        paged,
+        spec.mesh,
+        spec.layout.shape.num_queries,
+    )
+    rope_lengths = jnp.maximum(compute.prompt_lens, compute.positions + 1)
     live_tokens, live_rows = _live(spec, step)
-    hidden, kv_pages = model(tokens, positions, state.kv_pages, attend, rope_lengths, live_tokens)
+    hooked = HookedFeatures(spec.features, spec.layout, given, compute, buffers, state.features)
+    hooks = hooked.hooks()
+    embedded = model.embed(compute.tokens)
+    if hooks.embed is not None:
+        embedded = hooks.embed(embedded)
+    rows = TokenRows(compute.positions[None], rope_lengths, live_tokens, hooks)
+    hidden, kv = model.layers(embedded, rows, state.kv, attend)
 
-    sources = hidden[: shape.num_decode]
-    if shape.num_prefill:
-        last = step.lane_start + jnp.maximum(step.lane_length, 1) - 1
-        sources = jnp.concatenate([sources, hidden[shape.num_decode + last]])
+    samples = _sampled(spec, step, compute)
+    sources = hidden[: spec.layout.shape.num_decode_tokens]
+    if spec.layout.shape.num_prefill:
+        sources = jnp.concatenate([sources, hidden[samples.sources]])
     logits = _replicate(model.logits(sources, live_rows), spec.mesh)
-    sampled, outputs = sample_rows(spec.features, spec.facts, spec.layout, given, history, logits)
-    history = history.at[step.slot, step.position + 1].set(sampled)
+    known = Known(samples.contexts, samples.positions, samples.prompt_lens, history)
+    sampled, outputs = sample_rows(spec.features, spec.facts, spec.layout, given, known, logits)
+    history = history.at[samples.slots, samples.positions + 1].set(sampled)
+    counts, lengths = _lengths(spec, step, decode, samples, sampled, state.lengths)
 
-    if shape.num_prefill:
-        region = Region(hidden[shape.num_decode :], _logits_of(spec, model))
-        for feature in contained(spec.features, shape):
+    if spec.layout.shape.num_prefill:
+        for feature in contained(spec.features, spec.layout.shape):
             if feature.of_region:
                 inputs = given.features.get(feature.name)
-                work = partial(feature.region, inputs, region, spec.facts)
-                outputs[feature.name] = if_wanted(feature, given, work)
-    result = spec.result.write(Result(StepOutputs(sampled), outputs))
-    return DeviceState(kv_pages, page_table, history), result
+                kept = {key: x[region] for key, x in hooked.kept[feature.name].items()}
+                lanes = spec.layout.shape.num_lanes
+                view = Region(hidden[region], _logits_of(spec, model), lanes, kept)
+                work = partial(feature.region, inputs, view, spec.facts)
+                outputs[feature.name] = if_wanted(feature, spec.layout, given, work)
+    result = spec.result.write(Result(StepOutputs(sampled, counts), outputs))
+    states = hooked.next_state(hidden)
+    return DeviceState(kv, page_table, history, lengths, states), result, hooked.aside
+
+
+class DecodeRows(NamedTuple):
+    """The decode rows, traced: Q tokens each, of which `lengths` count.
+
+    Attributes:
+        tokens, positions: int32[B, Q]; behind a row's length they lie on the trash column.
+        starts, lengths: int32[B] position of the first token, and how many; 0 where unused.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    starts: jax.Array
+    lengths: jax.Array
+
+
+class Samples(NamedTuple):
+    """The R = B * Q + N samples of a step, int32[R] each but `sources`.
+
+    Attributes:
+        slots: whose token it is.
+        contexts: whose tokens come before it: of a sequence that samples from another one's row the
+            other's slot, since its own takes them over after the step.
+        positions: of the last token before it.
+        prompt_lens: of the slot's prompt.
+        sources: int32[N] token whose hidden state the samples of the region are of.
+    """
+
+    slots: jax.Array
+    contexts: jax.Array
+    positions: jax.Array
+    prompt_lens: jax.Array
+    sources: jax.Array
+
+
+def _decode_rows(
+    spec: StepSpec, step: StepInputs, buffers: dict[str, Any], state: DeviceState
+) -> DecodeRows:
+    shape = spec.layout.shape
+    live = step.slot < spec.max_num_seqs
+    starts = jnp.where(step.start > 0, step.start - 1, state.lengths[step.slot])
+    first = jnp.where(step.first > 0, step.first - 1, state.history[step.slot, starts])
+    if shape.num_queries == 1:
+        return DecodeRows(first[:, None], starts[:, None], starts, live.astype(jnp.int32))
+    (feature,) = [f for f in contained(spec.features, shape) if f.num_drafts]
+    own = buffers.get(feature.name), state.features.get(feature.name)
+    drafts = feature.draft(NewestTokens(first, starts, step.slot, state.history, *own))
+    offsets = jnp.arange(shape.num_queries)
+    used = offsets < step.length[:, None]
+    positions = jnp.where(used, starts[:, None] + offsets, state.history.shape[1] - 1)
+    return DecodeRows(jnp.column_stack([first, drafts]), positions, starts, step.length)
+
+
+def _compute_rows(spec: StepSpec, step: StepInputs, decode: DecodeRows) -> ComputeTokens:
+    shape = spec.layout.shape
+    prompt_lens = step.prompt_len[: shape.num_decode]
+    rows = ComputeTokens(
+        decode.tokens.reshape(-1),
+        decode.positions.reshape(-1),
+        jnp.repeat(step.slot, shape.num_queries),
+        jnp.repeat(prompt_lens, shape.num_queries),
+    )
+    if not shape.num_prefill:
+        return rows
+    # region tokens without a lane carry lane N and fall on the trash slot
+    lane_slots = jnp.append(step.lane_slot, spec.max_num_seqs)
+    lane_prompt_lens = jnp.append(step.prompt_len[shape.num_decode :], 0)
+    region = ComputeTokens(
+        step.token,
+        step.token_position,
+        lane_slots[step.token_lane],
+        lane_prompt_lens[step.token_lane],
+    )
+    return ComputeTokens(*(jnp.concatenate(parts) for parts in zip(rows, region)))
+
+
+def _sampled(spec: StepSpec, step: StepInputs, compute: ComputeTokens) -> Samples:
+    shape = spec.layout.shape
+    decodes = shape.num_decode_tokens
+    if not shape.num_prefill:
+        nothing = jnp.zeros(0, jnp.int32)
+        slots = compute.slots
+        return Samples(slots, slots, compute.positions, compute.prompt_lens, nothing)
+    sources = decodes + step.sample_source
+    return Samples(
+        jnp.concatenate([compute.slots[:decodes], step.sample_slot]),
+        jnp.concatenate([compute.slots[:decodes], compute.slots[sources]]),
+        jnp.concatenate([compute.positions[:decodes], compute.positions[sources]]),
+        jnp.concatenate([compute.prompt_lens[:decodes], compute.prompt_lens[sources]]),
+        sources,
+    )
+
+
+def _lengths(
+    spec: StepSpec,
+    step: StepInputs,
+    decode: DecodeRows,
+    samples: Samples,
+    sampled: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """How many samples of each decode row count (int32[B], absent for Q = 1), and what slots hold.
+
+    A draft is accepted where the row's sample before it is the same token and all drafts before it
+    were accepted. A sample depends on the tokens before it, its position and its request's seed
+    alone, so what is accepted is what would have been sampled without drafts.
+    """
+    shape = spec.layout.shape
+    counts = decode.lengths
+    if shape.num_queries > 1:
+        drawn = sampled[: shape.num_decode_tokens].reshape(-1, shape.num_queries)
+        right = drawn[:, :-1] == decode.tokens[:, 1:]
+        right &= jnp.arange(1, shape.num_queries) < decode.lengths[:, None]
+        accepted = jnp.cumprod(right, axis=1).sum(axis=1, dtype=jnp.int32)
+        counts = jnp.where(decode.lengths > 0, 1 + accepted, 0)
+    slots, held = step.slot, decode.starts + counts
+    if shape.num_prefill:
+        slots = jnp.concatenate([slots, step.sample_slot])
+        held = jnp.concatenate([held, samples.positions[shape.num_decode_tokens :] + 1])
+    held = jnp.where(slots < spec.max_num_seqs, held, 0)
+    return counts[: 0 if shape.num_queries == 1 else None], lengths.at[slots].set(held)
 
 
 def _paged_batch(
     spec: StepSpec,
     step: StepInputs,
     page_table: jax.Array,
-    slots: jax.Array,
-    positions: jax.Array,
+    decode: DecodeRows,
+    compute: ComputeTokens,
 ) -> PagedBatch:
     shape, page_size = spec.layout.shape, spec.layout.page_size
-    decode_slots = step.slot[: shape.num_decode]
-    live = decode_slots < spec.max_num_seqs
+    write_pages = page_table[compute.slots, compute.positions // page_size]
+    query_lens = None
+    if shape.num_queries > 1:
+        query_lens = decode.lengths
+        unused = jnp.arange(shape.num_queries) >= decode.lengths[:, None]
+        write_pages = write_pages.at[: shape.num_decode_tokens].multiply(
+            1 - unused.reshape(-1).astype(jnp.int32)
+        )
     lanes, lane_table = None, None
     if shape.num_prefill:
-        lane_table = page_table[step.slot[shape.num_decode :]]
+        lane_table = page_table[step.lane_slot]
         lanes = PrefillLanes(step.lane_start, step.lane_length, step.lane_context)
     return PagedBatch(
-        write_pages=page_table[slots, positions // page_size],
-        write_offsets=positions % page_size,
-        decode_table=page_table[decode_slots],
-        decode_lens=jnp.where(live, step.position[: shape.num_decode] + 1, 0),
+        write_pages=write_pages,
+        write_offsets=compute.positions % page_size,
+        decode_table=page_table[step.slot],
+        decode_lens=jnp.where(decode.lengths > 0, decode.starts + decode.lengths, 0),
+        query_lens=query_lens,
         lane_table=lane_table,
         lanes=lanes,
     )
 
 
 def _live(spec: StepSpec, step: StepInputs) -> tuple[jax.Array, jax.Array]:
-    """Ranges int32[2, 2] of the step's tokens, and of the rows that sample, that are in use.
+    """Ranges int32[2, 2] of the step's tokens, and of its samples, that are in use.
 
-    Decode rows, lanes and the region's tokens are filled from the front.
+    Decode rows, the region's tokens and its samples are filled from the front.
     """
-    num_decode = spec.layout.shape.num_decode
-    in_use = step.slot < spec.max_num_seqs
-    decode, lanes = in_use[:num_decode].sum(), in_use[num_decode:].sum()
+    shape = spec.layout.shape
+    decode = shape.num_queries * (step.slot < spec.max_num_seqs).sum()
+    samples = (step.sample_slot < spec.max_num_seqs).sum()
     tokens = decode * 0
-    if spec.layout.shape.num_prefill:
+    if shape.num_prefill:
         tokens = jnp.max(jnp.where(step.lane_length > 0, step.lane_start + step.lane_length, 0))
-    ranges = [[0, decode], [num_decode, num_decode + tokens]]
-    rows = [[0, decode], [num_decode, num_decode + lanes]]
+    first = shape.num_decode_tokens
+    ranges = [[0, decode], [first, first + tokens]]
+    rows = [[0, decode], [first, first + samples]]
     return jnp.array(ranges, jnp.int32), jnp.array(rows, jnp.int32)
 
 
-def _logits_of(spec: StepSpec, model: Llama) -> Any:
+def _logits_of(spec: StepSpec, model: Model) -> Any:
     return lambda hidden: _replicate(model.logits(hidden), spec.mesh)
 
 

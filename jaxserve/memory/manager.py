@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.memory.page_pool import PagePool
+from jaxserve.messages import PageStats
 from jaxserve.request import Request
 
 
@@ -17,7 +20,7 @@ class PageUpdate(NamedTuple):
 
 
 class PageManager:
-    """Grows and frees the page lists of requests.
+    """Grows and frees the page lists of requests, and finds pages that hold what a request needs.
 
     The host's page lists are the truth. The device keeps a copy of the page table, row by slot,
     which each step brings up to date with the few entries that the step is the first to use.
@@ -25,11 +28,21 @@ class PageManager:
     Args:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
+        caching: keep what full pages hold until they are handed out again, see `keep`.
+
+    Attributes:
+        num_queried, num_found: prompt tokens that were looked for when their requests got slots,
+            and those of them that were found.
     """
 
-    def __init__(self, num_pages: int, page_size: int):
+    def __init__(self, num_pages: int, page_size: int, *, caching: bool = True):
         self.pool = PagePool(num_pages)
         self.page_size = page_size
+        self.num_queried = 0
+        self.num_found = 0
+        self._caching = caching
+        self._num_resets = 0
+        self._num_given = 0  # pages in the lists of all requests
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -41,30 +54,162 @@ class PageManager:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free."""
-        missing = self.pages_for(num_tokens) - len(request.pages)
+        missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
             return False
         request.pages += self.pool.allocate(missing)
+        self._num_given += missing
         return True
 
-    def share(self, request: Request, pages: list[int]) -> None:
-        """Make `request`, which owns no page yet, one more owner of pages of its prompt."""
-        self.pool.share(pages)
-        request.pages = list(pages)
+    def find(self, request: Request) -> list[int]:
+        """Pages that hold what `request` begins with, but for its last token, which it computes.
+
+        None for a request whose whole prompt must be computed.
+        """
+        if not self._caching or request.computes_prompt:
+            return []
+        most = (request.num_tokens - 1) // self.page_size
+        return self.pool.index.find(self._keys(request, request.num_tokens - 1)[:most])
+
+    def has_room(self, shared: list[int], num_tokens: int) -> bool:
+        """Whether `reserve` would find the pages."""
+        own = self.pages_for(num_tokens) - len(shared)
+        return own <= self.pool.num_free - self.pool.num_free_among(shared)
+
+    def reserve(self, request: Request, shared: list[int], num_tokens: int) -> bool:
+        """Give `request`, which owns no page yet, shared pages and others for `num_tokens` tokens.
+
+        False, and no change, if too few pages are free.
+        """
+        if not self.has_room(shared, num_tokens):
+            return False
+        self.pool.share(shared)
+        request.pages = shared + self.pool.allocate(self.pages_for(num_tokens) - len(shared))
+        self._num_given += len(request.pages)
+        request.num_published = request.num_kept = len(shared)
+        if self._caching:
+            self._root_of(request)
+        if request.num_cached is None:  # not again after a preemption
+            request.num_cached = len(shared) * self.page_size
+            if self._caching and not request.computes_prompt:
+                self.num_queried += request.num_tokens
+                self.num_found += request.num_cached
+        return True
+
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """Make the full pages of the first `num_tokens` tokens known, so that others find them.
+
+        Their tokens are known to the host, and the steps that compute them are dispatched.
+        """
+        full = num_tokens // self.page_size
+        if not self._caching or full <= request.num_kept:
+            return
+        keys, index = self._keys(request, num_tokens), self.pool.index
+        for place in range(request.num_kept, full):
+            index.put(keys[place], request.pages[place])
+        request.num_kept = full
+
+    def forget_all(self, waiting: Iterable[Request]) -> None:
+        """Nothing that was computed so far is found any more, nor what builds upon it.
+
+        `waiting` own no pages, and will look for what is computed from now on.
+        """
+        self.pool.forget_all()
+        self._num_resets += 1
+        for request in waiting:
+            request.cache_root, request.page_keys = None, None
+
+    def _keys(self, request: Request, num_tokens: int) -> list[bytes]:
+        """The keys of the full pages of the first `num_tokens` tokens, perhaps of more."""
+        keys, size = request.page_keys or [], self.page_size
+        begin, end = len(keys) * size, num_tokens // size * size
+        if begin >= end:
+            return keys
+        num_prompt = request.num_prompt
+        tokens = request.prompt_token_ids[begin:end]
+        if end > num_prompt:
+            tokens += request.output_token_ids[max(0, begin - num_prompt) : end - num_prompt]
+        keys += page_keys(tokens, size, keys[-1] if keys else self._root_of(request))
+        request.page_keys = keys
+        return keys
+
+    def _root_of(self, request: Request) -> bytes:
+        """The key before its first page: of when it got its slot, if there was a reset since."""
+        if request.cache_root is None:
+            extras = str(self._num_resets), request.cache_salt or "", *request.cache_extras
+            request.cache_root = root_key(extras)
+        return request.cache_root
+
+    def fork(
+        self, source: Request, request: Request, num_tokens: int, num_wanted: int
+    ) -> tuple[int, int] | None:
+        """Give `request`, which owns no page yet, the first `num_tokens` tokens of `source`.
+
+        Full pages are shared. The one behind them, which both would write to, gets a copy.
+
+        Args:
+            source, request, num_tokens: see above.
+            num_wanted: tokens that `request` gets pages for, more than `num_tokens` unless those
+                are all that a request may have.
+
+        Returns:
+            (page to be copied, page that takes the copy), 0 and 0 if all are full; None, and no
+            change, if too few pages are free.
+        """
+        shared = source.pages[: num_tokens // self.page_size]
+        own = self.pages_for(num_wanted) - len(shared)
+        if own > self.pool.num_free:
+            return None
+        self.pool.share(shared)
+        request.pages = shared + self.pool.allocate(own)
+        self._num_given += len(request.pages)
+        request.num_published = self.pages_for(num_tokens)
+        request.cache_root = source.cache_root
+        request.page_keys = (source.page_keys or [])[: len(shared)]
+        request.num_kept = min(source.num_kept, len(shared))
+        if num_tokens % self.page_size == 0:
+            return 0, 0
+        return source.pages[len(shared)], request.pages[len(shared)]
 
     def publish(self, request: Request, num_tokens: int, updates: list[PageUpdate]) -> None:
         """Append the page-table entries that the device lacks to reach the first `num_tokens`."""
-        covered = self.pages_for(num_tokens)
-        slot = request.slot
+        covered, slot = -(-num_tokens // self.page_size), request.slot
         assert slot is not None
-        for index in range(request.num_published, covered):
+        while request.num_published < covered:
+            index = request.num_published
             updates.append(PageUpdate(slot, index, request.pages[index]))
-        request.num_published = max(request.num_published, covered)
+            request.num_published = index + 1
 
     def release(self, request: Request) -> None:
         """Free every page of `request`."""
         self.pool.release(request.pages)
+        self._num_given -= len(request.pages)
         request.pages = []
-        request.num_published = 0
+        request.num_published = request.num_kept = 0
+
+    def stats(self, num_computed: int) -> PageStats:
+        """What the pages hold now, and what was found in them so far.
+
+        Args:
+            num_computed: tokens of all requests that own pages.
+        """
+        pool, size = self.pool, self.page_size
+        return PageStats(
+            num_pages=pool.num_pages - 1,
+            num_active=pool.num_used,
+            num_reclaimable=pool.num_reclaimable,
+            num_cached=len(pool.index),
+            # whoever shares a page has all of it computed: what is not yet is of one owner
+            num_tokens=pool.num_used * size - (self._num_given * size - num_computed),
+            page_size=size,
+            num_queried=self.num_queried,
+            num_found=self.num_found,
+        )
+
+    def check_integrity(self, requests: list[Request], held: list[list[int]]) -> None:
+        """Assert that requests and groups, which hold the others, are all owners of all pages."""
+        self.pool.check_integrity([request.pages for request in requests] + held)
+        if self._num_given != sum(len(request.pages) for request in requests):
+            raise AssertionError("pages of requests are counted wrongly")

@@ -1,7 +1,7 @@
-"""The Llama family: configuration, Flax NNX modules and weight loading."""
+"""Models: configuration, a folder of Flax NNX modules and weight map a family, weight loading."""
 
 from jaxserve.models.config import ModelConfig, resolve_dtype
-from jaxserve.models.llama import Llama
+from jaxserve.models.protocol import Model
 from jaxserve.models.weights import load_model
 
-__all__ = ["Llama", "ModelConfig", "load_model", "resolve_dtype"]
+__all__ = ["Model", "ModelConfig", "load_model", "resolve_dtype"]

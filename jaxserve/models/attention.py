@@ -9,26 +9,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.layers import Attend, Rotation
-from pallas_kernels import (
-    Backends,
-    PrefillLanes,
-    paged_decode_and_write,
-    paged_decode_attention,
-    paged_prefill_attention,
-    rotate_and_write,
-    write_kv,
-)
+from jaxserve.models.kv_cache import KVCache, KVPages
+from jaxserve.models.protocol import Attend, Rotation
+from pallas_kernels import PrefillLanes
 from pallas_kernels.linear import Norm
 
 
 class PagedBatch(NamedTuple):
-    """Where the T = B + C tokens of a step lie in the cache, and what they may look at.
+    """Where the T = B * Q + C tokens of a step lie in the cache, and what they may look at.
 
     Attributes:
         write_pages, write_offsets: int32[T] page (of layer 0) and row in it of each token.
         decode_table: int32[B, P] page ids of each decode row.
-        decode_lens: int32[B] tokens each decode row attends to, itself included; 0 when idle.
+        decode_lens: int32[B] tokens of each decode row's sequence, the row's own included; 0 when
+            idle.
+        query_lens: int32[B] tokens of each decode row, up to Q; None where all have one.
         lane_table: int32[N, P] page ids of each prefill lane; None in a decode program.
         lanes: the prefill lanes; None in a decode program.
     """
@@ -37,52 +32,52 @@ class PagedBatch(NamedTuple):
     write_offsets: jax.Array
     decode_table: jax.Array
     decode_lens: jax.Array
+    query_lens: jax.Array | None
     lane_table: jax.Array | None
     lanes: PrefillLanes | None
 
 
 def make_attend(
-    config: ModelConfig, batch: PagedBatch, num_pages: int, backends: Backends, mesh: Mesh
-) -> Attend[jax.Array]:
-    """The `attend` callable of one traced step.
+    config: ModelConfig,
+    cache: KVCache,
+    batch: PagedBatch,
+    mesh: Mesh,
+    num_queries: int = 1,
+) -> Attend[KVPages]:
+    """The `attend` callable of one traced step, whose decode rows have `num_queries` tokens.
 
-    Layer l owns pages `l * num_pages` .. of the flat pool, so its trash page is `l * num_pages`.
     With several devices the heads are sharded over the mesh axis "model" and each device runs the
     kernels on its own heads.
     """
-    num_decode = batch.decode_table.shape[0]
+    num_decode = batch.decode_table.shape[0] * num_queries
+    backends = cache.backends
+
+    def by_row(x: jax.Array) -> jax.Array:
+        """The decode rows of [T, H, D]: [B, H, D], or [B, Q, H, D] where rows have several."""
+        rows = x[:num_decode]
+        return rows if num_queries == 1 else rows.reshape(-1, num_queries, *x.shape[1:])
 
     def attend(
-        kv_pages: jax.Array, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
-    ) -> tuple[jax.Array, jax.Array]:
-        first_page = layer * num_pages
+        held: KVPages, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
+    ) -> tuple[jax.Array, KVPages]:
         norms = (rotation.q_norm, rotation.k_norm)
 
         def on_local_heads(
-            kv_pages: jax.Array,
+            held: KVPages,
             qkv: jax.Array,
             tables: tuple[jax.Array, jax.Array],
             weights: list[jax.Array | None],
             batch: PagedBatch,
-        ) -> tuple[jax.Array, jax.Array]:
+        ) -> tuple[jax.Array, KVPages]:
             q_norm, k_norm = (
                 None if norm is None or weight is None else Norm(weight, norm.eps)
                 for norm, weight in zip(norms, weights, strict=True)
             )
-            head_dim, padding = qkv.shape[4], kv_pages.shape[4] - qkv.shape[4]
+            where = batch.write_pages, batch.write_offsets
+            head_dim, padding = qkv.shape[4], cache.head_dim - qkv.shape[4]
             if backends.rotate_and_write:
-                q, kv_pages = rotate_and_write(
-                    qkv,
-                    *tables,
-                    kv_pages,
-                    batch.write_pages,
-                    batch.write_offsets,
-                    dtype=dtype,
-                    q_norm=q_norm,
-                    k_norm=k_norm,
-                    first_page=first_page,
-                    **backends.rotate_and_write_options,
-                )
+                normed = {"dtype": dtype, "q_norm": q_norm, "k_norm": k_norm}
+                q, held = cache.rotate_and_write(held, layer, qkv, *tables, *where, **normed)
             else:
                 local = Rotation(*tables, q_norm, k_norm, rotation.backend)
                 # zeros behind a stored head change no score, and their own output is dropped
@@ -90,53 +85,31 @@ def make_attend(
                 # where one kernel attends and writes, only prefill rows are written beforehand
                 first = num_decode if backends.decode_and_write else 0
                 if first < q.shape[0]:
-                    kv_pages = write_kv(
-                        kv_pages,
-                        k[first:],
-                        v[first:],
-                        batch.write_pages[first:],
-                        batch.write_offsets[first:],
-                        first_page=first_page,
-                        **backends.write_options,
-                    )
+                    held = cache.write(held, layer, *(x[first:] for x in (k, v, *where)))
             options: dict[str, Any] = {
                 "scale": config.attention_scale,
+                "soft_cap": config.attention_soft_cap,
                 "window": config.layer_window(layer),
-                "first_page": first_page,
             }
-            table, lengths = batch.decode_table, batch.decode_lens
+            table = batch.decode_table, batch.decode_lens
+            of_decode = {**options, "query_lens": batch.query_lens}
             if backends.decode_and_write:
-                out, kv_pages = paged_decode_and_write(
-                    q[:num_decode],
-                    k[:num_decode],
-                    v[:num_decode],
-                    kv_pages,
-                    table,
-                    lengths,
-                    **options,
-                    **backends.decode_and_write_options,
-                )
+                rows = (by_row(x) for x in (q, k, v))
+                out, held = cache.decode_and_write(held, layer, *rows, *table, **of_decode)
             else:
-                out = paged_decode_attention(
-                    q[:num_decode], kv_pages, table, lengths, **options, **backends.decode_options
-                )
+                out = cache.decode(held, layer, by_row(q), *table, **of_decode)
+            out = out.reshape(num_decode, *out.shape[-2:])
             if batch.lanes is not None and batch.lane_table is not None:
-                region = paged_prefill_attention(
-                    q[num_decode:],
-                    kv_pages,
-                    batch.lane_table,
-                    batch.lanes,
-                    **options,
-                    **backends.prefill_options,
-                )
+                lanes = batch.lane_table, batch.lanes
+                region = cache.prefill(held, layer, q[num_decode:], *lanes, **options)
                 out = jnp.concatenate([out, region])
-            return out[:, :, :head_dim], kv_pages
+            return out[:, :, :head_dim], held
 
         weights = [None if norm is None else norm.weight for norm in norms]
-        operands = (kv_pages, qkv, (rotation.cos, rotation.sin), weights, batch)
+        operands = (held, qkv, (rotation.cos, rotation.sin), weights, batch)
         if mesh.size == 1:
             return on_local_heads(*operands)
-        everywhere, pool = PartitionSpec(), kv_pages_spec()
+        everywhere, pool = PartitionSpec(), cache.specs()
         projection = PartitionSpec(None, None, "model", None, None)
         sharded = jax.shard_map(
             on_local_heads,
@@ -148,8 +121,3 @@ def make_attend(
         return sharded(*operands)
 
     return attend
-
-
-def kv_pages_spec() -> PartitionSpec:
-    """Sharding of the pool `[num_layers * num_pages, page_size, 2, num_kv_heads, head_dim]`."""
-    return PartitionSpec(None, None, None, "model", None)

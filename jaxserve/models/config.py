@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxserve.errors import UnsupportedModelError, ValidationError
-from jaxserve.models.registry import Family, find_family
+from checkpoints.gguf import GGUFFile, gguf_config, is_gguf
+from jaxserve.errors import ValidationError
+from jaxserve.models.overrides import OverriddenConfig
 from jaxserve.models.rope import RopeConfig
 
-ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 MODEL_DTYPES = ("float32", "float16", "bfloat16")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 
@@ -21,21 +21,26 @@ _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 class ModelConfig:
     """Everything about a model that is not a weight. Hashable, so that it can be static in jit.
 
+    The engine and the shared building blocks read these; what one family alone has is in a subclass
+    in its folder.
+
     Attributes:
         architecture: Hugging Face name, for example "LlamaForCausalLM".
         vocab_size, hidden_size, intermediate_size, num_layers: sizes of the network.
         num_heads, num_kv_heads, head_dim: attention heads; num_heads % num_kv_heads == 0.
         max_position_embeddings: the checkpoint's own value, in tokens.
         rms_norm_eps: epsilon of every RMS norm.
-        hidden_act: activation of the MLP, one of `ACTIVATIONS`.
+        hidden_act: activation of the MLP, one of `mlp.ACTIVATIONS`.
         tie_word_embeddings: the lm head is the embedding table.
-        qkv_bias, output_bias, mlp_bias: which projections have biases.
-        qk_norm: RMS norm over head_dim of queries and keys before rope.
+        attention_scale: factor of the attention scores.
+        attention_soft_cap: bound of the scores, cap * tanh(score / cap); None: none.
         windows: sliding window of each layer in tokens, None for full attention.
         rope: parameters of the rotary embedding.
         dtype: type of the checkpoint's weights, one of `MODEL_DTYPES`.
         bos_token_id: first token of a text, None when the model has none.
         eos_token_ids: tokens that end a text.
+        qkv_bias, output_bias, mlp_bias: which projections have biases.
+        qk_norm: RMS norm over head_dim of queries and keys before rope.
     """
 
     architecture: str
@@ -50,20 +55,22 @@ class ModelConfig:
     rms_norm_eps: float
     hidden_act: str
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    attention_scale: float
     windows: tuple[int | None, ...]
     rope: RopeConfig
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    attention_soft_cap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
 
     @property
-    def attention_scale(self) -> float:
-        """Factor of the attention scores."""
-        return float(self.head_dim**-0.5)
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """Of all kinds of layers."""
+        return (self.rope,)
 
     @property
     def max_context_length(self) -> int:
@@ -72,28 +79,49 @@ class ModelConfig:
             return int(self.rope.original_length * self.rope.factor)
         return self.max_position_embeddings
 
+    @property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """Inner dimensions of the MLPs."""
+        return (self.intermediate_size,)
+
+    @property
+    def activations_per_token(self) -> int:
+        """Numbers that one layer computes for a token, as a bound."""
+        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return 4 * self.hidden_size + 3 * self.intermediate_size + 2 * heads
+
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of a layer in tokens: key j is visible to query i if i - j < window."""
         return self.windows[layer]
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> ModelConfig:
+    def from_folder(
+        cls, path: str | Path, overrides: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
         """Reads `config.json` of a model folder; `generation_config.json` adds its EOS tokens.
 
+        Args:
+            path: the folder, or a GGUF file, whose metadata is read instead.
+            overrides: values that take the place of those in config.json.
+
         Raises:
-            ValidationError: the folder holds no readable config.json.
+            ValidationError: the folder holds no readable config.json, or an override is of a key
+                that is not read.
+            CheckpointError: a GGUF file that is damaged, or of a model that is not read.
             UnsupportedModelError: the config asks for something that is not implemented.
         """
         folder = Path(path)
-        config = _read_json(folder / "config.json")
+        config = _read_gguf(folder) if is_gguf(folder) else _read_json(folder / "config.json")
         if config is None:
             raise ValidationError("model", str(path), "a folder with a config.json")
+        config = OverriddenConfig(config, overrides or {})
         generation = _read_json(folder / "generation_config.json") or {}
-        own = _token_ids("eos_token_id", config.get("eos_token_id"))
-        more = _token_ids("eos_token_id", generation.get("eos_token_id"))
+        own, more = (_as_list(values.get("eos_token_id")) for values in (config, generation))
         if more:
-            config = {**config, "eos_token_id": [*own, *(t for t in more if t not in own)]}
-        return cls.from_hf(config)
+            config["eos_token_id"] = [*own, *(t for t in more if t not in own)]
+        made = cls.from_hf(config)
+        config.check_all_read(made.architecture)
+        return made
 
     @classmethod
     def from_hf(cls, config_json: Mapping[str, Any]) -> ModelConfig:
@@ -102,57 +130,11 @@ class ModelConfig:
         Raises:
             UnsupportedModelError: an architecture, option or value that is not implemented.
         """
-        config = config_json
-        family = find_family(config.get("architectures"), config.get("model_type"))
-        if config.get("quantization_config"):
-            raise UnsupportedModelError(
-                "quantization_config",
-                config["quantization_config"],
-                "unquantized checkpoints (float32, float16, bfloat16)",
-            )
-        hidden_size = _positive(config, "hidden_size")
-        num_heads = _positive(config, "num_attention_heads")
-        num_kv_heads = _positive(
-            config, "num_key_value_heads", family.default_num_kv_heads or num_heads
-        )
-        if config.get("num_key_value_heads", 0) is None:
-            num_kv_heads = num_heads
-        if num_heads % num_kv_heads:
-            raise UnsupportedModelError(
-                "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} attention heads"
-            )
-        num_layers = _positive(config, "num_hidden_layers")
-        max_positions = _positive(config, "max_position_embeddings", family.default_max_positions)
-        activation = config.get("hidden_act", "silu")
-        if activation not in ACTIVATIONS:
-            raise UnsupportedModelError(
-                "hidden_act", activation, f"one of {', '.join(ACTIVATIONS)}"
-            )
-        return cls(
-            architecture=family.architecture,
-            vocab_size=_positive(config, "vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=_positive(config, "intermediate_size"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=_head_dim(config, family, hidden_size, num_heads),
-            max_position_embeddings=max_positions,
-            rms_norm_eps=_positive_float(config, "rms_norm_eps", 1e-6),
-            hidden_act=activation,
-            tie_word_embeddings=_flag(config, "tie_word_embeddings"),
-            qkv_bias=_family_flag(config, "attention_bias", family.qkv_bias),
-            output_bias=_family_flag(config, "attention_bias", family.output_bias),
-            mlp_bias=_family_flag(config, "mlp_bias", family.mlp_bias),
-            qk_norm=family.qk_norm,
-            windows=_windows(config, family, num_layers),
-            rope=RopeConfig.from_hf(config, max_positions),
-            dtype=_dtype(config),
-            bos_token_id=_bos_token_id(config.get("bos_token_id", family.default_bos_token_id)),
-            eos_token_ids=_token_ids(
-                "eos_token_id", config.get("eos_token_id", family.default_eos_token_id)
-            ),
-        )
+        # imported here: the families import this file
+        from jaxserve.models.registry import find_family
+
+        family = find_family(config_json.get("architectures"), config_json.get("model_type"))
+        return family.read_config(family.architecture, config_json)
 
 
 def resolve_dtype(dtype: str, config: ModelConfig) -> str:
@@ -170,10 +152,18 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> str:
     return resolved
 
 
+def _read_gguf(file: Path) -> dict[str, Any]:
+    container = GGUFFile(file)
+    try:
+        return gguf_config(container)
+    finally:
+        container.close()
+
+
 def _read_json(file: Path) -> dict[str, Any] | None:
     try:
         text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         parsed = json.loads(text)
@@ -184,105 +174,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     return parsed
 
 
-def _positive(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModelError(field, value, "an integer >= 1")
-    return value
-
-
-def _positive_float(config: Mapping[str, Any], field: str, default: float) -> float:
-    value = config.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UnsupportedModelError(field, value, "a number > 0")
-    return float(value)
-
-
-def _flag(config: Mapping[str, Any], field: str) -> bool:
-    value = config.get(field, False)
-    if not isinstance(value, bool):
-        raise UnsupportedModelError(field, value, "true or false")
-    return value
-
-
-def _family_flag(config: Mapping[str, Any], field: str, fixed: bool | None) -> bool:
-    return _flag(config, field) if fixed is None else fixed
-
-
-def _head_dim(config: Mapping[str, Any], family: Family, hidden_size: int, num_heads: int) -> int:
-    value = config.get("head_dim", family.default_head_dim)
+def _as_list(value: Any) -> list[Any]:
     if value is None:
-        if hidden_size % num_heads:
-            raise UnsupportedModelError(
-                "hidden_size", hidden_size, f"a multiple of {num_heads} heads, or a head_dim"
-            )
-        value = hidden_size // num_heads
-    if isinstance(value, bool) or not isinstance(value, int) or value < 4 or value % 2:
-        raise UnsupportedModelError("head_dim", value, "an even integer >= 4")
-    return value
-
-
-def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
-    full: tuple[int | None, ...] = (None,) * num_layers
-    if family.windows == "none":
-        return full
-    window = config.get("sliding_window", family.default_sliding_window)
-    if family.windows == "by_layer_type" and not _flag(config, "use_sliding_window"):
-        window = None
-    if window is not None:
-        window = _positive({"sliding_window": window}, "sliding_window")
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        _check_layer_types(kinds, window, num_layers)
-    if window is None:
-        return full
-    if family.windows == "all":
-        if kinds is not None and "full_attention" in kinds:
-            raise UnsupportedModelError(
-                "layer_types", kinds, f"sliding_attention everywhere in {family.architecture}"
-            )
-        return (window,) * num_layers
-    if kinds is not None:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    first = config.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise UnsupportedModelError("max_window_layers", first, "an integer >= 0")
-    return tuple(window if layer >= first else None for layer in range(num_layers))
-
-
-def _check_layer_types(kinds: Any, window: int | None, num_layers: int) -> None:
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(known):
-        raise UnsupportedModelError(
-            "layer_types", kinds, f"{num_layers} entries, each one of {', '.join(known)}"
-        )
-    if window is None and "sliding_attention" in kinds:
-        raise UnsupportedModelError(
-            "layer_types", kinds, "full_attention only, because sliding_window is off"
-        )
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    value = config.get("dtype", config.get("torch_dtype"))
-    if value is None:
-        return "float32"
-    name = str(value).removeprefix("torch.")
-    if name not in MODEL_DTYPES:
-        raise UnsupportedModelError("dtype", value, f"one of {', '.join(MODEL_DTYPES)}")
-    return name
-
-
-def _bos_token_id(value: Any) -> int | None:
-    if value is not None and type(value) is not int:
-        raise UnsupportedModelError("bos_token_id", value, "a token id or null")
-    return value
-
-
-def _token_ids(field: str, value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
-        raise UnsupportedModelError(field, value, "a token id or a list of token ids")
-    return tuple(ids)
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,111 +1,67 @@
-"""The architectures that jaxserve implements, and what a config.json of each leaves unsaid."""
+"""The architectures that jaxserve serves: an entry names module, weight map and config reader."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jaxserve.errors import UnsupportedModelError
+from jaxserve.models import gemma2, gemma3, llama, mixtral, olmo2, phi3, qwen3_moe
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.protocol import Model
+from jaxserve.models.sources import Source, Stack
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One Hugging Face architecture as a variation of the same decoder.
-
-    The defaults are those that transformers applies when a key is absent from config.json.
+    """One Hugging Face architecture.
 
     Attributes:
         architecture: the name in `architectures` of config.json.
         model_type: the name in `model_type`, used when `architectures` is absent.
-        qkv_bias: whether q, k and v have biases; None means that `attention_bias` decides.
-        output_bias: the same for the output projection of the attention.
-        mlp_bias: whether the MLP has biases; None means that `mlp_bias` decides.
-        qk_norm: RMS norm over head_dim of every query and key head, before rope.
-        default_num_kv_heads: key/value heads when absent; None means as many as query heads.
-        default_head_dim: head_dim when absent; None means hidden_size / num_heads.
-        default_max_positions: `max_position_embeddings` when absent.
-        default_sliding_window: `sliding_window` when absent.
-        windows: which layers use the sliding window: "none", "all", or "by_layer_type"
-            (`use_sliding_window`, then `layer_types` or `max_window_layers`).
-        default_eos_token_id, default_bos_token_id: special tokens when absent.
+        read_config: (architecture, parsed config.json) -> ModelConfig or a subclass of it; raises
+            UnsupportedModelError for what is not implemented.
+        model: (config, dtype, form) -> the module, with zeros in it.
+        source: (place of a parameter, config) -> the checkpoint's tensors that it is made of.
     """
 
     architecture: str
     model_type: str
-    qkv_bias: bool | None
-    output_bias: bool | None
-    mlp_bias: bool | None
-    qk_norm: bool
-    default_num_kv_heads: int | None
-    default_head_dim: int | None
-    default_max_positions: int
-    default_sliding_window: int | None
-    windows: str
-    default_bos_token_id: int | None
-    default_eos_token_id: int | None
+    read_config: Callable[[str, Mapping[str, Any]], ModelConfig]
+    model: Callable[..., Model]
+    source: Callable[..., Source | Stack]
 
 
 FAMILIES = (
+    Family("LlamaForCausalLM", "llama", llama.LLAMA.read, llama.Llama, llama.source),
+    Family("MistralForCausalLM", "mistral", llama.MISTRAL.read, llama.Llama, llama.source),
+    Family("Qwen2ForCausalLM", "qwen2", llama.QWEN2.read, llama.Llama, llama.source),
+    Family("Qwen3ForCausalLM", "qwen3", llama.QWEN3.read, llama.Llama, llama.source),
+    Family("Olmo2ForCausalLM", "olmo2", olmo2.read_config, olmo2.Olmo2, olmo2.source),
+    Family("Phi3ForCausalLM", "phi3", phi3.read_config, phi3.Llama, phi3.source),
+    Family("Gemma2ForCausalLM", "gemma2", gemma2.read_config, gemma2.Gemma2, gemma2.source),
+    Family("Gemma3ForCausalLM", "gemma3_text", gemma3.read_config, gemma3.Gemma3, gemma3.source),
     Family(
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        qkv_bias=None,
-        output_bias=None,
-        mlp_bias=None,
-        qk_norm=False,
-        default_num_kv_heads=None,
-        default_head_dim=None,
-        default_max_positions=2048,
-        default_sliding_window=None,
-        windows="none",
-        default_bos_token_id=1,
-        default_eos_token_id=2,
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        qwen3_moe.read_config,
+        qwen3_moe.SparseDecoder,
+        qwen3_moe.source,
     ),
     Family(
-        architecture="MistralForCausalLM",
-        model_type="mistral",
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        default_num_kv_heads=8,
-        default_head_dim=None,
-        default_max_positions=131072,
-        default_sliding_window=4096,
-        windows="all",
-        default_bos_token_id=1,
-        default_eos_token_id=2,
-    ),
-    Family(
-        architecture="Qwen2ForCausalLM",
-        model_type="qwen2",
-        qkv_bias=True,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        default_num_kv_heads=32,
-        default_head_dim=None,
-        default_max_positions=32768,
-        default_sliding_window=4096,
-        windows="by_layer_type",
-        default_bos_token_id=None,
-        default_eos_token_id=None,
-    ),
-    Family(
-        architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
-        qkv_bias=None,
-        output_bias=None,
-        mlp_bias=False,
-        qk_norm=True,
-        default_num_kv_heads=32,
-        default_head_dim=128,
-        default_max_positions=32768,
-        default_sliding_window=4096,
-        windows="by_layer_type",
-        default_bos_token_id=None,
-        default_eos_token_id=None,
+        "MixtralForCausalLM",
+        "mixtral",
+        mixtral.read_config,
+        mixtral.SparseDecoder,
+        mixtral.source,
     ),
 )
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family whose reader made a config."""
+    return next(family for family in FAMILIES if family.architecture == config.architecture)
 
 
 def find_family(architectures: list[str] | None, model_type: str | None) -> Family:

@@ -1,8 +1,9 @@
 """Rotary position embedding: the frequencies of every supported rope type.
 
 Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear position interpolation); the dynamic NTK
-scaling of the LocalLLaMA community; Peng et al. 2023 (YaRN); the Llama 3.1 release (llama3).
-Frequencies are computed once in float64 on the host; only `dynamic` depends on the request.
+scaling of the LocalLLaMA community; Peng et al. 2023 (YaRN); the Llama 3.1 release (llama3); Ding
+et al. 2024 (LongRoPE). Frequencies are computed once in float64 on the host; only `dynamic` and
+`longrope` depend on the request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxserve.errors import UnsupportedModelError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 DEFAULT_THETA = 10_000.0
 
 # Known keys of the rope dictionary; those that a rope type does not use have no effect on it.
@@ -38,6 +39,8 @@ _KNOWN_KEYS = frozenset(
         "mscale",
         "mscale_all_dim",
         "truncate",
+        "short_factor",
+        "long_factor",
         "finetuned",  # a note of early YaRN checkpoints about how they were made
     }
 )
@@ -57,7 +60,11 @@ class RopeConfig:
         beta_fast, beta_slow: yarn; rotations over original_length at which a dimension stops
             being interpolated, and at which it is interpolated in full.
         truncate: yarn; round the two ends of the ramp to whole dimensions.
-        attention_factor: yarn; multiplies cosines and sines.
+        attention_factor: yarn and longrope; multiplies cosines and sines.
+        short_factors, long_factors: longrope; what the frequency of each pair is divided by within
+            the original length and beyond it.
+        rotary_dim: dimensions of a head that are rotated; None: all. The others have the cosine 1
+            and the sine 0, see `half_split_order`.
     """
 
     rope_type: str = "default"
@@ -70,10 +77,28 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    rotary_dim: int | None = None
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        max_position_embeddings: int,
+        head_dim: int,
+        *,
+        default_theta: float = DEFAULT_THETA,
+        partial: bool = False,
+    ) -> RopeConfig:
         """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+        Args:
+            config: the parsed config.json.
+            max_position_embeddings: its value or default, in tokens.
+            head_dim: of the model.
+            default_theta: when absent.
+            partial: whether the family may rotate a part of each head.
 
         Raises:
             UnsupportedModelError: a rope type or value that is not implemented.
@@ -96,15 +121,16 @@ class RopeConfig:
                 raise UnsupportedModelError(
                     f"{name}.{key}", fields[key], f"keys among {', '.join(sorted(_KNOWN_KEYS))}"
                 )
-        partial = fields.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial is not None and partial != 1:
-            raise UnsupportedModelError("partial_rotary_factor", partial, "1 (all of head_dim)")
-        theta = _number(f"{name}.rope_theta", fields.get("rope_theta", config.get("rope_theta")))
-        theta = DEFAULT_THETA if theta is None else theta
+        share = fields.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        rotary_dim = _rotary_dim(share, head_dim, partial)
+        theta = _number(f"{name}.rope_theta", _theta(fields, config))
+        theta = default_theta if theta is None else theta
         if theta <= 1:
             raise UnsupportedModelError("rope_theta", theta, "a number > 1")
         if rope_type == "default":
-            return cls(theta=theta)
+            return cls(theta=theta, rotary_dim=rotary_dim)
+        if rotary_dim is not None and rope_type != "longrope":
+            raise UnsupportedModelError("partial_rotary_factor", share, f"1 with rope {rope_type}")
 
         def number(key: str, default: float | None = None) -> float:
             value = _number(f"{name}.{key}", fields.get(key))
@@ -114,7 +140,8 @@ class RopeConfig:
                 )
             return default if value is None else value  # type: ignore[return-value]
 
-        factor = number("factor")
+        # longrope's is the ratio of the two lengths if absent
+        factor = number("factor", 1.0 if rope_type == "longrope" else None)
         if factor <= 0:
             raise UnsupportedModelError(f"{name}.factor", factor, "a number > 0")
         if rope_type in ("linear", "dynamic"):
@@ -125,6 +152,20 @@ class RopeConfig:
         if type(original) not in (int, float) or original < 1:
             raise UnsupportedModelError(
                 "original_max_position_embeddings", original, "an integer >= 1"
+            )
+        if rope_type == "longrope":
+            pairs = (rotary_dim or head_dim) // 2
+            factor = number("factor", max_position_embeddings / original)
+            grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            return cls(
+                rope_type,
+                theta,
+                factor,
+                int(original),
+                attention_factor=number("attention_factor", grown),
+                short_factors=_factors(f"{name}.short_factor", fields.get("short_factor"), pairs),
+                long_factors=_factors(f"{name}.long_factor", fields.get("long_factor"), pairs),
+                rotary_dim=rotary_dim,
             )
         if rope_type == "llama3":
             low, high = number("low_freq_factor"), number("high_freq_factor")
@@ -157,12 +198,33 @@ class RopeConfig:
             ),
         )
 
+    def cache_key(self, num_prompt: int) -> str:
+        """What a request's keys depend on beside tokens and positions, see `rope_tables`.
+
+        Two requests whose keys are rotated by other tables have another one.
+
+        Args:
+            num_prompt: tokens of the request's prompt.
+        """
+        if num_prompt > self.original_length:
+            if self.rope_type == "longrope":
+                return "long"
+            if self.rope_type == "dynamic":
+                return str(num_prompt)
+        return ""
+
     def inv_freq(self, head_dim: int) -> np.ndarray:
         """Angle per position of each pair of dimensions: float64 [head_dim / 2].
 
-        For `dynamic` these are the frequencies within the original length.
+        For `dynamic` and `longrope` these are the frequencies within the original length. Pairs
+        that are not rotated have the frequency 0.
         """
-        inv_freq = self.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        rotated = self.rotary_dim or head_dim
+        inv_freq = self.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+        if self.rope_type == "longrope":
+            inv_freq = inv_freq / np.array(self.short_factors)
+        if rotated < head_dim:
+            return np.append(inv_freq, np.zeros((head_dim - rotated) // 2))
         if self.rope_type == "linear":
             return inv_freq / self.factor
         if self.rope_type == "llama3":
@@ -210,19 +272,70 @@ def _yarn_attention_factor(factor: float, mscale: float, mscale_all_dim: float) 
     return magnitude(1.0)
 
 
+def _rotary_dim(share: Any, head_dim: int, partial: bool) -> int | None:
+    """Rotated dimensions of a head, None for all, of `partial_rotary_factor`."""
+    if share is None or share == 1:
+        return None
+    if not partial:
+        raise UnsupportedModelError("partial_rotary_factor", share, "1 (all of head_dim)")
+    number = _number("partial_rotary_factor", share)
+    rotary_dim = 0 if number is None else int(head_dim * number)
+    if rotary_dim % 2 or not 2 <= rotary_dim < head_dim:
+        raise UnsupportedModelError(
+            "partial_rotary_factor", share, f"an even part of the {head_dim} dimensions of a head"
+        )
+    return rotary_dim
+
+
+def _factors(field: str, values: Any, pairs: int) -> tuple[float, ...]:
+    if not isinstance(values, list | tuple) or len(values) != pairs:
+        raise UnsupportedModelError(field, values, f"{pairs} numbers, one a rotated pair")
+    numbers = tuple(_number(field, value) for value in values)
+    if any(number is None or number <= 0 for number in numbers):
+        raise UnsupportedModelError(field, values, "numbers > 0")
+    return tuple(float(number) for number in numbers if number is not None)
+
+
+def _theta(fields: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """Of the set that is read; else of the config, or of the set that the first one replaces."""
+    if "rope_theta" in fields:
+        return fields["rope_theta"]  # and the config's own is not read
+    theta = config.get("rope_theta")
+    if theta is None and isinstance(replaced := config.get("rope_parameters"), Mapping):
+        theta = replaced.get("rope_theta")
+    return theta
+
+
+def half_split_order(rope: RopeConfig, head_dim: int) -> tuple[int, ...] | None:
+    """Order in which the dimensions of a checkpoint's query and key heads are stored.
+
+    The kernels pair dimension i with i + head_dim / 2. A checkpoint that rotates the first R
+    dimensions pairs i with i + R / 2, so its heads are reordered on loading: scores do not change
+    when queries and keys are permuted alike. None where the order is the checkpoint's own.
+    """
+    if rope.rotary_dim is None:
+        return None
+    rotated, half = rope.rotary_dim, rope.rotary_dim // 2
+    middle = rotated + (head_dim - rotated) // 2
+    first = [*range(half), *range(rotated, middle)]
+    return (*first, *range(half, rotated), *range(middle, head_dim))
+
+
 def rope_tables(
     rope: RopeConfig, head_dim: int, positions: jax.Array, rope_lengths: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of every token.
 
-    Only `dynamic` reads `rope_lengths`. Its rule is a function of the request alone, so that a
-    token is rotated alike however its prompt was cut into chunks: a token sees the frequencies of
-    length max(original_length, rope_length), where the rope length of a prompt token is the
-    length of the WHOLE prompt and that of a generated token its position + 1. This is what
-    transformers computes for a fresh `generate` call with a KV cache: the prompt is rotated for
-    its full length, every later token for the length at its step, and cached keys stay as they
-    are. Two prompts of different lengths beyond `original_length` therefore have different keys
-    even where their tokens agree.
+    Only `dynamic` and `longrope` read `rope_lengths`. Their rule is a function of the request
+    alone, so that a token is rotated alike however its prompt was cut into chunks: a token sees the
+    frequencies of its rope length, which of a prompt token is the length of the WHOLE prompt and of
+    a generated token its position + 1. `dynamic` stretches them for lengths beyond
+    `original_length`, `longrope` takes its long factors there. This is what transformers computes
+    for a forward call with a KV cache: the prompt is rotated for its full length, every later token
+    for the length at its step, and cached keys stay as they are. (For Phi-3 its `generate` computes
+    the cache again when a request grows beyond the original length; here such a request keeps the
+    keys that it has.) Two prompts of different lengths may therefore have different keys even where
+    their tokens agree.
 
     Args:
         rope: parameters.
@@ -234,14 +347,22 @@ def rope_tables(
     Returns:
         (cos, sin), float32 [T, head_dim / 2], multiplied by the attention factor.
     """
-    inv_freq = jnp.asarray(rope.inv_freq(head_dim), dtype=jnp.float32)[None, :]  # [1, D/2]
+    short = rope.inv_freq(head_dim)
+    inv_freq = jnp.asarray(short, dtype=jnp.float32)[None, :]  # [1, D/2]
+    lengths = positions + 1 if rope_lengths is None else rope_lengths
+    if rope.rope_type == "longrope":
+        ratio = np.divide(rope.short_factors, rope.long_factors)
+        long = short * np.append(ratio, np.ones(head_dim // 2 - len(ratio)))
+        is_long = (lengths > rope.original_length)[:, None]
+        inv_freq = jnp.where(is_long, jnp.asarray(long, dtype=jnp.float32), inv_freq)
     if rope.rope_type == "dynamic":
-        lengths = positions + 1 if rope_lengths is None else rope_lengths
         lengths = jnp.maximum(lengths, rope.original_length).astype(jnp.float32)
         stretch = rope.factor * lengths / rope.original_length - (rope.factor - 1)
         # theta * stretch**(D / (D-2)), folded into the exponent: exact for stretch 1.
         exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim - 2)
         inv_freq = inv_freq * jnp.exp(-jnp.log(stretch)[:, None] * exponent[None, :])
     angles = positions.astype(jnp.float32)[:, None] * inv_freq  # [T, D/2]
-    scale = rope.attention_factor
+    scale: Any = rope.attention_factor
+    if rope.rotary_dim is not None:  # pairs that are not rotated keep their length
+        scale = np.where(short > 0, scale, 1.0).astype(np.float32)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale

@@ -1,16 +1,15 @@
-"""Fills a model: from a safetensors checkpoint, or with random weights made on the device.
+"""Fills a model: from a checkpoint, or with random weights made on the device.
 
 Every parameter goes straight to device arrays with their sharding, a few at a time, and each device
 is given only the slice that it holds. A CPU device keeps the memory that the slice was read into.
+Weights that are quantised are never whole in a wider type: each is in memory once.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,44 +18,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from checkpoints import SafetensorsReader, TensorMismatchError, aligned_empty
+from checkpoints import TensorMismatchError
+from checkpoints.formats import open_checkpoint
+from checkpoints.quantized import Checkpoint
+from checkpoints.store import is_store
 from jaxserve.config import LOAD_FORMATS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
-from jaxserve.models.layers import PLAIN, LinearForm
-from jaxserve.models.llama import Llama
+from jaxserve.models.dummy import dummy_array, dummy_quantized
+from jaxserve.models.kv_scales import is_kv_scale
+from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
+from jaxserve.models.protocol import Model
+from jaxserve.models.quant_array import QuantArray, WeightFormat
+from jaxserve.models.quantize import read_quantized
+from jaxserve.models.registry import family_of
+from jaxserve.models.sources import Place
+from jaxserve.models.stored import restore_model
+from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.sharding import ShardingRules
-from pallas_kernels import quantize_int8
-from pallas_kernels.linear import as_stored
 
-DUMMY_STD = 0.02
 MOST_LOADING_THREADS = 2
 
 # Buffers that old checkpoints stored although they follow from the config.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
-# (parameter's place in the module tree, its shape, its sharding) -> device array
-MakeArray = Callable[[tuple[Any, ...], tuple[int, ...], NamedSharding], jax.Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The checkpoint tensors that one parameter is made of, side by side.
-
-    A unit of the parameter takes `rows[i]` rows of tensor `names[i]`: a KV group takes G * D rows
-    of q, D of k and D of v, for example. A unit is `indices` indices of the first axis.
-    """
-
-    names: tuple[str, ...]
-    rows: tuple[int, ...] = (1,)
-    indices: int = 1
-
-    def shapes(self, shape: tuple[int, ...], two_axes: bool) -> Iterator[tuple[int, ...]]:
-        """Shape of each tensor, given the parameter's; two_axes: a matrix, not a vector."""
-        tail = shape[-1:] if two_axes else ()
-        return ((shape[0] // self.indices * rows, *tail) for rows in self.rows)
+# (place in the module tree, abstract parameter) -> its value
+Make = Callable[[Place, Any], Any]
 
 
 def load_model(
@@ -67,19 +56,23 @@ def load_model(
     dtype: str = "auto",
     load_format: str = "auto",
     seed: int = 0,
-    form: LinearForm = PLAIN,
-) -> Llama:
+    form: LinearForm = PLAIN_LINEAR,
+    plan: Plan | None = None,
+) -> Model:
     """Returns the model with its parameters on the devices of `mesh`.
 
     Args:
-        path: model folder in Hugging Face format; not looked at for load_format "dummy".
+        path: model folder in Hugging Face format, or a GGUF file; not looked at for load_format
+            "dummy".
         config: the model's config.
         mesh: from `jaxserve.parallel.make_mesh`.
         dtype: type of the parameters, whatever the checkpoint's is; "auto" takes the config's.
-        load_format: "auto" and "safetensors" read the checkpoint; "dummy" draws weights from
-            N(0, 0.02^2), norms 1 and biases 0, alike on every mesh.
+        load_format: "auto" reads a store or else safetensors, "safetensors" and "orbax" that
+            alone; "dummy" makes random weights (`jaxserve.models.dummy`), alike on every mesh;
+            norms do nothing and biases are 0.
         seed: of the dummy weights.
         form: how the linear layers keep and multiply their weights.
+        plan: of the quantised weights; None: what `plan_weights` says.
 
     Raises:
         ValidationError: unknown dtype or load_format, or sizes that do not divide over the mesh.
@@ -89,26 +82,31 @@ def load_model(
     resolved = resolve_dtype(dtype, config)
     if load_format not in LOAD_FORMATS:
         raise ValidationError("load_format", load_format, f"one of {', '.join(LOAD_FORMATS)}")
-    rules = ShardingRules.for_model(mesh, config)
     if load_format == "dummy":
-        return _build(config, resolved, form, mesh, rules, partial(_random_array, seed, resolved))
-    with SafetensorsReader(path) as reader:
-        check_tensors(reader, config)
-        read = partial(_read_array, reader, config, jnp.dtype(resolved))
-        return _build(config, resolved, form, mesh, rules, read)
+        model = abstract_model(config, mesh, resolved, form, plan)
+        return _filled(model, partial(_dummy, seed, config))
+    if load_format == "orbax" or (load_format == "auto" and is_store(path)):
+        return restore_model(Path(path), abstract_model(config, mesh, resolved, form, plan))
+    with open_checkpoint(path) as checkpoint:
+        check_tensors(checkpoint, config)
+        if plan is None:
+            plan = plan_weights(config, form, resolved, checkpoint)
+        model = abstract_model(config, mesh, resolved, form, plan)
+        return _filled(model, partial(_read, checkpoint, config, jnp.dtype(resolved)))
 
 
-def check_tensors(reader: SafetensorsReader, config: ModelConfig) -> None:
+def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
     """Compares the names and shapes of a checkpoint with those that the config implies.
 
     Raises:
         TensorMismatchError: they differ; lists every difference at once.
     """
+    family = family_of(config)
     expected: dict[str, tuple[int, ...]] = {}
-    for place, variable in _parameters(config, config.dtype):
-        source = find_source(place, config)
-        two_axes = _is_matrix(place)
-        expected.update(zip(source.names, source.shapes(variable.shape, two_axes), strict=True))
+    model = nnx.eval_shape(lambda: family.model(config, config.dtype))
+    for place, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        source, is_matrix = family.source(place, config), variable.get_metadata("fill") is None
+        expected |= source.tensors(variable.get_value().shape, is_matrix)
     found = {name: info.shape for name, info in reader.tensors.items()}
     missing = [name for name in expected if name not in found]
     unexpected = [
@@ -116,6 +114,8 @@ def check_tensors(reader: SafetensorsReader, config: ModelConfig) -> None:
         for name in found
         if name not in expected
         and not _HARMLESS.search(name)
+        and not is_kv_scale(name)
+        and name not in reader.zero_biases
         and not (name == "lm_head.weight" and config.tie_word_embeddings)
     ]
     wrong = {
@@ -127,143 +127,83 @@ def check_tensors(reader: SafetensorsReader, config: ModelConfig) -> None:
         raise TensorMismatchError(reader.path, missing, sorted(unexpected), wrong)
 
 
-def find_source(place: tuple[Any, ...], config: ModelConfig) -> Source:
-    """Returns the checkpoint tensors of the parameter at `place` in the module tree."""
-    if place[0] != "layers":
-        return Source((_TOP_NAMES[place[0]],))
-    prefix, module, kind = f"model.layers.{place[1]}.", place[2:-1], place[-1]
-    if module == ("attention", "qkv"):
-        groups, head_dim = config.num_heads // config.num_kv_heads, config.head_dim
-        names = tuple(f"{prefix}self_attn.{letter}_proj.{kind}" for letter in "qkv")
-        return Source(names, (groups * head_dim, head_dim, head_dim))
-    if module == ("mlp", "gate_up"):
-        names = tuple(f"{prefix}mlp.{half}_proj.{kind}" for half in ("gate", "up"))
-        return Source(names, rows=(1, 1), indices=2)
-    return Source((f"{prefix}{_LAYER_NAMES[module]}.{kind}",))
+def abstract_model(
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm, plan: Plan | None = None
+) -> Model:
+    """The model with the shapes, types and shardings of its parameters, and no memory for them.
+
+    `plan` is of the quantised weights; None: that of a checkpoint that is not quantised.
+
+    Raises:
+        ValidationError: sizes that do not divide over the mesh.
+    """
+    if plan is None:
+        plan = plan_weights(config, form, dtype, None)
+
+    def make() -> Any:
+        graph, state = nnx.split(family_of(config).model(config, dtype, form))
+        flat = nnx.to_flat_state(state)
+        kept = [(place, _planned(variable, plan.get(place))) for place, variable in flat]
+        return nnx.merge(graph, nnx.from_flat_state(kept))
+
+    model: Model = ShardingRules.for_model(mesh, config).abstract(mesh, make)
+    return model
 
 
-_TOP_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "lm_head": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    ("input_norm",): "input_layernorm",
-    ("post_attention_norm",): "post_attention_layernorm",
-    ("attention", "output"): "self_attn.o_proj",
-    ("attention", "q_norm"): "self_attn.q_norm",
-    ("attention", "k_norm"): "self_attn.k_norm",
-    ("mlp", "down"): "mlp.down_proj",
-}
+def _planned(variable: Any, format: WeightFormat | None) -> Any:
+    """A parameter as the plan keeps it."""
+    if format is None:
+        return variable
+    return variable.replace(QuantArray.empty(variable.get_value().shape, format))
 
 
-def _parameters(config: ModelConfig, dtype: str) -> list[tuple[tuple[Any, ...], Any]]:
-    """(place, abstract parameter) of every parameter, without allocating any."""
-    abstract = nnx.eval_shape(lambda: Llama(config, dtype))
-    return list(nnx.to_flat_state(nnx.state(abstract, nnx.Param)))
-
-
-def _is_norm(place: tuple[Any, ...]) -> bool:
-    return any(isinstance(part, str) and part.endswith("norm") for part in place)
-
-
-def _is_matrix(place: tuple[Any, ...]) -> bool:
-    return place[-1] != "bias" and not _is_norm(place)
-
-
-def _build(
-    config: ModelConfig,
-    dtype: str,
-    form: LinearForm,
-    mesh: Mesh,
-    rules: ShardingRules,
-    make: MakeArray,
-) -> Llama:
-    model = nnx.eval_shape(lambda: Llama(config, dtype, form))
+def _filled(model: Model, make: Make) -> Model:
+    """An abstract model with the values that `make` gives for each of its parameters."""
     graph, state = nnx.split(model)
-    parameters = list(nnx.to_flat_state(state))
-    shardings = {
-        place: rules.sharding(mesh, variable.get_metadata("logical_axes"))
-        for place, variable in parameters
-    }
 
-    def fill(place: tuple[Any, ...], variable: Any) -> dict[tuple[Any, ...], jax.Array]:
-        """The parameter, and the scale that is made together with it."""
-        tied = place[0] == "lm_head" and config.tie_word_embeddings
-        array = make(("embedding",) if tied else place, variable.shape, shardings[place])
-        made = {place: array}
-        if variable.dtype in (jnp.int8, jnp.uint8):
-            scale_place = (*place[:-1], "scale")
-            out_shardings: Any = (shardings[place], shardings[scale_place])
-            quantize = jax.jit(_quantized, static_argnums=1, out_shardings=out_shardings)
-            made[place], made[scale_place] = quantize(array, variable.dtype)
-        return jax.block_until_ready(made)
+    def fill(item: tuple[Place, Any]) -> tuple[Place, Any]:
+        place, variable = item
+        return place, variable.replace(jax.block_until_ready(make(place, variable)))
 
-    arrays: dict[tuple[Any, ...], jax.Array] = {}
     # as many parameters are under way as there are threads, so that host memory stays bounded
     with ThreadPoolExecutor(MOST_LOADING_THREADS) as pool:
-        wanted = [item for item in parameters if item[0][-1] != "scale"]
-        for made in pool.map(lambda item: fill(*item), wanted):
-            arrays |= made
-    filled = [(place, variable.replace(arrays[place])) for place, variable in parameters]
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+        filled = list(pool.map(fill, nnx.to_flat_state(state)))
+    loaded: Model = nnx.merge(graph, nnx.from_flat_state(filled))
+    return loaded
 
 
-def _quantized(weight: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """A weight [*out_shape, in] as int8 or uint8 of its shape and float32 scales [*out_shape]."""
-    values, scale = quantize_int8(weight.reshape(-1, weight.shape[-1]))
-    return as_stored(values, dtype).reshape(weight.shape), scale.reshape(weight.shape[:-1])
+def _dummy(seed: int, config: ModelConfig, place: Place, variable: Any) -> Any:
+    """Random values of a parameter."""
+    wanted, fill = variable.get_value(), variable.get_metadata("fill")
+
+    def same(value: Any, like: Any) -> jax.Array:
+        return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
+
+    if fill is not None:
+        return same(fill, wanted)
+    place = source_place(place, config)
+    if isinstance(wanted, QuantArray):
+        return dummy_quantized(seed, place, wanted)
+    return dummy_array(seed, place, wanted.shape, wanted.dtype, wanted.sharding)
 
 
-def _read_array(
-    reader: SafetensorsReader,
-    config: ModelConfig,
-    dtype: np.dtype,
-    place: tuple[Any, ...],
-    shape: tuple[int, ...],
-    sharding: NamedSharding,
-) -> jax.Array:
-    source = find_source(place, config)
-    two_axes = _is_matrix(place)
+def _read(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: np.dtype, place: Place, variable: Any
+) -> Any:
+    """A parameter from its tensors."""
+    wanted, is_matrix = variable.get_value(), variable.get_metadata("fill") is None
+    source = family_of(config).source(source_place(place, config), config)
+    if isinstance(wanted, QuantArray):
+        return jax.tree.map(
+            lambda array, like: jax.make_array_from_callback(
+                array.shape, like.sharding, array.__getitem__
+            ),
+            read_quantized(source, checkpoint, wanted),
+            wanted,
+        )
 
-    def read_slice(index: tuple[slice, ...] | None) -> np.ndarray:
-        index = index or (slice(None),) * len(shape)
-        start, stop, _ = index[0].indices(shape[0])
-        columns = index[-1:] if two_axes else ()
-        tail = [len(range(*columns[0].indices(shape[-1])))] if two_axes else []
-        first, last = start // source.indices, stop // source.indices
-        out = aligned_empty((last - first, sum(source.rows), *tail), dtype)
-        done = 0
-        for name, rows in zip(source.names, source.rows, strict=True):
-            part = (slice(first * rows, last * rows), *columns)
-            reader.read_into(name, part, out[:, done : done + rows])
-            done += rows
-        inner = shape[1:-1] if two_axes else shape[1:]
-        return out.reshape(stop - start, *inner, *tail)
+    def read(index: tuple[slice, ...] | None) -> np.ndarray:
+        whole = (slice(None),) * len(wanted.shape)
+        return source.read(checkpoint, wanted.shape, index or whole, dtype, is_matrix)
 
-    return jax.make_array_from_callback(shape, sharding, read_slice)
-
-
-def _random_array(
-    seed: int,
-    dtype: str,
-    place: tuple[Any, ...],
-    shape: tuple[int, ...],
-    sharding: NamedSharding,
-) -> jax.Array:
-    if _is_norm(place):
-        return jax.jit(partial(jnp.ones, shape, dtype), out_shardings=sharding)()
-    if place[-1] == "bias":
-        return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
-    # A stable number for the name, so that a parameter does not depend on the others.
-    number = zlib.crc32("/".join(map(str, place)).encode())
-    key = jax.random.fold_in(jax.random.key(seed), number)
-    return _normal(key, shape=shape, dtype=dtype, sharding=sharding)
-
-
-@partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
-def _normal(
-    key: jax.Array, *, shape: tuple[int, ...], dtype: str, sharding: NamedSharding
-) -> jax.Array:
-    drawn = (DUMMY_STD * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
-    return jax.lax.with_sharding_constraint(drawn, sharding)
+    return jax.make_array_from_callback(wanted.shape, wanted.sharding, read)

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxserve.engine import EngineStats
+from jaxserve.messages import EngineStats
+from jaxserve.observability.busy_window import BusyWindow
+from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
+from jaxserve.observability.metric_names import LABELS, MetricNames
 from jaxserve.observability.step_times import StepTimes
 
 
@@ -15,12 +18,22 @@ class EngineCollector(Collector):
     """Keeps the newest snapshot and makes metrics of it when they are scraped, not at every step.
 
     Args:
-        model_name: value of the label `model_name`.
+        names: prefix and labels.
+
+    Attributes:
+        page_bytes: of one KV page, 0 while that is not known.
     """
 
-    def __init__(self, model_name: str):
-        self._model_name = model_name
+    def __init__(self, names: MetricNames):
+        self._names = names
+        self.page_bytes = 0
         self.stats = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
+        self._busy = BusyWindow()
+
+    def record(self, stats: EngineStats) -> None:
+        """Take in a snapshot."""
+        self.stats = stats
+        self._busy.record(stats.times.device_busy)
 
     def collect(self) -> Iterator[Metric]:
         stats = self.stats
@@ -28,29 +41,33 @@ class EngineCollector(Collector):
         yield self._gauge(
             "num_requests_waiting", "Sequences that wait for a slot.", stats.num_waiting
         )
+        for reading in memory_gauges(stats, self.page_bytes):
+            yield self._gauge(*reading)
+        for reading in memory_counters(stats):
+            yield self._counter(*reading)
         yield self._gauge(
-            "kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", stats.page_usage
+            "device_busy_fraction",
+            "Share of the last 10 s in which the device computed steps, at least.",
+            self._busy.fraction(),
         )
         yield self._gauge("compiled_programs", "Programs compiled so far.", stats.num_programs)
         yield self._counter("engine_steps", "Steps dispatched to the device.", stats.num_steps)
-        yield self._counter(
-            "num_preemptions", "Requests preempted for want of pages.", stats.num_preemptions
-        )
         phases = CounterMetricFamily(
-            "jaxserve:step_phase_seconds",
-            "Seconds of the engine's steps by phase; device_idle is an upper bound.",
-            labels=["model_name", "phase"],
+            self._names.full("step_phase_seconds"),
+            "Seconds of the engine's steps by phase; device_idle is an upper bound, device_busy "
+            "a lower one.",
+            labels=[*LABELS, "phase"],
         )
         for phase, seconds in stats.times.as_dict().items():
-            phases.add_metric([self._model_name, phase], seconds)
+            phases.add_metric([*self._names.values, phase], seconds)
         yield phases
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"jaxserve:{name}", text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
+        family = GaugeMetricFamily(self._names.full(name), text, labels=LABELS)
+        family.add_metric(self._names.values, value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"jaxserve:{name}", text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
+        family = CounterMetricFamily(self._names.full(name), text, labels=LABELS)
+        family.add_metric(self._names.values, value)
         return family

@@ -3,57 +3,68 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Callable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from jaxserve.engine import EngineStats
+from jaxserve.messages import EngineStats, StepOutput
+from jaxserve.observability.buckets import (
+    LATENCY_BUCKETS,
+    OVERHEAD_BUCKETS,
+    STEP_BUCKETS,
+    TOKEN_BUCKETS,
+)
+from jaxserve.observability.cheap_histogram import CheapHistogram
 from jaxserve.observability.engine_collector import EngineCollector
-from jaxserve.observability.token_histogram import TokenHistogram
-from jaxserve.outputs import RequestMetrics
-
-# Seconds. Fine below 50 ms, where queueing and first tokens of a healthy server lie.
-LATENCY_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0,
-    1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
-)  # fmt: skip
-OVERHEAD_BUCKETS = (0.00025, 0.0005, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
-TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+from jaxserve.observability.metric_names import LABELS, MetricNames
+from jaxserve.observability.process_collector import ProcessCollector
+from jaxserve.observability.request_metrics import EndedRequest, RequestHistograms
+from jaxserve.outputs import ERROR, TIMEOUT, RequestMetrics
+from jaxserve.resolved import ResolvedConfig
 
 
 class Metrics:
-    """Counters, gauges and histograms; names follow vLLM's with the prefix `jaxserve:`.
+    """Counters, gauges and histograms; names and labels follow vLLM's but for the prefix.
 
     Args:
         model_name: value of the label `model_name`.
+        prefix: of the names.
     """
 
-    def __init__(self, model_name: str):
+    def __init__(self, model_name: str, prefix: str = "jaxserve"):
         self.registry = CollectorRegistry()
+        self._names = names = MetricNames(model_name, prefix)
+
+        def counters(name: str, text: str, label: str) -> Counter:
+            labels = [*LABELS, label]
+            return Counter(names.full(name), text, labels, registry=self.registry)
 
         def counter(name: str, text: str) -> Counter:
-            metric = Counter(f"jaxserve:{name}", text, ["model_name"], registry=self.registry)
-            return metric.labels(model_name)
+            metric = Counter(names.full(name), text, LABELS, registry=self.registry)
+            return metric.labels(*names.values)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            metric = Histogram(
-                f"jaxserve:{name}", text, ["model_name"], registry=self.registry, buckets=buckets
-            )
-            return metric.labels(model_name)
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> CheapHistogram:
+            metric = CheapHistogram(names, name, text, bounds)
+            self.registry.register(metric)
+            return metric
 
-        self._engine = EngineCollector(model_name)
+        self._engine = EngineCollector(names)
         self.registry.register(self._engine)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        by_source = counters(
+            "prompt_tokens_by_source",
+            "Prompt tokens of requests that began, computed or found by the prefix cache.",
+            "source",
+        )
+        self._computed_tokens = by_source.labels(*names.values, "local_compute")
+        self._cached_tokens = by_source.labels(*names.values, "local_cache_hit")
         self._generation_tokens = counter("generation_tokens", "Generated tokens.")
         self._first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS
         )
-        self._inter_token = TokenHistogram(
-            "jaxserve:inter_token_latency_seconds",
-            "Time between two tokens of a sequence.",
-            model_name,
-            TOKEN_BUCKETS,
+        self._inter_token = histogram(
+            "inter_token_latency_seconds", "Time between two tokens of a sequence.", TOKEN_BUCKETS
         )
-        self.registry.register(self._inter_token)
         self._queue = histogram(
             "request_queue_time_seconds", "Arrival to dispatch of the first step.", LATENCY_BUCKETS
         )
@@ -62,25 +73,89 @@ class Metrics:
             "The same without the wait for the step in flight, of requests that found room.",
             OVERHEAD_BUCKETS,
         )
+        self._page_wait = histogram(
+            "paging_latency_seconds",
+            "Time that a sequence waited for KV pages: with its turn come and a slot free, or "
+            "after it had lost its pages; an observation each time that it gets a slot.",
+            LATENCY_BUCKETS,
+        )
         self._end_to_end = histogram(
             "e2e_request_latency_seconds", "Arrival to last token.", LATENCY_BUCKETS
         )
-        self._finished = Counter(
-            "jaxserve:request_success",
-            "Finished requests by reason.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
+        self._step_tokens = histogram(
+            "iteration_tokens_total", "Prompt and generated tokens of a step.", STEP_BUCKETS
         )
-        self._model_name = model_name
-        for reason in ("stop", "length", "abort"):
-            self._finished.labels(model_name, reason)
+        self._requests = RequestHistograms(names, self.registry)
+        self._finished = counters(
+            "request_success", "Finished requests by reason.", "finished_reason"
+        )
+        for reason in ("stop", "length", "abort", ERROR, TIMEOUT):
+            self._finished.labels(*names.values, reason)
+        self._restarts = counter("engine_restarts", "Times that a dead engine was started again.")
+        self._refused = counters(
+            "request_refused",
+            "Requests that were refused because too much waited, by the limit.",
+            "limit",
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's newest snapshot."""
+        return self._engine.stats
+
+    def totals(self) -> dict[str, int]:
+        """What was counted since the start, without a scrape."""
+        return {
+            "prompt_tokens": _count(self._prompt_tokens),
+            "generation_tokens": _count(self._generation_tokens),
+            "finished": _count(self._finished),
+            "refused": _count(self._refused),
+            "restarts": _count(self._restarts),
+        }
 
     def record_stats(self, stats: EngineStats) -> None:
         """Take in a snapshot of the engine."""
-        self._engine.stats = stats
+        self._engine.record(stats)
+
+    def set_engine(self, config: ResolvedConfig, page_bytes: int) -> None:
+        """The engine is there.
+
+        Args:
+            config: of it.
+            page_bytes: of one KV page over all layers and devices.
+        """
+        self._engine.page_bytes = page_bytes
+        labels = {
+            "block_size": config.cache.page_size,
+            "num_gpu_blocks": config.cache.num_pages,
+            "cache_dtype": config.cache.kv_cache_dtype,
+            "enable_prefix_caching": config.cache.enable_prefix_caching,
+            "max_model_len": config.scheduler.max_model_len,
+            "max_num_seqs": config.scheduler.max_num_seqs,
+        }
+        names = [*LABELS, *labels]
+        text = "What the KV cache was made with, as labels."
+        info = Gauge(self._names.full("cache_config_info"), text, names, registry=self.registry)
+        info.labels(*self._names.values, *map(str, labels.values())).set(1)
+
+    def watch_processes(self, processes: Mapping[str, Callable[[], int | None]]) -> None:
+        """Tell of processes, by name: each is asked for its id when it is scraped."""
+        self.registry.register(ProcessCollector(self._names, processes))
+
+    def record_step(self, output: StepOutput) -> None:
+        """Take in what a step says of itself and of the pages that its sequences waited for."""
+        for seconds in output.page_waits:
+            self._page_wait.observe(seconds)
+        if output.step is not None:
+            self._step_tokens.observe(output.step.num_prefill_tokens + len(output.tokens))
 
     def record_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
+
+    def record_begun(self, num_prompt: int, num_cached: int) -> None:
+        """A request is in its first step, and that many tokens of its prompt were found."""
+        self._cached_tokens.inc(num_cached)
+        self._computed_tokens.inc(num_prompt - num_cached)
 
     def record_first_token(self, times: RequestMetrics) -> None:
         """A request got its first token."""
@@ -98,7 +173,26 @@ class Metrics:
         for last_time, count in Tally(last_times).items():
             self._inter_token.observe(now - last_time, count)
 
-    def record_finished(self, times: RequestMetrics, reason: str) -> None:
-        self._finished.labels(self._model_name, reason).inc()
-        if times.finished_time is not None and reason != "abort":
+    def record_refused(self, limit: str) -> None:
+        """A request was not let in; `limit` is the setting that kept it out."""
+        self._refused.labels(*self._names.values, limit).inc()
+
+    def record_restart(self) -> None:
+        """An engine that had died serves again."""
+        self._restarts.inc()
+
+    def record_finished(self, times: RequestMetrics, reason: str, count: int = 1) -> None:
+        """`count` sequences of one request ended at once."""
+        self._finished.labels(*self._names.values, reason).inc(count)
+        if times.finished_time is not None and reason not in ("abort", ERROR, TIMEOUT):
             self._end_to_end.observe(times.finished_time - times.arrival_time)
+
+    def record_ended(self, ended: EndedRequest) -> None:
+        """Every sequence of a request has ended."""
+        self._requests.record(ended)
+
+
+def _count(metric: Counter) -> int:
+    """The sum of a counter over its labels."""
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))

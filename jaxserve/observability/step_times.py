@@ -22,6 +22,7 @@ class StepTimes:
         device_idle: at most this long the device had nothing to do between two steps of a backlog,
             besides what it takes the runtime to begin a step that is dispatched. An upper bound:
             the host sees that a step has ended, not when.
+        device_busy: at least this long it computed a step.
     """
 
     plan: float = 0.0
@@ -32,6 +33,7 @@ class StepTimes:
     detokenise: float = 0.0
     http: float = 0.0
     device_idle: float = 0.0
+    device_busy: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -40,3 +42,8 @@ class StepTimes:
         """What was added after an earlier copy."""
         before = earlier.as_dict()
         return StepTimes(**{name: value - before[name] for name, value in self.as_dict().items()})
+
+    def plus(self, other: StepTimes) -> StepTimes:
+        """The sum, phase by phase."""
+        more = other.as_dict()
+        return StepTimes(**{name: value + more[name] for name, value in self.as_dict().items()})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import jax
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.errors import ValidationError
@@ -21,7 +23,7 @@ class ModelSizes(Protocol):
     def num_kv_heads(self) -> int: ...
 
     @property
-    def intermediate_size(self) -> int: ...
+    def inner_sizes(self) -> tuple[int, ...]: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -60,7 +62,7 @@ class ShardingRules:
         for noun, count in (
             ("attention heads", sizes.num_heads),
             ("key/value heads", sizes.num_kv_heads),
-            ("intermediate dimensions", sizes.intermediate_size),
+            *(("intermediate dimensions", size) for size in sizes.inner_sizes),
         ):
             if count % size:
                 raise ValidationError(
@@ -75,3 +77,35 @@ class ShardingRules:
     def sharding(self, mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
         """Sharding on `mesh` of an array whose axes have these logical names."""
         return NamedSharding(mesh, self.spec(axes))
+
+    def shardings(self, mesh: Mesh, variable: Any) -> Any:
+        """Sharding of each array of a parameter, whose axes have the names of its metadata
+        `logical_axes`; a value of several arrays says which of them each has (`leaf_axes`), and an
+        axis of one that does not divide is whole on every device."""
+        axes, value = variable.get_metadata("logical_axes"), variable.get_value()
+        if not hasattr(value, "leaf_axes"):
+            return self.sharding(mesh, axes)
+        leaves, tree = jax.tree.flatten(value)
+
+        def divided(leaf: Any, names: tuple[str | None, ...]) -> NamedSharding:
+            named = zip(leaf.shape, names, strict=True)
+            kept = [None if size % mesh.shape["model"] else name for size, name in named]
+            return self.sharding(mesh, kept)
+
+        return jax.tree.unflatten(tree, map(divided, leaves, value.leaf_axes(axes)))
+
+    def abstract(self, mesh: Mesh, make: Callable[[], Any]) -> Any:
+        """The module that `make` makes, its parameters as `jax.ShapeDtypeStruct`s with shardings.
+
+        Nothing is allocated.
+        """
+
+        def placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        graph, state = nnx.split(nnx.eval_shape(make))
+        filled = []
+        for place, variable in nnx.to_flat_state(state):
+            value = jax.tree.map(placed, variable.get_value(), self.shardings(mesh, variable))
+            filled.append((place, variable.replace(value)))
+        return nnx.merge(graph, nnx.from_flat_state(filled))

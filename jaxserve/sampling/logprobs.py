@@ -26,18 +26,22 @@ class LogprobRows(NamedTuple):
     top_logprobs: jax.Array
 
 
-def score(logits: jax.Array, targets: jax.Array, k: int) -> LogprobRows:
+def score(
+    logits: jax.Array, targets: jax.Array, k: int, kept: jax.Array | None = None
+) -> LogprobRows:
     """Log-softmax of the logits at the targets and at the k largest.
 
     Args:
         logits: float32[R, V]; -inf entries have log-probability -inf.
         targets: int32[R], token ids in 0 .. V - 1.
         k: how many of the most likely tokens to return (static, 0 .. V).
+        kept: bool[R, V], tokens that may be among the most likely ones; others come last, with
+            log-probability -inf. None: all.
     """
     largest = jnp.max(logits, axis=-1, keepdims=True)
     centre = jnp.where(jnp.isfinite(largest), largest, 0.0)
     norm = centre + jnp.log(jnp.sum(jnp.exp(logits - centre), axis=-1, keepdims=True))
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
-    top, top_ids = blocks.top_k(logits, k)
+    top, top_ids = blocks.top_k(logits if kept is None else jnp.where(kept, logits, -jnp.inf), k)
     return LogprobRows((chosen - norm)[:, 0], rank, top_ids, top - norm)

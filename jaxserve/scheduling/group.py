@@ -2,26 +2,117 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
+from collections.abc import Callable, Iterable
 
-from jaxserve.request import Request
+from jaxserve.memory.page_pool import PagePool
+from jaxserve.request import Request, RequestState
 
 
 class SequenceGroup:
     """Sequences with the same prompt, in the order in which they get their slots.
 
-    The first one computes the prompt while the others stay `behind`. Then the group holds the full
-    pages of the prompt, all but the one of its last token, until every sequence has its share: each
-    computes what is left, at least the last token, and so gets a first token of its own.
+    The first one computes the prompt while the others stay behind. Those that find a slot when its
+    last chunk is planned fork from it: they sample their first tokens from the same hidden state.
+    For the others the group holds the full pages of the prompt, all but the one of its last token:
+    the next one is queued, computes what is left, and those behind it fork from it in turn.
+
+    Args:
+        behind: id -> seed of the sequences behind the first one, the next one last; there may be
+            thousands, and the group takes them out of it.
+        make: makes the request of one of them when its turn comes, from id, seed and group.
 
     Attributes:
-        behind: sequences that are not queued yet.
-        front: the sequence that must go ahead before the next one is queued; None once there is
-            nobody behind.
+        next_order: position in arrival order of the next one behind; the scheduler sets it.
+        front: the sequence that must compute the prompt before others fork from it or are queued;
+            None once there is nobody behind.
         pages: held for those behind.
     """
 
-    def __init__(self) -> None:
-        self.behind: deque[Request] = deque()
+    def __init__(
+        self,
+        behind: dict[str, int],
+        make: Callable[[str, int, SequenceGroup], Request],
+    ) -> None:
+        self._behind = behind  # those not made yet
+        self._make = make
+        self._next: Request | None = None  # made, but not queued yet
+        self.next_order = 0
         self.front: Request | None = None
         self.pages: list[int] = []
+
+    @property
+    def num_behind(self) -> int:
+        """Sequences that are not queued yet and have not ended."""
+        made = self._next is not None and self._next.state is not RequestState.FINISHED
+        return len(self._behind) + made
+
+    @property
+    def behind(self) -> Iterable[str]:
+        """The ids of those that have not been made yet."""
+        return self._behind
+
+    def end(self, sequence_id: str) -> None:
+        """One that has not been made yet will not be."""
+        del self._behind[sequence_id]
+
+    def next_behind(self) -> Request | None:
+        """The next of those behind, made now; the same until it is taken or ends."""
+        if self._next is not None and self._next.state is not RequestState.FINISHED:
+            return self._next
+        self._next = None
+        if self._behind:
+            self._next = self._make(*self._behind.popitem(), self)
+            self._next.order, self.next_order = self.next_order, self.next_order + 1
+        return self._next
+
+    def take_next(self) -> None:
+        """The next of those behind is behind no more."""
+        self._next = None
+
+
+class HeldPages:
+    """What groups hold for sequences that have no slot yet; it can be let go at any time."""
+
+    def __init__(self, pool: PagePool):
+        self._pool = pool
+        self._groups: dict[SequenceGroup, None] = {}  # the oldest first
+        self._counts = Counter[int]()  # groups that hold a page: they may share a prefix
+
+    def hold(self, group: SequenceGroup, pages: list[int]) -> None:
+        """Make the group one more owner of pages."""
+        if pages and not group.pages:
+            self._pool.share(pages)
+            self._counts.update(pages)
+            group.pages = pages
+            self._groups[group] = None
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Let go of what a group holds."""
+        self._pool.release(group.pages)
+        for page in group.pages:
+            self._counts[page] -= 1
+            if not self._counts[page]:
+                del self._counts[page]
+        group.pages = []
+        self._groups.pop(group, None)
+
+    def drop_one(self) -> bool:
+        """Let go of what one group holds, if a page of it is owned by groups alone.
+
+        Such a page is free once the last of them has let go. The next sequence of the group looks
+        for the prompt again, and may have to compute it. False if no group has such a page.
+        """
+        owners, counts = self._pool.num_owners, self._counts
+        for group in self._groups:
+            if any(owners(page) == counts[page] for page in group.pages):
+                self.drop(group)
+                return True
+        return False
+
+    def drop_all(self) -> None:
+        for group in list(self._groups):
+            self.drop(group)
+
+    def pages(self) -> list[list[int]]:
+        return [group.pages for group in self._groups]

@@ -12,33 +12,51 @@ from jaxserve.request import End, Request
 
 
 @dataclass(slots=True)
-class DecodeRows:
-    """Requests that compute their newest token, which the device knows already.
+class ComputeRows:
+    """Stretches of tokens that the step computes: one a running request at most.
 
     Parallel lists with an entry a row; an object for each row would cost as much as planning it.
+    Rows whose tokens the device knows come first: they decode, from the newest token of the
+    sequence on. A row that decodes has its own first token and as many drafts as its length says
+    beside it. The others bring their tokens (`StepPlan.tokens`): chunks of prompts, and whatever
+    else the host decides.
 
     Attributes:
         requests: one a row.
         slots: their slots.
-        positions: of the token that is computed; the sampled token follows it.
+        starts: position of the first token; of a row that decodes the most that it can be, since
+            the device alone knows how many drafts of the step in flight were accepted.
+        lengths: tokens of the row.
     """
 
     requests: list[Request] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.requests)
 
 
-class PrefillLane(NamedTuple):
-    """A chunk of one request's known tokens: positions `start` .. `start + length - 1`."""
+@dataclass(slots=True)
+class SampleRows:
+    """Which hidden states tokens are sampled from, and for whom; parallel lists.
 
-    request: Request
-    slot: int
-    start: int
-    length: int
-    samples: bool  # the chunk reaches the last known token, so a new token is sampled
+    A row that decodes is sampled at each of its tokens, another one at its last. Several sequences
+    may sample from one row. Samples of rows that decode come first, in the order of those rows.
+
+    Attributes:
+        requests: that the token is for.
+        slots: theirs.
+        rows: compute row that the hidden state is of.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.requests)
 
 
 class Upload(NamedTuple):
@@ -52,22 +70,51 @@ class Upload(NamedTuple):
     pages: list[int]
 
 
+class Fork(NamedTuple):
+    """A slot that takes over the first `num_tokens` tokens of another one, before the step.
+
+    Attributes:
+        source, slot: from and to which slot.
+        num_tokens: tokens whose keys and values are in the pages.
+        source_page, page: the last page, which both would write to, is copied; 0 and 0 where it is
+            full. The pages before it are shared.
+    """
+
+    source: int
+    slot: int
+    num_tokens: int
+    source_page: int
+    page: int
+
+
 @dataclass(slots=True)
 class StepPlan:
-    """Rows of one step. Sampled tokens come back in the order: decode rows, then lanes."""
+    """One step: what is computed, what is sampled, and what the device is told before.
 
-    decode: DecodeRows = field(default_factory=DecodeRows)
-    lanes: list[PrefillLane] = field(default_factory=list)
+    Attributes:
+        rows: what is computed.
+        tokens: int32 tokens of the compute rows that bring theirs, by row, in order.
+        samples: what is sampled; the results come back in this order.
+        page_updates: page-table entries that the step is the first to need.
+        forks: done first.
+        uploads: done second.
+    """
+
+    rows: ComputeRows = field(default_factory=ComputeRows)
+    tokens: dict[int, np.ndarray] = field(default_factory=dict)
+    samples: SampleRows = field(default_factory=SampleRows)
     page_updates: list[PageUpdate] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
     uploads: list[Upload] = field(default_factory=list)
 
     @property
-    def num_prefill_tokens(self) -> int:
-        return sum(lane.length for lane in self.lanes)
+    def num_decode(self) -> int:
+        """Rows whose tokens the device knows."""
+        return len(self.rows) - len(self.tokens)
 
     def __bool__(self) -> bool:
         # a row that waits may have had its slot prepared
-        return bool(self.decode or self.lanes or self.uploads)
+        return bool(self.rows.requests or self.uploads)
 
 
 @dataclass(slots=True)
@@ -77,11 +124,11 @@ class SeenTokens:
     Attributes:
         requests: one an entry; requests that had ended before are left out.
         tokens: the token of each entry.
-        rows: index of each entry among the step's sampled rows.
+        samples: index of each entry among the plan's samples.
         ends: entry -> how its token ended its request; most tokens end none.
     """
 
     requests: list[Request] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     ends: dict[int, End] = field(default_factory=dict)

@@ -1,54 +1,24 @@
 """Continuous batching: one rule decides every step.
 
 A request has `num_computed` tokens in pages; a step gives it tokens so that it catches up with the
-tokens it has. Decode rows come first (one token each), then chunks of running prefills, then
-waiting requests, all under one token budget. Chunked prefill and resumption after a preemption are
-this same rule. The rule is vLLM v1's; the overlap bookkeeping (`pending`) is described in
+tokens it has. Decode rows come first (one token each, and drafts), then chunks of running prefills,
+then waiting requests, all under one token budget. Chunked prefill and resumption after a preemption
+are this same rule. The rule is vLLM v1's; the overlap bookkeeping (`pending`) is described in
 docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
-from dataclasses import dataclass
-
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
-from jaxserve.request import Request, RequestState
-from jaxserve.sampling_params import MAX_BIAS_ENTRIES
-from jaxserve.scheduling.group import SequenceGroup
-from jaxserve.scheduling.plan import DecodeRows, PrefillLane, SeenTokens, StepPlan, Upload
-from jaxserve.scheduling.policies import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What one step may hold.
-
-    Attributes:
-        max_num_seqs: slots.
-        max_num_batched_tokens: decode rows plus prefill tokens of a step.
-        max_prefill_tokens: tokens of the prefill region.
-        max_lanes: requests that share the prefill region.
-        max_model_len: most tokens of a request, prompt and output.
-        max_bias_entries: logit_bias values that the sampling rows of a step may bring along.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_prefill_tokens: int
-    max_lanes: int
-    max_model_len: int
-    max_bias_entries: int = MAX_BIAS_ENTRIES
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValidationError(
-                "max_num_batched_tokens",
-                self.max_num_batched_tokens,
-                f"at least max_num_seqs ({self.max_num_seqs}), one token a running request",
-            )
+from jaxserve.messages import PageStats
+from jaxserve.request import End, Request, RequestState
+from jaxserve.scheduling.bias_turns import BiasTurns
+from jaxserve.scheduling.group import HeldPages, SequenceGroup
+from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
+from jaxserve.scheduling.policies import FirstComeFirstServed, Policy
+from jaxserve.scheduling.slots import Slots
 
 
 class Scheduler:
@@ -57,9 +27,19 @@ class Scheduler:
     A finished or preempted request gives its slot and pages back at once, even while a dispatched
     step still computes a row for it: each step consumes the device state that the previous one
     returned, so whoever gets the pages next writes them after that row has been written.
+
+    Args:
+        limits: of a step.
+        pages: of the device.
+        policy: in which order requests get slots and keep pages; by arrival when None.
+
+    Attributes:
+        waiting: the policy, which holds the requests that wait for a slot.
+        running: the requests with a slot, by the policy's keys.
+        short_of_pages: who had its turn in the last plan, and a slot, but not the pages.
     """
 
-    def __init__(self, limits: SchedulerLimits, pages: PageManager):
+    def __init__(self, limits: SchedulerLimits, pages: PageManager, policy: Policy | None = None):
         needed = pages.pages_for(limits.max_model_len)
         if pages.pool.num_pages - 1 < needed:
             raise ValidationError(
@@ -71,16 +51,20 @@ class Scheduler:
             )
         self.limits = limits
         self.pages = pages
-        self.waiting = WaitingQueue()
-        self.running: list[Request] = []  # by arrival order
         self.num_preemptions = 0
-        self._requests: dict[str, Request] = {}
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.short_of_pages: Request | None = None
+        self.waiting = FirstComeFirstServed() if policy is None else policy
+        # of sequences behind the first of a group that are not made yet, the group
+        self._requests: dict[str, Request | SequenceGroup] = {}
         self._next_order = 0
-        self._biased: deque[Request] = deque()  # running ones with logit_bias, next to sample first
-        self._bias_entries = 0  # of all of them
-        self._holding: dict[SequenceGroup, None] = {}  # groups with pages, the oldest first
-        self._bias_turn: set[Request] | None = None  # who may sample; None: all of them
+        self._turns = BiasTurns(limits.max_bias_entries)
+        self._slots = Slots(limits.max_num_seqs, self.waiting, self._turns)
+        self.running = self._slots.running
+        self._held = HeldPages(pages.pool)
+        self._forks: list[Fork] = []  # to be done before the next step
+        self._preempted: list[Request] = []
+        self._num_computed = 0  # tokens of all running requests
+        self._unseen: list[Request] = []  # decode rows in flight of those that need seen tokens
 
     @property
     def has_unfinished(self) -> bool:
@@ -92,245 +76,420 @@ class Scheduler:
         return len(self._requests) - len(self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Its prompt must leave room for one token of output."""
-        if request.request_id in self._requests:
-            raise ValidationError("request_id", request.request_id, "an id that is not in use")
-        if not 0 < request.num_prompt < self.limits.max_model_len:
-            raise ValidationError(
-                "prompt",
-                f"{request.num_prompt} tokens",
-                f"1 to {self.limits.max_model_len - 1} tokens",
-            )
-        request.order = self._next_order
-        self._next_order += 1
-        self._requests[request.request_id] = request
+        """Queue a request, whose prompt leaves room for one token of output.
+
+        As the first of a group it stands for those behind it.
+        """
+        self._register(request)
         group = request.group
-        if group is not None and group.front is not None:
-            group.behind.append(request)
-            return
         if group is not None:
             group.front = request
+            group.next_order = self._next_order
+            self._next_order += group.num_behind
+            self._requests.update(dict.fromkeys(group.behind, group))
         self.waiting.push(request)
 
-    def abort(self, request_id: str) -> Request | None:
-        """End a request wherever it is; its tokens in flight are dropped. None if unknown."""
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._finish(request)
-        return request
+    def _register(self, request: Request) -> None:
+        assert request.request_id not in self._requests
+        assert 0 < request.num_prompt < self.limits.max_model_len
+        if request.order < 0:
+            (request.order,) = self.take_orders(1)
+        self._requests[request.request_id] = request
+
+    def take_orders(self, count: int) -> list[int]:
+        """Places in the order of arrival, for requests that come later with the turn of now.
+
+        Two live requests never have the same one.
+        """
+        begin, self._next_order = self._next_order, self._next_order + count
+        return [*range(begin, self._next_order)]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is; its tokens in flight are dropped. False if unknown."""
+        found = self._requests.get(request_id)
+        if isinstance(found, SequenceGroup):
+            found.end(request_id)
+            del self._requests[request_id]
+        elif found is not None:
+            self._finish(found)
+        return found is not None
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing that was computed so far is found any more; requests that run go on."""
+        self._held.drop_all()
+        requests = (r for r in self._requests.values() if isinstance(r, Request))
+        self.pages.forget_all(r for r in requests if r.slot is None)
+
+    def take_preempted(self) -> list[Request]:
+        """Who lost a slot since the last call."""
+        found, self._preempted = self._preempted, []
+        return found
+
+    def fork(self, parent: Request, child: Request, tokens: list[int]) -> bool:
+        """Make `child` a running request that has what `parent` computed, then `tokens`.
+
+        `child` has the prompt of `parent`, is prepared as one that is added, and not known yet.
+        False: no slot or too few pages are free, and nothing has changed.
+
+        Raises:
+            ValueError: `parent` is not past its prefill, tokens of it are in flight, or `tokens`
+                are none or leave no room for one more.
+        """
+        output = parent.followed_by(tokens, child.stop_rule.max_tokens)
+        computed = parent.num_computed
+        wanted = self._with_one_more(parent.num_prompt + len(output))
+        if not self._slots.num_free or (
+            (copied := self.pages.fork(parent, child, computed, wanted)) is None
+        ):
+            return False
+        self._register(child)
+        self._slots.enter(child)
+        self._take_over(parent, child, computed, copied)
+        child.prefill_tokens = parent.prefill_tokens
+        self._set_tokens(child, output)
+        return True
+
+    def force(self, request: Request, tokens: list[int]) -> None:
+        """Make `tokens` follow what `request` has computed, in the place of what it sampled.
+
+        Where pages are short, others or the request itself lose their slots, as in a plan.
+
+        Raises:
+            ValueError: as for `fork`.
+        """
+        self._set_tokens(request, request.followed_by(tokens, request.stop_rule.max_tokens))
+        self._make_room(request, self._wanted(request))
+
+    def _set_tokens(self, request: Request, output: list[int]) -> None:
+        request.output_token_ids = output
+        request.is_paused = False
+        request.start_prefill()
+        request.decode_until = 0
+
+    def lacks_pages(self, request: Request) -> bool:
+        """Whether a request waits and the pages that it needs are not free."""
+        return request.state is RequestState.WAITING and not self._fits(request)
 
     def plan(self) -> StepPlan:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
         plan = StepPlan()
+        forks, self._forks = self._forks, []
         preemptions = self.num_preemptions
         prefilling: list[Request] = []
         seen = -1
-        while not plan.decode and seen != self.num_preemptions:
+        # all that wait for a token wait for the same step: halves of them, each in every other
+        # step, would take two steps for what one can do
+        self._unseen = [request for request in self._unseen if request.pending]
+        while not plan.rows.requests and seen != self.num_preemptions:
             # who had the turn may have lost its slot for want of a page: then it is another's
             seen = self.num_preemptions
-            self._bias_turn = self._next_bias_turn()
+            self._turns.begin_step()
             prefilling = self._plan_decodes(plan)
-        budget = min(
-            self.limits.max_num_batched_tokens - len(plan.decode), self.limits.max_prefill_tokens
-        )
-        for request in prefilling:
-            if budget > 0 and len(plan.lanes) < self.limits.max_lanes:
-                budget -= self._plan_chunk(plan, request, budget)
+        limits = self.limits
+        num_decoded = sum(plan.rows.lengths)
+        self._num_computed += num_decoded
+        budget = limits.max_num_batched_tokens - num_decoded
+        budget = min(budget, limits.max_prefill_tokens)
+        before, after = self.waiting.arrange(prefilling)
+        budget -= self._plan_chunks(plan, before, budget)
         if self.num_preemptions == preemptions:
-            self._admit(plan, budget)
+            budget -= self._admit(plan, budget)
+        self._plan_chunks(plan, after, budget)
+        for row in plan.tokens:  # who is planned next finds what this step computes
+            request = plan.rows.requests[row]
+            self.pages.keep(request, request.num_computed)
+        # those of this step's own samples have to follow the step
+        if plan:
+            plan.forks = forks
+        else:
+            self._forks = forks + self._forks
         return plan
 
-    def commit(self, plan: StepPlan, tokens: list[int]) -> SeenTokens:
-        """Take in the tokens that a dispatched plan sampled, in the plan's row order."""
-        rows = [*enumerate(plan.decode.requests)]
-        rows += [
-            (row, lane.request)
-            for row, lane in enumerate(plan.lanes, start=len(plan.decode))
-            if lane.samples
-        ]
-        seen = SeenTokens()
+    def commit(
+        self, plan: StepPlan, tokens: list[int], counts: list[int] | None = None
+    ) -> SeenTokens:
+        """Take in the tokens that a dispatched plan sampled.
+
+        Args:
+            plan: the plan.
+            tokens: in the order of its samples.
+            counts: how many of them each sample has, where drafts may have been accepted; None: one
+                each.
+        """
+        requests: list[Request] = plan.samples.requests
+        samples = [*range(len(requests))]
+        if counts is not None:
+            self._correct(plan, counts)
+            requests = [r for r, count in zip(requests, counts, strict=True) for _ in range(count)]
+            samples = [i for i, count in zip(samples, counts) for _ in range(count)]
+        ends: dict[int, End] = {}
+        dropped: list[int] = []
         finished = RequestState.FINISHED
-        for row, request in rows:
+        for entry, (request, token) in enumerate(zip(requests, tokens, strict=True)):
             request.pending -= 1
             if request.state is finished:
+                dropped.append(entry)
                 continue
-            token, output, rule = tokens[row], request.output_token_ids, request.stop_rule
+            output, rule = request.output_token_ids, request.stop_rule
             output.append(token)
             if token in rule.end_token_ids or len(output) >= rule.max_tokens:
                 end = rule.check(token, len(output))
                 if end is not None:
                     self._finish(request)
-                    seen.ends[len(seen.requests)] = end
-            seen.requests.append(request)
-            seen.tokens.append(token)
-            seen.rows.append(row)
+                    ends[entry - len(dropped)] = end
+        seen = SeenTokens([*requests], [*tokens], samples, ends)
+        for entry in reversed(dropped):
+            del seen.requests[entry], seen.tokens[entry], seen.samples[entry]
         return seen
+
+    def _correct(self, plan: StepPlan, counts: list[int]) -> None:
+        """Take back what was counted for drafts that were not accepted."""
+        lengths = plan.rows.lengths
+        for sample in range(plan.num_decode):
+            request, rejected = plan.samples.requests[sample], lengths[sample] - counts[sample]
+            request.pending -= rejected
+            if request.state is RequestState.RUNNING:  # else nothing of it is computed any more
+                request.num_computed -= rejected
+                self._num_computed -= rejected
 
     def _plan_decodes(self, plan: StepPlan) -> list[Request]:
         """Add a decode row for every request past its prefill; returns the others, in order."""
         prefilling: list[Request] = []
-        requests, slots, positions = [], [], []
+        rows = plan.rows
+        requests, slots, starts = rows.requests, rows.slots, rows.starts
+        longer: dict[int, int] = {}  # row -> length, where that is not 1
+        unseen: list[Request] = []
         for request in self.running:  # a preemption shortens it at its end
-            position = request.num_computed
+            position, length = request.num_computed, 1
             if position >= request.decode_until:
                 if request.is_prefilling:
                     prefilling.append(request)
                     continue
-                if not self._prepare_decode(request, plan.page_updates):
-                    continue
+                length = self._prepare_decode(request, plan.page_updates)
+                if length != 1:
+                    if not length:
+                        continue
+                    longer[len(requests)] = length
+                if request.needs_seen_tokens:
+                    unseen.append(request)
             assert request.slot is not None
-            request.num_computed = position + 1
-            request.pending += 1
+            request.num_computed = position + length
+            request.pending += length
             requests.append(request)
             slots.append(request.slot)
-            positions.append(position)
-        plan.decode = DecodeRows(requests, slots, positions)
+            starts.append(position)
+        self._unseen += unseen
+        rows.lengths += [1] * len(requests)
+        for row, length in longer.items():
+            rows.lengths[row] = length
+        samples = plan.samples
+        samples.requests += requests
+        samples.slots += slots
+        samples.rows += range(len(requests))
         return prefilling
 
-    def _prepare_decode(self, request: Request, page_updates: list[PageUpdate]) -> bool:
-        """See that the next token has a page, by preemption if need be; False: no row this time."""
+    def _prepare_decode(self, request: Request, page_updates: list[PageUpdate]) -> int:
+        """See that the next tokens have pages, by preemption if need be; 0: no row this time."""
         if request.ends_when_pending_is_seen():
-            return False
-        if request.needs_seen_tokens and request.pending:
-            return False
-        if not self._bias_fits(request):
-            return False
-        num_tokens = request.num_computed + 1
+            return 0
+        if request.needs_seen_tokens and (self._unseen or request.pending or request.is_paused):
+            return 0
+        if request.num_bias and not self._turns.may_sample(request):
+            return 0
+        drafts = self._num_drafts(request) if self.limits.num_drafts else 0
+        num_tokens = request.num_computed + 1 + drafts
+        if not self.pages.grow(request, num_tokens) and not self._make_room(request, num_tokens):
+            return 0
+        self.pages.publish(request, num_tokens, page_updates)
+        if not (request.needs_seen_tokens or request.num_bias or self.limits.num_drafts):
+            request.decode_until = min(
+                request.num_published * self.pages.page_size,
+                request.num_prompt + request.stop_rule.max_tokens - 1,
+            )
+        return 1 + drafts
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give a running request pages for its first tokens, by preemption if need be.
+
+        False: it has the last turn of all and lost its slot itself.
+        """
         while not self.pages.grow(request, num_tokens):
-            if self._drop_held_pages():
+            if self._held.drop_one():
                 continue
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        self.pages.publish(request, num_tokens, page_updates)
-        if not request.needs_seen_tokens and not request.num_bias:
-            request.decode_until = min(
-                request.num_published * self.pages.page_size,
-                request.num_prompt + request.stop_rule.max_tokens - 1,
-            )
         return True
 
-    def _next_bias_turn(self) -> set[Request] | None:
-        """The running requests with logit_bias that sample in this step, in turn; None: all."""
-        left = self.limits.max_bias_entries
-        if self._bias_entries <= left:
-            return None
-        turn: set[Request] = set()
-        while self._biased[0].num_bias <= left:
-            request = self._biased[0]
-            left -= request.num_bias
-            turn.add(request)
-            self._biased.rotate(-1)
-        return turn
+    def _num_drafts(self, request: Request) -> int:
+        """Drafts that the next row may have: no more than can be wanted, nor beyond the slot."""
+        if not request.takes_drafts:
+            return 0
+        wanted = request.stop_rule.max_tokens - len(request.output_token_ids) - request.pending - 1
+        room = self.limits.max_model_len - request.num_computed - 1
+        return max(0, min(self.limits.num_drafts, wanted, room))
 
-    def _bias_fits(self, request: Request) -> bool:
-        """Whether the step has room for the request's logit_bias; true without one."""
-        if not request.num_bias:
-            return True
-        if self._bias_turn is None:
-            # who was admitted in this step may be one too many
-            return self._bias_entries <= self.limits.max_bias_entries
-        return request in self._bias_turn
+    def _has_lane(self, plan: StepPlan) -> bool:
+        """Whether one more request fits into the prefill region."""
+        samples = len(plan.samples) - plan.num_decode
+        return max(len(plan.tokens), samples) < self.limits.max_lanes
+
+    def _plan_chunks(self, plan: StepPlan, requests: list[Request], budget: int) -> int:
+        """Add chunks of running requests, in order; returns the tokens of all."""
+        used = 0
+        for request in requests:
+            if used < budget and self._has_lane(plan):
+                used += self._plan_chunk(plan, request, budget - used)
+        return used
 
     def _plan_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Add a prefill lane of at most `budget` tokens; returns its length."""
+        """Add a chunk of at most `budget` known tokens; returns its length."""
         start = request.num_computed
         length = min(request.prefill_target - start, budget)
-        if start + length == request.prefill_target and not self._bias_fits(request):
+        if start + length == request.prefill_target and not self._turns.may_sample(request):
             length -= 1  # its last token, which samples, waits
             if not length:
                 return 0
-        samples = start + length == request.prefill_target
-        slot = request.slot
+        slot, row = request.slot, len(plan.rows)
         assert slot is not None
         self.pages.publish(request, start + length, plan.page_updates)
-        plan.lanes.append(PrefillLane(request, slot, start, length, samples))
+        rows = plan.rows
+        rows.requests.append(request)
+        rows.slots.append(slot)
+        rows.starts.append(start)
+        rows.lengths.append(length)
+        plan.tokens[row] = request.prefill_tokens[start : start + length]
         request.num_computed += length
-        request.pending += samples
-        self._go_ahead(request)
+        self._num_computed += length
+        self.waiting.computes(request, length)
+        if not request.is_prefilling:
+            self._plan_sample(plan, request, row)
+            if request.group is not None and request.group.front is request:
+                self._go_ahead(plan, request, row)
         return length
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Give free slots to waiting requests, in order, as far as tokens, lanes and pages go."""
-        while budget > 0 and self._free_slots and len(plan.lanes) < self.limits.max_lanes:
-            request = self.waiting.peek()
-            if request is None:
-                return
-            # nobody is admitted in the step that preempts, so a token in flight then is seen by now
-            assert request.pending == 0
+    @staticmethod
+    def _plan_sample(plan: StepPlan, request: Request, row: int) -> None:
+        assert request.slot is not None
+        request.pending += 1
+        plan.samples.requests.append(request)
+        plan.samples.slots.append(request.slot)
+        plan.samples.rows.append(row)
+
+    def _admit(self, plan: StepPlan, budget: int) -> int:
+        """Give free slots to waiting requests, as far as tokens, lanes and pages go.
+
+        Returns the tokens that they compute in this step.
+        """
+        used = 0
+        self.short_of_pages = None
+        while used < budget and self._slots.num_free and self._has_lane(plan):
+            request = self.waiting.peek(self._fits)
+            # of one that was preempted, a token in flight is not known yet
+            if request is None or request.pending:
+                break
             if not self._reserve(request):
                 # held for sequences that wait behind this request, they would be held for ever
-                if self.running or plan or not self._drop_held_pages():
-                    return
+                if self.running or plan or not self._held.drop_one():
+                    self.short_of_pages = request
+                    break
                 continue
-            self.waiting.pop()
-            request.slot = self._free_slots.pop()
-            request.state = RequestState.RUNNING
+            self.waiting.discard(request)
+            self._slots.enter(request)
             request.start_prefill()
             if request.num_computed:
+                assert request.slot is not None
                 shared = request.pages[: request.num_published]
                 known = request.prefill_tokens[: request.num_computed]
                 plan.uploads.append(Upload(request.slot, known, shared))
-            insort(self.running, request, key=lambda r: r.order)
-            if request.num_bias:
-                self._biased.append(request)
-                self._bias_entries += request.num_bias
-            budget -= self._plan_chunk(plan, request, budget)
+            used += self._plan_chunk(plan, request, budget - used)
+        return used
+
+    def _fits(self, request: Request) -> bool:
+        """Whether `_reserve` would find the pages for a waiting request."""
+        return self.pages.has_room(self._shared(request), self._wanted(request))
+
+    def _wanted(self, request: Request) -> int:
+        """Tokens that a request gets pages for with what the host knows of it.
+
+        One is generated: without room for it the request would be preempted at once.
+        """
+        return self._with_one_more(request.num_tokens)
+
+    def _with_one_more(self, num_tokens: int) -> int:
+        return min(num_tokens + 1, self.limits.max_model_len)
+
+    def _shared(self, request: Request) -> list[int]:
+        """Pages that hold what a waiting request begins with."""
+        shared = self.pages.find(request)
+        if request.group is not None and len(request.group.pages) > len(shared):
+            shared = request.group.pages
+        return shared
 
     def _reserve(self, request: Request) -> bool:
         """Give a waiting request its pages, shared ones among them; False: too few are free."""
-        if request.group is not None and request.group.pages:
-            self.pages.share(request, request.group.pages)
-        # room for the first generated token too, or the request would be preempted at once
-        if not self.pages.grow(request, min(request.num_tokens + 1, self.limits.max_model_len)):
-            self.pages.release(request)
+        shared = self._shared(request)
+        if not self.pages.reserve(request, shared, self._wanted(request)):
             return False
-        if request.group is not None:
-            request.num_published = len(request.group.pages)
-            request.num_computed = request.num_published * self.pages.page_size
+        request.num_computed = len(shared) * self.pages.page_size
+        self._num_computed += request.num_computed
         return True
 
-    def _go_ahead(self, request: Request) -> None:
-        """Queue the next of the group if `request` has computed what the others share."""
+    def _go_ahead(self, plan: StepPlan, request: Request, row: int) -> None:
+        """The front of a group samples: fork those behind from it, and queue the next that is left.
+
+        What a preemption made the front compute again is more than the prompt: then none can fork.
+        """
         group = request.group
-        if group is None or group.front is not request:
-            return
-        shared = (request.num_prompt - 1) // self.pages.page_size
-        if request.num_computed < shared * self.pages.page_size:
-            return
-        if shared and not group.pages:
-            group.pages = request.pages[:shared]
-            self.pages.pool.share(group.pages)
-            self._holding[group] = None
+        assert group is not None
+        if request.prefill_target == request.num_prompt:
+            while (child := self._next_behind(group)) and self._fork_sibling(
+                plan, request, child, row
+            ):
+                group.take_next()
+        if self._next_behind(group):
+            shared = (request.num_prompt - 1) // self.pages.page_size
+            self._held.hold(group, request.pages[:shared])
         self._queue_next(group)
+
+    def _fork_sibling(self, plan: StepPlan, front: Request, child: Request, row: int) -> bool:
+        """Let `child` sample its first token from a row of `front`; False: it has to wait."""
+        if not self.waiting.lets_pass(child):
+            return False
+        if not (self._slots.num_free and self._has_lane(plan) and self._turns.has_room(child)):
+            return False
+        copied = self.pages.fork(front, child, front.num_prompt, front.num_prompt + 1)
+        if copied is None:
+            return False
+        self._slots.enter(child)
+        child.prefill_tokens, child.prefill_target = front.prefill_tokens, front.prefill_target
+        self._take_over(front, child, front.num_prompt, copied)
+        self._plan_sample(plan, child, row)
+        return True
+
+    def _take_over(
+        self, source: Request, child: Request, num_tokens: int, copied: tuple[int, int]
+    ) -> None:
+        assert source.slot is not None and child.slot is not None
+        child.num_computed = num_tokens
+        self._num_computed += num_tokens
+        self._forks.append(Fork(source.slot, child.slot, num_tokens, *copied))
 
     def _queue_next(self, group: SequenceGroup) -> None:
         """Queue the next sequence of a group; without one, nothing is held any more."""
-        group.front = None
-        while group.behind and group.front is None:
-            following = group.behind.popleft()
-            if following.state is not RequestState.FINISHED:
-                group.front = following
-                self.waiting.push(following)
+        group.front = self._next_behind(group)
         if group.front is None:
-            self._drop(group)
+            self._held.drop(group)
+        else:
+            group.take_next()
+            self.waiting.push(group.front)
 
-    def _drop(self, group: SequenceGroup) -> None:
-        self.pages.pool.release(group.pages)
-        group.pages = []
-        self._holding.pop(group, None)
-
-    def _drop_held_pages(self) -> bool:
-        """Let go of what one group holds, if that frees a page; False if no group's does.
-
-        The next sequence of the group computes the prompt again.
-        """
-        for group in self._holding:
-            if self.pages.pool.has_sole_owner(group.pages):
-                self._drop(group)
-                return True
-        return False
+    def _next_behind(self, group: SequenceGroup) -> Request | None:
+        request = group.next_behind()
+        if request is not None:
+            self._requests[request.request_id] = request
+        return request
 
     def _preempt(self, request: Request) -> None:
         """Take slot and pages away; the request recomputes its tokens when its turn comes again."""
@@ -340,6 +499,7 @@ class Scheduler:
         request.prefill_target = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
+        self._preempted.append(request)
         self.waiting.push(request)
 
     def _finish(self, request: Request) -> None:
@@ -353,26 +513,26 @@ class Scheduler:
             self._queue_next(request.group)
 
     def _leave_slot(self, request: Request) -> None:
-        assert request.slot is not None
-        self.running.remove(request)
-        if request.num_bias:
-            self._biased.remove(request)
-            self._bias_entries -= request.num_bias
-        self._free_slots.append(request.slot)
-        request.slot = None
-        request.decode_until = 0
+        self._slots.leave(request)
+        self._num_computed -= request.num_computed
+        # of tokens in flight the host does not know what they are
+        self.pages.keep(request, min(request.num_computed, request.num_tokens))
         self.pages.release(request)
+
+    def page_stats(self) -> PageStats:
+        """What the pages hold now, and what was found in them so far."""
+        return self.pages.stats(self._num_computed)
 
     def check_integrity(self) -> None:
         """Assert that slots and pages are owned by exactly the running requests."""
-        held = [group.pages for group in self._holding]
-        self.pages.pool.check_integrity([r.pages for r in self._requests.values()] + held)
-        slots = [r.slot for r in self.running if r.slot is not None]
-        if sorted(slots + self._free_slots) != list(range(self.limits.max_num_seqs)):
-            raise AssertionError("slots leaked or are owned twice")
+        requests = [r for r in self._requests.values() if isinstance(r, Request)]
+        self.pages.check_integrity(requests, self._held.pages())
+        if self._num_computed != sum(r.num_computed for r in self.running):
+            raise AssertionError("computed tokens are counted wrongly")
+        self._slots.check_integrity()
         if any(r.pages for r in self.waiting.requests()):
             raise AssertionError("a waiting request owns pages")
-        groups = {r.group for r in self._requests.values() if r.group is not None}
-        behind = sum(r.state is not RequestState.FINISHED for g in groups for r in g.behind)
+        groups = {r.group if isinstance(r, Request) else r for r in self._requests.values()}
+        behind = sum(group.num_behind for group in groups if group is not None)
         if len(self.running) + len(self.waiting) + behind != len(self._requests):
             raise AssertionError("a live request is neither running nor waiting")

@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checkpoints.gguf import is_gguf
 from jaxserve.errors import ValidationError
+from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
+from jaxserve.tokenization.gguf import gguf_tokenizer
 from jaxserve.tokenization.messages import content_text
+from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
 
-# Arguments of `apply_chat_template`, ours and transformers': a caller's variables of the template
-# must not set them behind their back (CVE-2025-62426).
+# where files lie is nobody's business
+_UNTOLD = (
+    "name_or_path",
+    "is_local",
+    "local_files_only",
+    "tokenizer_file",
+    "vocab_file",
+    "tokenizer_object",
+    "backend",
+)
+RENDER_TIMEOUT_S = 10.0
+MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of messages
+LONG_TEXT = 2048  # characters from which other threads may run while a text is tokenised
+_INTERNALS = re.compile(r"\b0x[0-9a-fA-F]+\b|(?:/[\w.+-]+){2,}")  # addresses and paths
+# Arguments of `apply_chat_template`, ours and transformers', and what templates are given: a
+# caller's variables of the template must not set them behind their back (CVE-2025-62426).
 RESERVED_TEMPLATE_NAMES = frozenset(
     {
         "add_generation_prompt",
+        "additional_special_tokens",
+        "bos_token",
         "chat_template",
+        "cls_token",
         "continue_final_message",
         "conversation",
+        "eos_token",
+        "extra_special_tokens",
+        "mask_token",
         "max_length",
         "messages",
+        "pad_token",
         "padding",
+        "raise_exception",
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
         "sanitize_control_tokens",
+        "self",
+        "sep_token",
+        "strftime_now",
         "tokenize",
         "tokenizer_kwargs",
         "tools",
         "truncation",
+        "unk_token",
     }
 )
 
@@ -49,31 +82,25 @@ class Tokenizer:
         byte_table: what each token adds to the text, as bytes.
     """
 
-    def __init__(self, path: str | Path):
-        """Loads the tokenizer of a folder.
+    def __init__(self, path: str | Path, chat_template: str | None = None):
+        """Loads the tokenizer of a folder, or of a GGUF file.
+
+        Args:
+            path: of the folder or the file.
+            chat_template: a file or the text of a template, in place of the folder's.
 
         Raises:
-            ValidationError: the folder has no readable tokenizer.json, or the tokenizer's decoder
-                is of a kind whose text cannot be made token by token.
+            ValidationError: the folder has no readable tokenizer.json, a GGUF file has none that is
+                read, the tokenizer's decoder is of a kind whose text cannot be made token by token,
+                or `chat_template` is neither a file nor a template.
         """
         self.path = str(path)
-        file = Path(path) / "tokenizer.json"
-        if not file.is_file():
-            raise ValidationError("tokenizer", self.path, "a folder that holds tokenizer.json")
-        # AutoTokenizer would import every model's code and torch; this class reads tokenizer.json
-        # as it stands and never runs code from the folder.
-        # While it is imported it would tell everybody that PyTorch is missing, which nobody needs.
+        # While transformers is imported it would tell everybody that PyTorch is missing, which
+        # nobody needs.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from transformers import PreTrainedTokenizerFast
-
-        try:
-            self._renderer = PreTrainedTokenizerFast.from_pretrained(
-                self.path, local_files_only=True
-            )
-        except Exception as error:  # the Rust parser raises plain Exception
-            raise ValidationError("tokenizer", self.path, f"a readable tokenizer: {error}") from (
-                error
-            )
+        self._renderer = gguf_tokenizer(Path(path)) if is_gguf(path) else _folder_tokenizer(path)
+        if chat_template is not None:
+            self._renderer.chat_template = template_text(chat_template)
         backend = self._renderer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -92,6 +119,19 @@ class Tokenizer:
         """The folder's chat template, or None."""
         return self._renderer.chat_template
 
+    def info(self) -> dict[str, Any]:
+        """The configuration as plain data: kind, context, special tokens, chat template."""
+        kept = {k: v for k, v in self._renderer.init_kwargs.items() if k not in _UNTOLD}
+        told: dict[str, Any] = json.loads(json.dumps(kept, default=str))
+        told["tokenizer_class"] = type(self._renderer).__name__
+        told["chat_template"] = self.chat_template
+        return told
+
+    def to_json(self) -> str:
+        """The tokenizer as text, its added tokens included."""
+        text: str = self._backend.to_str()
+        return text
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -104,7 +144,11 @@ class Tokenizer:
             raise ValidationError(
                 "prompt", text, f"Unicode text; there is half a surrogate pair at {error.start}"
             ) from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # only this call of the library lets other threads run
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids that are not in the vocabulary add nothing."""
@@ -127,6 +171,7 @@ class Tokenizer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tokenize: bool = False,
+        keep_control_tokens: bool = False,
         **kwargs: Any,
     ) -> str | list[int]:
         """Renders a conversation in transformers' sandboxed Jinja environment.
@@ -139,36 +184,107 @@ class Tokenizer:
             chat_template: a template, or the name of one of the folder's; the folder's default
                 when None.
             tools: JSON schemas of functions, for templates that know them.
-            tokenize: return token ids; the template writes the special tokens itself.
+            tokenize: return token ids; the template writes the special tokens itself, and those in
+                the messages' and the variables' strings are text.
+            keep_control_tokens: those are tokens too.
             kwargs: further variables of the template.
 
         Raises:
             ValidationError: no template, a template that does not compile, or messages that the
                 template refuses.
         """
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            mark=tokenize and not keep_control_tokens,
+            **kwargs,
+        )
+        if not tokenize:
+            return text
+        if keep_control_tokens:
+            return self.encode(text, add_special_tokens=False)
+        return self.encode_chat(text, chat_template)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        mark: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The text of `apply_chat_template`; for `encode_chat` if control tokens are to be marked.
+
+        Raises:
+            ValidationError: see `apply_chat_template`.
+        """
         self._check_chat(messages, add_generation_prompt, continue_final_message, kwargs)
         if chat_template is None and self._renderer.chat_template is None:
             raise ValidationError(
                 "chat_template", None, "a template, because the tokenizer brings none"
             )
-        conversation = [_with_text(message, index) for index, message in enumerate(messages)]
+        conversation: Any = [_with_text(message, index) for index, message in enumerate(messages)]
+        if mark:
+            control = self._control_tokens(chat_template)
+            conversation, tools, kwargs = (control.mark(v) for v in (conversation, tools, kwargs))
         try:
-            text = self._renderer.apply_chat_template(
-                conversation,
-                tools=list(tools) if tools else None,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **kwargs,
-            )
+            with render_limit(RENDER_TIMEOUT_S):
+                text = self._renderer.apply_chat_template(
+                    conversation,
+                    tools=list(tools) if tools else None,
+                    chat_template=chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tokenize=False,
+                    **kwargs,
+                )
         except ImportError:  # a broken installation is not the request's fault
             raise
         except Exception as error:  # templates can raise anything
             field = "messages" if chat_template is None else "chat_template"
             value = messages if chat_template is None else chat_template
-            raise ValidationError(field, value, f"the chat template failed: {error}") from error
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+            told = f"the chat template failed: {_template_error(error)}"
+            raise ValidationError(field, value, told) from error
+        return str(text)
+
+    def encode_chat(
+        self, text: str, chat_template: str | None = None, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Token ids of what `render_chat` made with marks."""
+        ids = self._control_tokens(chat_template).encode(text)
+        if not add_special_tokens:
+            return ids
+        # what the tokenizer puts before and behind any text
+        bare, whole = (self.encode("a", add_special_tokens=added) for added in (False, True))
+        before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return [*whole[:before], *ids, *whole[before + len(bare) :]]
+
+    def _control_tokens(self, chat_template: str | None) -> ControlTokens:
+        """Special tokens, and added ones that the template itself writes."""
+        if chat_template is None:
+            return self._own_control_tokens
+        return self._control_tokens_of(chat_template)
+
+    @functools.cached_property
+    def _own_control_tokens(self) -> ControlTokens:
+        template = self._renderer.chat_template or ""
+        if isinstance(template, dict):
+            template = "\n".join(template.values())
+        return self._control_tokens_of(template)
+
+    def _control_tokens_of(self, source: str) -> ControlTokens:
+        tokens = {
+            text: number
+            for number, text in self.added_tokens.items()
+            if number in self.special_ids or (text in source and not text.isspace())
+        }
+        return ControlTokens(tokens, functools.partial(self.encode, add_special_tokens=False))
 
     def _check_chat(
         self,
@@ -190,6 +306,38 @@ class Tokenizer:
         check_template_variables(kwargs)
 
 
+def _folder_tokenizer(path: str | Path) -> Any:
+    """transformers' tokenizer of a folder."""
+    if not (Path(path) / "tokenizer.json").is_file():
+        raise ValidationError("tokenizer", str(path), "a folder that holds tokenizer.json")
+    # AutoTokenizer would import every model's code and torch; this class reads tokenizer.json
+    # as it stands and never runs code from the folder.
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # the Rust parser raises plain Exception
+        raise ValidationError("tokenizer", str(path), f"a readable tokenizer: {error}") from error
+
+
+def template_text(given: str) -> str:
+    """The text of a chat template.
+
+    Args:
+        given: a file, or the text.
+
+    Raises:
+        ValidationError: neither.
+    """
+    field, allowed = "chat_template", "a file that can be read, or the text of a Jinja template"
+    if "{" in given or "\n" in given:  # a file's name has neither
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(field, given, allowed) from error
+
+
 def check_template_variables(variables: Mapping[str, Any]) -> None:
     """Refuses variables of a chat template that are arguments of `apply_chat_template`.
 
@@ -198,6 +346,15 @@ def check_template_variables(variables: Mapping[str, Any]) -> None:
     """
     for name in sorted(RESERVED_TEMPLATE_NAMES & variables.keys()):
         raise ValidationError("chat_template_kwargs", name, "a variable of the template")
+
+
+def _template_error(error: Exception) -> str:
+    """What is told of an error: the template's own words, of others the kind."""
+    from jinja2 import TemplateError
+
+    if not isinstance(error, (TemplateError, RenderTimeoutError)):
+        return f"{type(error).__name__} in the template"
+    return _INTERNALS.sub("...", unmarked(str(error))[:MAX_TEMPLATE_ERROR])
 
 
 def _with_text(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:

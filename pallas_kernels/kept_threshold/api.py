@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
-
-BACKENDS = ("xla", "reference", "triton")
-KERNELS = ("triton",)
 
 
 def kept_threshold(
@@ -59,12 +56,6 @@ def kept_threshold(
         if array.shape != shape or array.dtype != dtype:
             allowed = f"{jnp.dtype(dtype)}{list(shape)}"
             raise KernelError(name, f"{array.dtype}{list(array.shape)}", allowed)
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    # imported where it is used: a kernel's compiler costs time and may not be there
-    module = importlib.import_module(f"pallas_kernels.kept_threshold.{backend}")
-    if backend in KERNELS:
-        return module.kept_threshold(weights, top_k, top_p, min_p, interpret=interpret)
-    if interpret is not None:
-        raise KernelError("interpret", interpret, f"an option of {', '.join(KERNELS)} only")
-    return module.kept_threshold(weights, top_k, top_p, min_p)
+    chosen = resolve("threshold", backend)
+    of_kernel = chosen.options(interpret=interpret)
+    return chosen.load().kept_threshold(weights, top_k, top_p, min_p, **of_kernel)

@@ -35,6 +35,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 
@@ -317,7 +318,7 @@ def kept_threshold(
             result_like(weights, (rows, room), jnp.float32),
         ),
         compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=1),
-        interpret=bool(interpret),
+        interpret=interpreter.is_used_by_triton(interpret),
         name="kept_threshold",
     )(weights, top_k, top_p, min_p)
     return bounds

@@ -1,5 +1,21 @@
 """Linear layers with what stands before and behind them in a transformer block."""
 
-from pallas_kernels.linear.api import Norm, as_stored, linear, linear_in_parts, stored_dtype
+from pallas_kernels.linear.api import (
+    Norm,
+    Weight,
+    as_stored_weight,
+    linear,
+    linear_in_parts,
+    stored_dtype,
+)
+from pallas_kernels.native.weights import NativeWeight
 
-__all__ = ["Norm", "as_stored", "linear", "linear_in_parts", "stored_dtype"]
+__all__ = [
+    "NativeWeight",
+    "Norm",
+    "Weight",
+    "as_stored_weight",
+    "linear",
+    "linear_in_parts",
+    "stored_dtype",
+]

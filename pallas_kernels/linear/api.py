@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,11 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from pallas_kernels.backends import OPERATIONS, resolve
 from pallas_kernels.errors import KernelError
+from pallas_kernels.native.paths import Path
+from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.pages import FLOAT_DTYPES
+from pallas_kernels.quantized_matmul.formats import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    outputs_of,
+)
 
-BACKENDS = ("xla", "gpu", "native")
 EIGHT_BITS = (jnp.dtype(jnp.int8), jnp.dtype(jnp.uint8))
+Weight = jax.Array | QuantizedWeight | NativeWeight
 
 
 class Norm(NamedTuple):
@@ -27,10 +37,11 @@ class Norm(NamedTuple):
 def stored_dtype(backend: str) -> DTypeLike:
     """The type in which a backend wants 8-bit weights: uint8 (the integer plus 128) for "native",
     whose dot instruction takes one unsigned operand, else int8."""
-    return jnp.uint8 if backend == "native" else jnp.int8
+    linears = OPERATIONS["grouped_linear"] | OPERATIONS["linear"]
+    return jnp.dtype(linears[backend].stores or jnp.int8)
 
 
-def as_stored(values: jax.Array, dtype: DTypeLike) -> jax.Array:
+def as_stored_weight(values: jax.Array, dtype: DTypeLike) -> jax.Array:
     """8-bit integers, int8 or uint8 plus 128, in the other of the two forms or their own."""
     if values.dtype == dtype:
         return values
@@ -40,15 +51,19 @@ def as_stored(values: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 def linear(
     x: jax.Array,  # [M, K]
-    weight: jax.Array,  # [N, K]
+    weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None = None,  # float32[N]
+    activations: str = "float",
+    input_scale: jax.Array | None = None,  # float32[1]
+    matmul: Sequence[str] = ("xla",),
     bias: jax.Array | None = None,  # [N]
     norm: Norm | None = None,
     residual: jax.Array | None = None,  # [M, N]
     gated: bool = False,
     out_dtype: DTypeLike | None = None,
     live: jax.Array | None = None,  # int32[R, 2]
+    row_invariant: bool = False,
     backend: str,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """norm(x) @ weight.T + bias, then the gated activation, then the residual.
@@ -59,8 +74,15 @@ def linear(
 
     Args:
         x: activations: float32, float16 or bfloat16.
-        weight: in the type of x, or of 8 bits: int8, or uint8 from `as_stored`.
-        scale: given exactly for an 8-bit weight: what row n of it is multiplied with.
+        weight: in the type of x; or an array of 8 bits, int8, or uint8 from `as_stored_weight`; or
+            a quantised weight: a `NativeWeight` for "native", one of `quantized_matmul` for others.
+        scale: given exactly for an array of 8 bits: what row n of it is multiplied with.
+        activations: for a quantised weight: "float" multiplies (the normalised) x as it is, "int8"
+            and "fp8" round it, as `quantized_matmul`, or by group for a `NativeWeight`.
+        input_scale: of activations that are rounded with one scale for all of them; None: each row
+            or group has its own.
+        matmul: backends of `quantized_matmul`, the best first, of which the first that covers the
+            product is taken.
         bias: in the type of x.
         norm: RMS norm of x (Zhang and Sennrich 2019) before the product.
         residual: added to the result, in the type of the result.
@@ -69,6 +91,8 @@ def linear(
         out_dtype: type of the result; that of x by default.
         live: ranges [begin, end) of the rows that count, ascending; a backend may leave out the
             others, whose results are finite and mean nothing. None: all rows.
+        row_invariant: sum every row in one order, whatever M is, so that a row's result does not
+            depend on the rows beside it; of "native" alone.
         backend: "xla" (any device), "gpu" (NVIDIA) or "native" (CPU, C++).
 
     Raises:
@@ -76,29 +100,37 @@ def linear(
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, weight, scale, bias, norm, residual, gated, chosen)
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    implementation = resolve("linear", backend)
     if live is not None and (live.ndim != 2 or live.shape[1] != 2 or live.dtype != jnp.int32):
         raise KernelError("live", f"{live.dtype}{live.shape}", "int32[ranges, 2]")
-    module = importlib.import_module(f"pallas_kernels.linear.{backend}")
-    return module.linear(
+    if row_invariant and backend != "native":
+        raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
+    options = {"path": Path.ONE_ORDER} if row_invariant else {}
+    return implementation.load().linear(
         x,
         weight,
         scale=scale,
+        activations=activations,
+        input_scale=input_scale,
+        matmul=matmul,
         bias=bias,
         norm=norm,
         residual=residual,
         gated=gated,
         out_dtype=chosen,
         live=live,
+        **options,
     )
 
 
 def linear_in_parts(
     x: jax.Array,  # [M, K]
-    weight: jax.Array,  # [N, K]
+    weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None = None,  # float32[N]
+    activations: str = "float",
+    input_scale: jax.Array | None = None,  # float32[1]
+    matmul: Sequence[str] = ("xla",),
     bias: jax.Array | None = None,  # [N]
     backend: str,
 ) -> jax.Array:  # [S, M, N]
@@ -108,7 +140,7 @@ def linear_in_parts(
     `residual_norm` and `rotate_and_write`.
 
     Args:
-        x, weight, scale, bias: as for `linear`.
+        x, weight, scale, activations, input_scale, matmul, bias: as for `linear`.
         backend: "gpu".
 
     Raises:
@@ -120,12 +152,20 @@ def linear_in_parts(
     # imported where it is used: the choice of parts is a GPU's
     from pallas_kernels.linear import gpu
 
-    return gpu.in_parts(x, weight, scale=scale, bias=bias)
+    return gpu.in_parts(
+        x,
+        weight,
+        scale=scale,
+        activations=activations,
+        input_scale=input_scale,
+        matmul=matmul,
+        bias=bias,
+    )
 
 
 def _check(
     x: jax.Array,
-    weight: jax.Array,
+    weight: Weight,
     scale: jax.Array | None,
     bias: jax.Array | None,
     norm: Norm | None,
@@ -137,13 +177,18 @@ def _check(
         raise KernelError("x.shape", x.shape, "[rows, inputs]")
     if x.dtype not in FLOAT_DTYPES:
         raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
-    if weight.ndim != 2 or weight.shape[1] != x.shape[1]:
-        raise KernelError("weight.shape", weight.shape, f"[outputs, {x.shape[1]}]")
-    if weight.dtype not in (x.dtype, *EIGHT_BITS):
-        raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
-    outputs = weight.shape[0]
-    if (scale is not None) != (weight.dtype in EIGHT_BITS):
-        raise KernelError("scale", scale, "given exactly for an 8-bit weight")
+    if isinstance(weight, (NativeWeight, Int4Weight, Int8Weight, Fp8Weight)):
+        if scale is not None:
+            raise KernelError("scale", scale, "given exactly for an array of 8 bits")
+        outputs = weight.scale.shape[-1] if isinstance(weight, NativeWeight) else outputs_of(weight)
+    else:
+        if weight.ndim != 2 or weight.shape[1] != x.shape[1]:
+            raise KernelError("weight.shape", weight.shape, f"[outputs, {x.shape[1]}]")
+        if weight.dtype not in (x.dtype, *EIGHT_BITS):
+            raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
+        outputs = weight.shape[0]
+        if (scale is not None) != (weight.dtype in EIGHT_BITS):
+            raise KernelError("scale", scale, "given exactly for an 8-bit weight")
     if scale is not None and (scale.shape != (outputs,) or scale.dtype != jnp.float32):
         raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{outputs}]")
     if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
@@ -153,7 +198,7 @@ def _check(
             "norm.weight", f"{norm.weight.dtype}{norm.weight.shape}", f"{x.dtype}[{x.shape[1]}]"
         )
     if gated and outputs % 2:
-        raise KernelError("weight.shape", weight.shape, "an even number of outputs when gated")
+        raise KernelError("outputs", outputs, "an even number of outputs when gated")
     if out_dtype not in FLOAT_DTYPES:
         raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
     wanted = (x.shape[0], outputs // 2 if gated else outputs)

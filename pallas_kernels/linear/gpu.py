@@ -10,11 +10,13 @@ reads them; here the kernel that reads the result adds them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.linear import xla
+from pallas_kernels.linear.api import Weight
 from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
 
@@ -47,21 +49,27 @@ def number_of_parts(rows: int, outputs: int, inputs: int, element: int) -> int:
 
 def in_parts(
     x: jax.Array,  # [M, K]
-    weight: jax.Array,  # [N, K]
+    weight: Weight,  # [N, K]
     *,
     scale: jax.Array | None,  # float32[N]
+    activations: str = "float",
+    input_scale: jax.Array | None = None,  # float32[1]
+    matmul: Sequence[str] = ("xla",),
     bias: jax.Array | None,  # [N]
 ) -> jax.Array:  # [S, M, N]
     """As `pallas_kernels.linear.linear_in_parts`; one part where a scale or a bias follows."""
     parts = 1
-    if scale is None and bias is None:
+    if isinstance(weight, jax.Array) and scale is None and bias is None:
         rows, (outputs, inputs) = x.shape[0], weight.shape
         parts = number_of_parts(rows, outputs, inputs, x.dtype.itemsize)
-    if parts == 1:
+    if parts == 1 or not isinstance(weight, jax.Array):
         whole = linear(
             x,
             weight,
             scale=scale,
+            activations=activations,
+            input_scale=input_scale,
+            matmul=matmul,
             bias=bias,
             norm=None,
             residual=None,

@@ -17,11 +17,14 @@ from pallas_kernels.native import build
 logger = logging.getLogger(__name__)
 
 TARGETS = (
+    "jaxserve_grouped_linear",
     "jaxserve_linear",
+    "jaxserve_linear_in_groups",
     "jaxserve_paged_decode",
     "jaxserve_paged_prefill",
     "jaxserve_split_rotate",
     "jaxserve_write_kv",
+    "jaxserve_write_kv_scaled",
 )
 
 
@@ -71,9 +74,14 @@ def instruction_set() -> str:
     return "-".join(["AVX512", *(name for flag, name in names.items() if flag in features)])
 
 
-def drawback() -> str | None:
-    """Why the kernels, although they run here, are not the ones to choose; None when they are."""
-    if "avx512f" in build.cpu_features():
+def drawback(integers: bool = False) -> str | None:
+    """Why the kernels, although they run here, are not the ones to choose; None when they are.
+
+    Args:
+        integers: whether the question is of linear layers that multiply integers.
+    """
+    features = build.cpu_features()
+    if "avx512f" in features or (integers and "avx2" in features):
         return None
     return "without AVX512 they are no faster than XLA's"
 

@@ -12,6 +12,11 @@ def optional(array: jax.Array | None) -> jax.Array:
     return jnp.zeros((0,), jnp.float32) if array is None else array.astype(jnp.float32)
 
 
+def given_scale(scale: jax.Array | None) -> jax.Array:
+    """Scale or scales of 8-bit pages as they are, or float32[0] for None."""
+    return jnp.zeros((0,), jnp.float32) if scale is None else scale
+
+
 def score_attributes(
     scale: float, soft_cap: float | None, window: int | None
 ) -> dict[str, np.float32 | np.int64]:

@@ -6,39 +6,26 @@ and one compiled kernel instead of having one each.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.devices import PLAIN
+from pallas_kernels.backends import resolve
+from pallas_kernels.backends.record import Tuning
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.queries import MAX_QUERIES
-from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES, POOL_DTYPES_TEXT, is_quantized
-from pallas_kernels.tuning import DecodeTuning, PrefillTuning
-
-# a module a backend, imported where it is first used: the compilers of GPU and TPU kernels cost a
-# third of a second each and exist for their devices only
-DECODE_MODULES = {
-    "reference": "reference",
-    "xla": "xla",
-    "mosaic_gpu": "mosaic_gpu_decode",
-    "mosaic_tpu": "mosaic_tpu_decode",
-    "native": "native_decode",
-    "triton": "triton_decode",
-}
-PREFILL_MODULES = {
-    "reference": "reference",
-    "xla": "xla_prefill",
-    "mosaic_gpu": "mosaic_gpu_prefill",
-    "mosaic_tpu": "mosaic_tpu_prefill",
-    "native": "native_prefill",
-    "triton": "triton_prefill",
-}
+from pallas_kernels.pages import (
+    FLOAT_DTYPES,
+    POOL_DTYPES,
+    POOL_DTYPES_TEXT,
+    SCALES_TEXT,
+    is_quantized,
+    is_scale,
+    scales_shape,
+)
 
 
 class PrefillLanes(NamedTuple):
@@ -64,12 +51,12 @@ def paged_decode_attention(
     soft_cap: float | None = None,
     window: int | None = None,
     sinks: jax.Array | None = None,  # float32[H]
-    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
+    k_scale: jax.Array | None = None,  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None = None,
     splits: int | None = None,
     first_page: int = 0,
     backend: str,
-    tuning: DecodeTuning | None = None,
+    tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [B, H, D] or [B, Q, H, D]
     """Attention of the last tokens of each slot over the tokens that its page table row names.
@@ -98,15 +85,17 @@ def paged_decode_attention(
         sinks: a logit a head that takes part in the softmax and has no value (Xiao et al.,
             "Efficient Streaming Language Models with Attention Sinks", 2024; learned, as in
             gpt-oss).
-        k_scale: what a stored element of the keys is multiplied with, for the whole pool or by
-            page and KV head; given exactly when the pages are int8 or float8_e4m3fn.
+        k_scale: what a stored element of the keys is multiplied with, given exactly when the pages
+            are of 8 bits: one for the whole pool, or bfloat16 (or its bits, uint16) by page, KV
+            head and token, see `write_kv_scaled`.
         v_scale: likewise for the values.
         splits: parts into which each slot's tokens are divided; None chooses from the shapes. An
             option of the GPU and TPU kernels.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
         backend: "xla" (any device), "mosaic_tpu" (TPU), "mosaic_gpu" (NVIDIA Hopper), "triton"
             (NVIDIA Ampere and later), "native" (CPU, C++) or "reference".
-        tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
+        tuning: tile sizes of a GPU or TPU kernel, of its own type; None takes the
+            defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
     Returns:
@@ -115,7 +104,7 @@ def paged_decode_attention(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    run = resolve(backend, DECODE_MODULES, "decode")
+    chosen = resolve("decode", backend)
     check_queries(q, query_lens)
     queries = q if q.ndim == 4 else q[:, None]
     options = checked_options(
@@ -125,8 +114,8 @@ def paged_decode_attention(
     kv_lens, options = with_query_lens(queries, kv_lens, query_lens, options)
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
-    given = {"splits": splits, "tuning": tuning, "interpret": interpret}
-    of_kernel = kernel_options(backend, given)
+    of_kernel = chosen.options(splits=splits, tuning=tuning, interpret=interpret)
+    run = chosen.load().decode
     return run(queries, kv_pages, page_table, kv_lens, options, **of_kernel).reshape(q.shape)
 
 
@@ -140,11 +129,11 @@ def paged_prefill_attention(
     soft_cap: float | None = None,
     window: int | None = None,
     sinks: jax.Array | None = None,  # float32[H]
-    k_scale: jax.Array | None = None,  # float32[] or float32[NP, KVH]
+    k_scale: jax.Array | None = None,  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None = None,
     first_page: int = 0,
     backend: str,
-    tuning: PrefillTuning | None = None,
+    tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of chunks of several requests, packed in one region of C query rows.
@@ -166,7 +155,8 @@ def paged_prefill_attention(
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
         backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (NVIDIA Ampere and
             later), "mosaic_tpu" (TPU), "native" (CPU, C++) or "reference".
-        tuning: tile sizes of a GPU or TPU kernel; None takes the defaults.
+        tuning: tile sizes of a GPU or TPU kernel, of its own type; None takes the
+            defaults.
         interpret: parameters of the interpreter of a GPU or TPU kernel; None compiles it.
 
     Returns:
@@ -175,7 +165,7 @@ def paged_prefill_attention(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    run = resolve(backend, PREFILL_MODULES, "prefill")
+    chosen = resolve("prefill", backend)
     if q.ndim != 3:
         raise KernelError("q.shape", q.shape, "[rows, heads, head_dim]")
     options = checked_options(
@@ -183,34 +173,8 @@ def paged_prefill_attention(
     )
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
-    of_kernel = kernel_options(backend, {"tuning": tuning, "interpret": interpret})
-    return run(q, kv_pages, page_table, *lanes, options, **of_kernel)
-
-
-def resolve(backend: str, modules: dict[str, str], entry: str) -> Callable[..., jax.Array]:
-    """The function of that name in a backend's module.
-
-    Raises:
-        KernelError: there is no such backend.
-    """
-    if backend not in modules:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(modules)}")
-    module = importlib.import_module(f"pallas_kernels.paged_attention.{modules[backend]}")
-    return getattr(module, entry)
-
-
-def kernel_options(backend: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are for kernels, or none of them where the backend is not one.
-
-    Raises:
-        KernelError: one is given to a backend that does not take it.
-    """
-    if backend not in PLAIN:
-        return options
-    for name, value in options.items():
-        if value is not None:
-            raise KernelError(name, value, f"not an option of backend={backend!r}")
-    return {}
+    of_kernel = chosen.options(tuning=tuning, interpret=interpret)
+    return chosen.load().prefill(q, kv_pages, page_table, *lanes, options, **of_kernel)
 
 
 def checked_options(
@@ -266,7 +230,7 @@ def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Ar
     Raises:
         KernelError: 8-bit pages without scales, scales of other pages, or scales of wrong shapes.
     """
-    whole = (kv_pages.shape[0], kv_pages.shape[3])
+    whole = scales_shape(kv_pages.shape)
     for name, value in (("k_scale", k_scale), ("v_scale", v_scale)):
         if (value is not None) != is_quantized(kv_pages.dtype):
             raise KernelError(
@@ -274,12 +238,8 @@ def check_scales(kv_pages: jax.Array, k_scale: jax.Array | None, v_scale: jax.Ar
                 None if value is None else f"{value.dtype}{value.shape}",
                 f"given exactly for int8 and float8_e4m3fn pages, these are {kv_pages.dtype}",
             )
-        if value is not None and (value.dtype != jnp.float32 or value.shape not in ((), whole)):
-            raise KernelError(
-                name,
-                f"{value.dtype}{value.shape}",
-                f"float32[], or float32{list(whole)}: by page and KV head",
-            )
+        if value is not None and not is_scale(value, whole):
+            raise KernelError(name, f"{value.dtype}{value.shape}", SCALES_TEXT.format(list(whole)))
     if k_scale is not None and v_scale is not None and k_scale.ndim != v_scale.ndim:
         raise KernelError("v_scale.shape", v_scale.shape, f"that of k_scale, {k_scale.shape}")
 

@@ -7,21 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.backends import resolve
+from pallas_kernels.backends.record import Tuning
 from pallas_kernels.errors import KernelError
 from pallas_kernels.paged_attention.api import (
-    DECODE_MODULES,
     check_queries,
     check_slots,
     checked_options,
-    kernel_options,
-    resolve,
     with_query_lens,
 )
 from pallas_kernels.paged_attention.queries import query_ends
-from pallas_kernels.tuning import DecodeTuning
 from pallas_kernels.write_kv.api import stored_rows, write_kv
-
-BACKENDS = ("mosaic_tpu", "xla", "reference")
 
 
 def paged_decode_and_write(
@@ -41,7 +37,7 @@ def paged_decode_and_write(
     v_scale: jax.Array | None = None,
     first_page: int = 0,
     backend: str,
-    tuning: DecodeTuning | None = None,
+    tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:  # [B, H, D] or [B, Q, H, D], [NP, page_size, 2, KVH, D]
     """`write_kv` of each slot's new tokens, then `paged_decode_attention`: on a TPU in one kernel.
@@ -75,8 +71,7 @@ def paged_decode_and_write(
     Raises:
         KernelError: a shape, a dtype or the backend is not supported; names it.
     """
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
+    chosen = resolve("decode_and_write", backend)
     check_queries(q, query_lens)
     queries = q if q.ndim == 4 else q[:, None]
     options = checked_options(
@@ -89,12 +84,10 @@ def paged_decode_and_write(
             raise KernelError(f"{name}.shape", part.shape, f"[{rows}, kv_heads, head_dim], as q")
     k, v = (part.reshape(-1, *part.shape[-2:]) for part in (k, v))  # [B * Q, KVH, D]
     kv_lens, options = with_query_lens(queries, kv_lens, query_lens, options)
-    of_kernel = kernel_options(backend, {"tuning": tuning, "interpret": interpret})
-    if backend == "mosaic_tpu":
-        from pallas_kernels.paged_attention import mosaic_tpu_decode
-
+    of_kernel = chosen.options(tuning=tuning, interpret=interpret)
+    if chosen.interprets:
         new = stored_rows(kv_pages, k, v, k_scale, v_scale)
-        out, kv_pages = mosaic_tpu_decode.decode_and_write(
+        out, kv_pages = chosen.load().decode_and_write(
             queries, new, kv_pages, page_table, kv_lens, options, **of_kernel
         )
         return out.reshape(q.shape), kv_pages
@@ -112,5 +105,5 @@ def paged_decode_and_write(
         v_scale=v_scale,
         backend=backend,
     )
-    attend = resolve(backend, DECODE_MODULES, "decode")
+    attend = chosen.load().decode
     return attend(queries, kv_pages, page_table, kv_lens, options).reshape(q.shape), kv_pages

@@ -37,7 +37,7 @@ class AttentionOptions:
 
     scores: Scores
     sinks: jax.Array | None  # float32[H]
-    k_scale: jax.Array | None  # float32[] or float32[NP, KVH]
+    k_scale: jax.Array | None  # float32[] or bfloat16[NP, KVH, page_size]
     v_scale: jax.Array | None
     first_page: jax.Array  # int32[]
     query_lens: jax.Array | None = None  # int32[B]

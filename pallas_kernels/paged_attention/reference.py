@@ -45,9 +45,9 @@ def _decode_rows(
         held = as_values(kv_pages.at[page, tokens % page_size].get(mode="clip"))
         held = held.astype(jnp.float32)  # [tokens, 2, KVH, D]
         for part, factor in enumerate((options.k_scale, options.v_scale)):
-            of_tokens = token_scales(factor, first_page + pages, page_size)
+            of_tokens = token_scales(factor, first_page + pages)  # [KVH, tokens]
             if of_tokens is not None:
-                held = held.at[:, part].multiply(jnp.expand_dims(of_tokens, -1))
+                held = held.at[:, part].multiply(jnp.expand_dims(of_tokens.T, -1))
         visible = tokens < length
         if window is not None:
             visible &= length - 1 - tokens < window

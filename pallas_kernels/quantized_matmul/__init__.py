@@ -11,7 +11,6 @@ from pallas_kernels.quantized_matmul.formats import (
     quantize_int4,
     quantize_int8,
 )
-from pallas_kernels.quantized_matmul.repack import repack_awq, repack_gptq
 
 __all__ = [
     "Fp8Weight",
@@ -23,6 +22,4 @@ __all__ = [
     "quantize_int4",
     "quantize_int8",
     "quantized_matmul",
-    "repack_awq",
-    "repack_gptq",
 ]

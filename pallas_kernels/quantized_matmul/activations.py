@@ -1,4 +1,4 @@
-"""Dynamic quantisation of activations: one symmetric scale a row, chosen from the row itself."""
+"""Quantisation of activations: a symmetric scale of each row's own, or one that is given."""
 
 from __future__ import annotations
 
@@ -20,13 +20,29 @@ def _stretched(x: jax.Array, largest: float) -> tuple[jax.Array, jax.Array]:
     return jnp.clip(wide * factor[:, None], -largest, largest), scale
 
 
-def quantize_rows_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [M, K] as (int8[M, K], float32[M]): x is about values * scale, rounded to nearest even."""
-    stretched, scale = _stretched(x, INT8_MAX)
-    return jnp.round(stretched).astype(jnp.int8), scale
+def quantize_static(x: jax.Array, scale: jax.Array, kind: str) -> jax.Array:
+    """x [M, K] over a scale float32[1], rounded to "int8" or "fp8" and cut off at its ends."""
+    # once, where XLA may do as it likes with a quotient
+    stretched = x.astype(jnp.float32) * (1.0 / scale)
+    if kind == "fp8":
+        return jnp.clip(stretched, -FP8_MAX, FP8_MAX).astype(FP8)
+    return jnp.clip(jnp.round(stretched), -INT8_MAX - 1, INT8_MAX).astype(jnp.int8)
 
 
-def quantize_rows_fp8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [M, K] as (float8_e4m3fn[M, K], float32[M]): x is about values * scale."""
-    stretched, scale = _stretched(x, FP8_MAX)
-    return stretched.astype(FP8), scale
+def quantize_rows_int8(x: jax.Array, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """x [M, K] as (int8[M, K], float32[M]): x is about values * scale, rounded to nearest even.
+
+    `scale`: float32[1] of all rows; None: each row's own.
+    """
+    if scale is not None:
+        return quantize_static(x, scale, "int8"), jnp.broadcast_to(scale, x.shape[:1])
+    stretched, by_row = _stretched(x, INT8_MAX)
+    return jnp.round(stretched).astype(jnp.int8), by_row
+
+
+def quantize_rows_fp8(x: jax.Array, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """x [M, K] as (float8_e4m3fn[M, K], float32[M]), likewise."""
+    if scale is not None:
+        return quantize_static(x, scale, "fp8"), jnp.broadcast_to(scale, x.shape[:1])
+    stretched, by_row = _stretched(x, FP8_MAX)
+    return stretched.astype(FP8), by_row

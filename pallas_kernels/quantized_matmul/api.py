@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pallas_kernels.backends import resolve
+from pallas_kernels.backends.record import Tuning
 from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul import coverage, reference, xla
+from pallas_kernels.quantized_matmul import coverage
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
     Int8Weight,
     QuantizedWeight,
     check_weight,
 )
-from pallas_kernels.tuning import MatmulTuning
 
 FLOAT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "float16", "bfloat16"))
-BACKENDS = ("reference", "xla", "mosaic_gpu", "triton", "mosaic_tpu")
-KERNELS = tuple(coverage.MATMUL)
 
 
 def _check(x: jax.Array, weight: QuantizedWeight, activations: str, out_dtype: jnp.dtype) -> None:
@@ -43,7 +41,14 @@ def _check(x: jax.Array, weight: QuantizedWeight, activations: str, out_dtype: j
         )  # fmt: skip
 
 
-def _check_tuning(tuning: MatmulTuning) -> None:
+def _check_input_scale(scale: jax.Array, activations: str) -> None:
+    if activations == "float":
+        raise KernelError("input_scale", "given", "for activations that are rounded")
+    if scale.shape != (1,) or scale.dtype != jnp.float32:
+        raise KernelError("input_scale", f"{scale.dtype}{scale.shape}", "float32[1]")
+
+
+def _check_tuning(tuning: Tuning) -> None:
     for name, value in dataclasses.asdict(tuning).items():
         if value is not None and value < 1:
             raise KernelError(f"tuning.{name}", value, "at least 1")
@@ -55,7 +60,8 @@ def quantized_matmul(
     *,
     activations: str = "float",
     out_dtype: DTypeLike | None = None,
-    tuning: MatmulTuning | None = None,
+    input_scale: jax.Array | None = None,  # float32[1]
+    tuning: Tuning | None = None,
     backend: str,
     interpret: Any = None,
 ) -> jax.Array:  # [M, N]
@@ -70,7 +76,10 @@ def quantized_matmul(
             row of x to 8-bit integers with a scale of its own and multiplies integers (for
             Int8Weight); "fp8" does so with float8_e4m3fn (for Fp8Weight).
         out_dtype: type of the result; that of x by default.
-        tuning: sizes of a kernel's tiles; None lets the kernel choose from the shapes.
+        input_scale: what rounded activations are multiplied with, in place of a scale of each row;
+            those that are too large for it are cut off.
+        tuning: sizes of a kernel's tiles, of the backend's own type; None lets the
+            kernel choose from the shapes.
         backend: "xla" (any device), "mosaic_gpu" (NVIDIA Hopper), "triton" (other NVIDIA GPUs),
             "mosaic_tpu" or "reference".
         interpret: None compiles; otherwise the parameters of the backend's interpreter, for
@@ -84,25 +93,20 @@ def quantized_matmul(
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, weight, activations, chosen)
-    if backend in KERNELS:
+    if input_scale is not None:
+        _check_input_scale(input_scale, activations)
+    implementation = resolve("matmul", backend)
+    of_kernel = implementation.options(tuning=tuning, interpret=interpret)
+    if implementation.interprets:
         shape = coverage.MatmulShape.of(x, weight, activations)
-        coverage.require(coverage.MATMUL[backend](shape), backend, shape)
+        coverage.require(implementation.covers(shape), backend, shape)
         if tuning is not None:
             _check_tuning(tuning)
-        # imported where it is used: a kernel's compiler costs time and may not be there
-        kernel = importlib.import_module(f"pallas_kernels.quantized_matmul.{backend}")
-        return kernel.matmul(
-            x,
-            weight,
-            activations=activations,
-            out_dtype=chosen,
-            tuning=tuning,
-            interpret=interpret,
-        )
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    for name, value in (("interpret", interpret), ("tuning", tuning)):
-        if value is not None:
-            raise KernelError(name, value, f"an option of {', '.join(KERNELS)} only")
-    run = reference.matmul if backend == "reference" else xla.matmul
-    return run(x, weight, activations=activations, out_dtype=chosen)
+    return implementation.load().matmul(
+        x,
+        weight,
+        activations=activations,
+        out_dtype=chosen,
+        input_scale=input_scale,
+        **of_kernel,
+    )

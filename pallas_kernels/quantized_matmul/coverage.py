@@ -1,8 +1,7 @@
-"""What each quantized_matmul backend covers, judged without importing its compiler."""
+"""The facts by which backends take or refuse a product, and how a refusal is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -61,52 +60,10 @@ class MatmulShape:
         """Inputs in 128 stored bytes of a row."""
         return BLOCK if self.stored == "int4" else 128
 
-
-def mosaic_gpu(shape: MatmulShape) -> KernelError | None:
-    """Why the Mosaic GPU kernel does not cover a product; None when it does."""
-    if shape.dtype not in (jnp.bfloat16, jnp.float16):
-        return KernelError("x.dtype", shape.dtype, "bfloat16 or float16")
-    if shape.stored == "int4" and (shape.inputs % GROUPS[0] or shape.inputs < BLOCK):
-        return KernelError(
-            "inputs", shape.inputs, f"a multiple of {GROUPS[0]}, at least {BLOCK}, for int4"
-        )
-    if shape.stored != "int4" and shape.inputs % shape.block:
-        return KernelError(
-            "inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}"
-        )
-    if shape.outputs % 16 or shape.outputs < 128:
-        return KernelError("outputs", shape.outputs, "a multiple of 16, at least 128")
-    return None
-
-
-def triton(shape: MatmulShape) -> KernelError | None:
-    """Why the Triton kernel does not cover a product; None when it does."""
-    if shape.activations == "fp8":
-        return KernelError("activations", "'fp8'", "'float' or 'int8'")
-    return None
-
-
-def mosaic_tpu(shape: MatmulShape) -> KernelError | None:
-    """Why the Mosaic TPU kernel does not cover a product; None when it does."""
-    if shape.activations == "fp8":
-        return KernelError("activations", "'fp8'", "'float' or 'int8'")
-    if shape.dtype not in (jnp.bfloat16, jnp.float32):
-        return KernelError("x.dtype", shape.dtype, "bfloat16 or float32")
-    if shape.inputs % shape.block:
-        return KernelError(
-            "inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}"
-        )
-    if shape.outputs % 128:
-        return KernelError("outputs", shape.outputs, "a multiple of 128")
-    return None
-
-
-# backends whose coverage is limited; "xla" and "reference" take every product
-MATMUL: dict[str, Callable[[MatmulShape], KernelError | None]] = {
-    "mosaic_gpu": mosaic_gpu,
-    "triton": triton,
-    "mosaic_tpu": mosaic_tpu,
-}
+    @property
+    def least_group(self) -> int:
+        """Inputs of the smallest group of 4-bit weights."""
+        return GROUPS[0]
 
 
 def require(refusal: KernelError | None, backend: str, shape: MatmulShape) -> None:

@@ -27,7 +27,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
+from pallas_kernels import interpreter
+from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.compat import load_row, result_like, transposed
+from pallas_kernels.hopper.tiles import row_tiles
 from pallas_kernels.quantized_matmul.activations import quantize_rows_fp8, quantize_rows_int8
 from pallas_kernels.quantized_matmul.formats import (
     PIECE,
@@ -46,17 +49,9 @@ from pallas_kernels.quantized_matmul.mosaic_gpu_plan import (
     require_fit,
 )
 from pallas_kernels.quantized_matmul.nibbles import NIBBLE_UNIT, centred_nibbles
-from pallas_kernels.tuning import MatmulTuning
 
 ROW = plgpu.Layout.WGMMA.reduce(1)  # one number an output channel
 COLUMN = plgpu.Layout.WGMMA.reduce(0)  # one number a row of x
-
-
-def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
-    """The layout that TMA and wgmma share for rows of so many elements."""
-    bits = jnp.dtype(dtype).itemsize * 8
-    swizzle = plgpu.find_swizzle(columns * bits)
-    return plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle)
 
 
 def _spread(vector: jax.Array, shape: tuple[int, int], axis: int) -> jax.Array:
@@ -170,14 +165,13 @@ def _kernel(
         def multiply(acc: Any, weights: jax.Array, stage: jax.Array, first: int) -> None:
             inputs = weights.shape[1]
             rows = transposed(x_smem.at[stage, :, pl.ds(first, inputs)])
-            if not plan.staged:
-                plgpu.wgmma(acc, weights, rows)
-                return
-            staging = staging_smem.at[warpgroup]
-            staging[...] = weights
-            plgpu.commit_smem()
-            plgpu.wgmma(acc, staging, rows)
-            plgpu.wgmma_wait(0)
+            interpreter.multiply(
+                acc,
+                weights,
+                rows,
+                lambda: staging_smem.at[warpgroup],
+                interpreted=plan.staged,
+            )
 
         def release(step: jax.Array, stage: jax.Array) -> None:
             # only what the producer waits for
@@ -270,26 +264,28 @@ def matmul(
     *,
     activations: str,
     out_dtype: DTypeLike,
-    tuning: MatmulTuning | None = None,
+    input_scale: jax.Array | None = None,  # float32[1]
+    tuning: HopperMatmulTuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [M, N]
-    """x @ weight.T on an NVIDIA Hopper GPU; the shapes are those that coverage.mosaic_gpu takes.
+    """x @ weight.T on an NVIDIA Hopper GPU; the shapes are those that its record takes.
 
     Args:
         x: bfloat16 or float16.
         weight: the quantised weight.
         activations: "float", "int8" or "fp8".
         out_dtype: type of the result.
+        input_scale: of rounded activations; None: each row's own.
         tuning: tile_m, stages and splits; None chooses them from the shapes.
         interpret: parameters of JAX's Mosaic GPU interpreter; None compiles for the GPU.
     """
     rows = x.shape[0]
-    plan = plan_of(x, weight, activations, tuning, staged=interpret is not None)
+    plan = plan_of(x, weight, activations, tuning, staged=interpreter.is_used(interpret))
     operand, row_scale = x, jnp.zeros((1,), jnp.float32)
     if activations == "int8":
-        operand, row_scale = quantize_rows_int8(x)
+        operand, row_scale = quantize_rows_int8(x, input_scale)
     elif activations == "fp8":
-        operand, row_scale = quantize_rows_fp8(x)
+        operand, row_scale = quantize_rows_fp8(x, input_scale)
     padding = max(plan.tile_rows - rows, -rows % ROW_MULTIPLE)
     operand = jnp.pad(operand, ((0, padding), (0, plan.steps * plan.width - x.shape[1])))
     if activations != "float":
@@ -314,24 +310,24 @@ def matmul(
             plgpu.SMEM(
                 (plan.stages, plan.tile_rows, plan.width),
                 plan.operand,
-                transforms=_tiled(min(plan.group or plan.width, plan.width), plan.operand),
+                transforms=row_tiles(min(plan.group or plan.width, plan.width), plan.operand),
             ),
             plgpu.SMEM(
                 (plan.stages, TILE_CHANNELS, columns),
                 plan.stored,
-                transforms=_tiled(columns, plan.stored),
+                transforms=row_tiles(columns, plan.stored),
             ),
             plgpu.SMEM((plan.stages, max(plan.groups, 1), TILE_CHANNELS), jnp.float32),
             plgpu.SMEM((plan.stages, max(plan.groups, 1), TILE_CHANNELS), jnp.uint8),
             plgpu.SMEM(
                 (CONSUMERS, CHANNELS, staging) if plan.staged else (CONSUMERS, 8, 64),
                 plan.operand,
-                transforms=_tiled(staging if plan.staged else 64, plan.operand),
+                transforms=row_tiles(staging if plan.staged else 64, plan.operand),
             ),
             plgpu.SMEM(
                 (CONSUMERS, plan.tile_rows, CHANNELS),
                 partial_type,
-                transforms=_tiled(CHANNELS, partial_type),
+                transforms=row_tiles(CHANNELS, partial_type),
             ),
             plgpu.Barrier(
                 num_arrivals=2 + (plan.groups > 0) * (1 + (zeros.ndim == 2)),

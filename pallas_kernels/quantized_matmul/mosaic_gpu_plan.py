@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.errors import KernelError
-from pallas_kernels.hopper_registers import RegisterSplit
+from pallas_kernels.hopper.registers import RegisterSplit
 from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
@@ -20,7 +21,6 @@ from pallas_kernels.quantized_matmul.formats import (
     outputs_of,
 )
 from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
-from pallas_kernels.tuning import MatmulTuning
 
 CHANNELS = 64  # output channels of a warpgroup: the rows of wgmma
 CONSUMERS = 2
@@ -109,7 +109,7 @@ def plan_of(
     x: jax.Array,
     weight: QuantizedWeight,
     activations: str,
-    tuning: MatmulTuning | None,
+    tuning: HopperMatmulTuning | None,
     staged: bool,
 ) -> Plan:
     """The choices for x [M, K] and a weight [N, K]."""
@@ -159,7 +159,7 @@ def plan_of(
     )
 
 
-def require_fit(plan: Plan, tuning: MatmulTuning, result_bytes: int) -> None:
+def require_fit(plan: Plan, tuning: HopperMatmulTuning, result_bytes: int) -> None:
     """Refuses a tuning whose tiles or stages are too large for these operands.
 
     Raises:

@@ -19,6 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from pallas_kernels import interpreter
+from pallas_kernels.backends.mosaic_tpu import TpuMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.activations import quantize_rows_int8
@@ -32,7 +34,6 @@ from pallas_kernels.quantized_matmul.formats import (
     group_of,
     outputs_of,
 )
-from pallas_kernels.tuning import MatmulTuning
 
 LANES = 128
 ROW_MULTIPLE = 32  # sublanes of a tile of 8-bit elements; enough for every type of x
@@ -137,13 +138,13 @@ def _kernel(
         out_ref[...] = total.astype(out_ref.dtype)
 
 
-def _check(tuning: MatmulTuning) -> None:
+def _check(tuning: TpuMatmulTuning) -> None:
     for name, unit in {"tile_m": ROW_MULTIPLE, "tile_n": LANES}.items():
         if getattr(tuning, name) % unit:
             raise KernelError(f"tuning.{name}", getattr(tuning, name), f"a multiple of {unit}")
 
 
-def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) -> _Plan:
+def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TpuMatmulTuning | None) -> _Plan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
     group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
@@ -171,16 +172,18 @@ def matmul(
     *,
     activations: str,
     out_dtype: DTypeLike,
-    tuning: MatmulTuning | None = None,
+    input_scale: jax.Array | None = None,  # float32[1]
+    tuning: TpuMatmulTuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [M, N]
-    """x @ weight.T on a TPU; the shapes are those that coverage.mosaic_tpu takes.
+    """x @ weight.T on a TPU; the shapes are those that its record takes.
 
     Args:
         x: float32 or bfloat16.
         weight: the quantised weight.
         activations: "float" or "int8".
         out_dtype: type of the result.
+        input_scale: of rounded activations; None: each row's own.
         tuning: tile_m (a multiple of 32), tile_n (of 128) and tile_k; None chooses.
         interpret: True or pltpu.InterpretParams runs the kernel without a TPU; None compiles.
     """
@@ -191,7 +194,7 @@ def matmul(
     plan = _plan(x, weight, tuning)
     operand, row_scale = x, jnp.ones((rows,), jnp.float32)
     if activations == "int8":
-        operand, row_scale = quantize_rows_int8(x)
+        operand, row_scale = quantize_rows_int8(x, input_scale)
     padding = -rows % plan.tile_rows
     operand = jnp.pad(operand, ((0, padding), (0, 0)))
     row_scale = jnp.pad(row_scale, (0, padding))[:, None]
@@ -235,7 +238,7 @@ def matmul(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
-        interpret=interpret or False,
+        interpret=interpreter.of_call(interpret),
         name="quantized_matmul",
     )(operand, weight[0], scales, zeros, row_scale)
     return out[:rows]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.interpreter import scaled_subnormals
 from pallas_kernels.quantized_matmul.formats import SYMMETRIC_ZERO
 
 BFLOAT16, FLOAT16 = jnp.dtype("bfloat16"), jnp.dtype("float16")
@@ -44,11 +45,7 @@ def centred_nibbles(
     place = 4 * (nibble % 2)
     bits = low & (15 << place)
     power = LARGEST[kind] - place
-    if emulate:
-        scaled = bits.astype(jnp.float32) * 2.0 ** (SPACING[kind] + power)
-        value = scaled.astype(kind)
-    else:
-        value = lax.bitcast_convert_type(bits, kind) * jnp.asarray(2.0**power, kind)
+    value = scaled_subnormals(bits, kind, SPACING[kind], power, interpreted=emulate)
     if zero is None:
         return value - jnp.asarray(SYMMETRIC_ZERO / NIBBLE_UNIT[kind], kind)
     shift = (zero * (1 / NIBBLE_UNIT[kind])).astype(kind)

@@ -22,15 +22,16 @@ def matmul(
     *,
     activations: str,
     out_dtype: DTypeLike,
+    input_scale: jax.Array | None = None,  # float32[1]
 ) -> jax.Array:  # [M, N]
     """x @ weight.T, both converted to float32 first."""
     if activations == "int8":
-        rows, row_scale = quantize_rows_int8(x)
+        rows, row_scale = quantize_rows_int8(x, input_scale)
         total = lax.dot_general(rows, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32)
         out = total.astype(jnp.float32) * row_scale[:, None] * weight[1]
         return out.astype(out_dtype)
     if activations == "fp8":
-        rows, row_scale = quantize_rows_fp8(x)
+        rows, row_scale = quantize_rows_fp8(x, input_scale)
         wide = rows.astype(jnp.float32) * row_scale[:, None]
     else:
         wide = x.astype(jnp.float32)

@@ -19,6 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
+from pallas_kernels import interpreter
+from pallas_kernels.backends.triton import TritonMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.multiprocessors import multiprocessors
@@ -35,7 +37,6 @@ from pallas_kernels.quantized_matmul.formats import (
     outputs_of,
 )
 from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
-from pallas_kernels.tuning import MatmulTuning
 
 MIN_TILE = 16  # the smallest side of a tensor-core product
 FEW_ROWS = 64
@@ -172,7 +173,7 @@ def _kernel(
     plt.store(out_ref.at[index], total.astype(out_ref.dtype), mask=mask)
 
 
-def _check(tuning: MatmulTuning) -> None:
+def _check(tuning: TritonMatmulTuning) -> None:
     """Triton has arrays of powers of two only."""
     for name, least in {
         "tile_m": MIN_TILE,
@@ -185,7 +186,7 @@ def _check(tuning: MatmulTuning) -> None:
             raise KernelError(f"tuning.{name}", value, f"a power of two, at least {least}")
 
 
-def _plan(x: jax.Array, weight: QuantizedWeight, tuning: MatmulTuning | None) -> _Plan:
+def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TritonMatmulTuning | None) -> _Plan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
     group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
@@ -225,7 +226,8 @@ def matmul(
     *,
     activations: str,
     out_dtype: DTypeLike,
-    tuning: MatmulTuning | None = None,
+    input_scale: jax.Array | None = None,  # float32[1]
+    tuning: TritonMatmulTuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:  # [M, N]
     """x @ weight.T on an NVIDIA GPU.
@@ -235,6 +237,7 @@ def matmul(
         weight: the quantised weight.
         activations: "float" or "int8".
         out_dtype: type of the result.
+        input_scale: of rounded activations; None: each row's own.
         tuning: tile sizes, stages, warps and splits; None chooses them from the shapes.
         interpret: True runs the kernel without a GPU; None or False compiles.
     """
@@ -244,7 +247,7 @@ def matmul(
     plan = _plan(x, weight, tuning)
     operand, row_scale = x, jnp.ones((rows,), jnp.float32)
     if activations == "int8":
-        operand, row_scale = quantize_rows_int8(x)
+        operand, row_scale = quantize_rows_int8(x, input_scale)
     stored, zeros = weight[0], jnp.zeros((1, 1), jnp.uint8)
     if isinstance(weight, Int4Weight):
         scales = weight.scales
@@ -264,7 +267,7 @@ def matmul(
             num_warps=tuning.num_warps if tuning else (4 if few else 8),
             num_stages=tuning.stages if tuning else (4 if few else 3),
         ),
-        interpret=bool(interpret),
+        interpret=interpreter.is_used_by_triton(interpret),
         name="quantized_matmul",
     )(operand, stored, scales, zeros, row_scale[None])
     if plan.splits == 1:

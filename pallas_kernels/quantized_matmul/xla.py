@@ -39,19 +39,20 @@ def matmul(
     *,
     activations: str,
     out_dtype: DTypeLike,
+    input_scale: jax.Array | None = None,  # float32[1]
 ) -> jax.Array:  # [M, N]
     """x @ weight.T with sums in float32, or in int32 for activations="int8"."""
     rows = x.shape[0]
     if rows < MIN_ROWS:
         x = jnp.pad(x, ((0, MIN_ROWS - rows), (0, 0)))
     if activations == "int8":
-        values, row_scale = quantize_rows_int8(x)
+        values, row_scale = quantize_rows_int8(x, input_scale)
         total = lax.dot_general(
             values, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32
         )
         out = total.astype(jnp.float32) * row_scale[:, None] * weight[1]
     elif activations == "fp8":
-        values, row_scale = quantize_rows_fp8(x)
+        values, row_scale = quantize_rows_fp8(x, input_scale)
         out = _float_product(values.astype(jnp.bfloat16), weight) * row_scale[:, None]
     else:
         out = _float_product(x, weight)

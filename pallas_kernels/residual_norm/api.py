@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES
-
-BACKENDS = ("xla", "triton")
 
 
 def residual_norm(
@@ -57,10 +55,6 @@ def residual_norm(
             f"{norm.weight.dtype}{norm.weight.shape}",
             f"{residual.dtype}[{residual.shape[1]}]",
         )
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    if interpret is not None and backend != "triton":
-        raise KernelError("interpret", interpret, f"not an option of backend={backend!r}")
-    module = importlib.import_module(f"pallas_kernels.residual_norm.{backend}")
-    options = {} if interpret is None else {"interpret": interpret}
-    return module.residual_norm(residual, product, norm.weight, eps=norm.eps, **options)
+    chosen = resolve("residual_norm", backend)
+    options = chosen.options(interpret=interpret)
+    return chosen.load().residual_norm(residual, product, norm.weight, eps=norm.eps, **options)

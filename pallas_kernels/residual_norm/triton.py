@@ -15,8 +15,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
-from pallas_kernels.paged_attention.triton_block import padded
+from pallas_kernels.paged_attention.triton.block import padded
 
 NUM_WARPS = 8  # 16 numbers a thread in rows of 4096
 
@@ -68,7 +69,7 @@ def residual_norm(
         out_shape=(like, like),
         grid=(residual.shape[0],),
         compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
-        interpret=bool(interpret),
+        interpret=interpreter.is_used_by_triton(interpret),
         name="residual_norm",
     )(residual, product, weight)
     return normed, stream

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES
-
-BACKENDS = ("xla", "native")
 
 
 def split_rotate(
@@ -45,7 +42,5 @@ def split_rotate(
     for name, table in (("cos", cos), ("sin", sin)):
         if table.shape != half or table.dtype != jnp.float32:
             raise KernelError(name, f"{table.dtype}{table.shape}", f"float32{list(half)}")
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    module = importlib.import_module(f"pallas_kernels.rotary.{backend}")
-    return module.split_rotate(qkv, cos, sin, q_norm=q_norm, k_norm=k_norm)
+    chosen = resolve("rotary", backend)
+    return chosen.load().split_rotate(qkv, cos, sin, q_norm=q_norm, k_norm=k_norm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import jax
@@ -10,11 +9,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels import coverage
+from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.linear.api import Norm
 from pallas_kernels.pages import FLOAT_DTYPES, POOL_DTYPES, POOL_DTYPES_TEXT
-
-BACKENDS = ("xla", "triton")
 
 
 def rotate_and_write(
@@ -69,9 +67,9 @@ def rotate_and_write(
             )
     if not 0 <= first_page < kv_pages.shape[0]:
         raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
-    if backend not in BACKENDS:
-        raise KernelError("backend", repr(backend), f"one of {', '.join(BACKENDS)}")
-    if backend == "triton":
+    chosen = resolve("rotate_and_write", backend)
+    of_kernel = chosen.options(interpret=interpret)
+    if chosen.interprets:
         shape = coverage.AttentionShape(
             head_dim=qkv.shape[4],
             page_size=kv_pages.shape[1],
@@ -80,11 +78,8 @@ def rotate_and_write(
             query_dtype=rounded,
             kv_heads=qkv.shape[2],
         )
-        coverage.require(coverage.triton_rotate_and_write(shape), "triton", qkv, kv_pages)
-    elif interpret is not None:
-        raise KernelError("interpret", interpret, f"not an option of backend={backend!r}")
-    module = importlib.import_module(f"pallas_kernels.rotate_and_write.{backend}")
-    return module.rotate_and_write(
+        coverage.require(chosen.covers(shape), backend, qkv, kv_pages)
+    return chosen.load().rotate_and_write(
         qkv,
         cos,
         sin,
@@ -95,7 +90,7 @@ def rotate_and_write(
         dtype=rounded,
         q_norm=q_norm,
         k_norm=k_norm,
-        **({} if interpret is None else {"interpret": interpret}),
+        **of_kernel,
     )
 
 

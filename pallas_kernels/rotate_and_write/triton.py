@@ -18,9 +18,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.linear.api import Norm
-from pallas_kernels.paged_attention.triton_block import padded, pool_rows, require_addressable
+from pallas_kernels.paged_attention.triton.block import padded, pool_rows, require_addressable
 from pallas_kernels.pages import as_stored, value_dtype
 
 NUM_WARPS = 2  # a tile is a few heads: 4 x 64 numbers twice in Llama-3
@@ -127,7 +128,7 @@ def rotate_and_write(
     interpret: bool | None = None,
 ) -> tuple[jax.Array, jax.Array]:  # [T, KVH * G, D], [NP, page_size, 2, KVH, D]
     """As `pallas_kernels.rotate_and_write.rotate_and_write`; the shapes are those that
-    coverage.triton_rotate_and_write takes.
+    its record takes.
 
     Raises:
         KernelError: the pool has more rows than the kernel can count.
@@ -150,7 +151,7 @@ def rotate_and_write(
         page_size=kv_pages.shape[1],
         q_eps=0.0 if q_norm is None else q_norm.eps,
         k_eps=0.0 if k_norm is None else k_norm.eps,
-        interpret=bool(interpret),
+        interpret=interpreter.is_used_by_triton(interpret),
     )
     return q, pool.reshape(kv_pages.shape)
 

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.devices import PLAIN
+from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import (
     FLOAT_DTYPES,
-    LARGEST,
     POOL_DTYPES,
     POOL_DTYPES_TEXT,
+    SCALE_DTYPES,
     as_stored,
     is_quantized,
     quantized,
+    row_scales,
+    scales_shape,
     value_dtype,
 )
-
-MODULES = {name: name for name in ("reference", "xla", "xla_pages", "mosaic_tpu")}
+from pallas_kernels.write_kv import xla_pages
 
 
 class ScaledPages(NamedTuple):
-    """A pool of 8-bit pages with a scale for each page and KV head."""
+    """A pool of 8-bit pages with a scale for each token and KV head."""
 
     kv_pages: jax.Array  # [NP, page_size, 2, KVH, D]
-    k_scale: jax.Array  # float32[NP, KVH]
-    v_scale: jax.Array  # float32[NP, KVH]
+    k_scale: jax.Array  # bfloat16, or its bits, [NP, KVH, page_size]
+    v_scale: jax.Array  # likewise
 
 
 def write_kv(
@@ -59,7 +59,7 @@ def write_kv(
         page_ids: each token's page, in [0, NP - first_page).
         offsets: place of each token within its page, in [0, page_size).
         k_scale: given exactly for 8-bit pages: a key is stored as `key / k_scale`, rounded, and
-            cut off at the largest number of the type. For a scale a page see `write_kv_scaled`.
+            cut off at the largest number of the type. For a scale a token see `write_kv_scaled`.
         v_scale: likewise for the values.
         first_page: added to every page id (layer * pages_per_layer in a pool of all layers).
         backend: "native" (CPU, C++), "xla" (any device), "xla_pages" (any device, by whole pages),
@@ -75,11 +75,10 @@ def write_kv(
     _check(kv_pages, k, v)
     _check_scales(kv_pages, k_scale, v_scale)
     _check_places(k, page_ids, offsets)
-    if not 0 <= first_page < kv_pages.shape[0]:
-        raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
+    _check_first_page(kv_pages, first_page)
+    chosen = resolve("write_kv", backend)
+    of_kernel = chosen.options(interpret=interpret)
     if backend == "native":
-        if interpret is not None:
-            raise KernelError("interpret", interpret, "not an option of backend='native'")
         if k_scale is None or v_scale is None:
             k, v = (x.astype(value_dtype(kv_pages.dtype)) for x in (k, v))
         else:
@@ -88,7 +87,7 @@ def write_kv(
     rows = stored_rows(kv_pages, k, v, k_scale, v_scale)
     if first_page:
         page_ids = page_ids + first_page
-    return _module(backend, interpret).write(kv_pages, rows, page_ids, offsets, **_given(interpret))
+    return chosen.load().write(kv_pages, rows, page_ids, offsets, **of_kernel)
 
 
 def write_kv_scaled(
@@ -98,22 +97,25 @@ def write_kv_scaled(
     page_ids: jax.Array,  # int32[T]
     offsets: jax.Array,  # int32[T]
     *,
+    first_page: int = 0,
     backend: str,
+    interpret: Any = None,
 ) -> ScaledPages:
-    """Writes tokens into 8-bit pages whose scale, by page and KV head, follows their content.
+    """Writes tokens into 8-bit pages with a scale for each token and KV head.
 
-    A page's scale is the smallest that holds all that was written to it since its first place
-    (offset 0), at which a page begins anew. Where a token needs a larger scale, what the page
-    holds is rounded again to that scale. Pages that several requests share are full and never
-    written.
+    A scale is the smallest bfloat16 number with which its row of D elements fits 8 bits. What a
+    token is stored as depends on its own key and value alone, and no other token is touched.
 
     Args:
         pages: the pool and its scales; updated in place when the caller's jit donates them.
         k: keys, float32, float16 or bfloat16.
         v: values, of the type of `k`.
-        page_ids: as for `write_kv`.
+        page_ids: as for `write_kv`, of the scales too.
         offsets: as for `write_kv`.
-        backend: as for `write_kv`.
+        first_page: as for `write_kv`.
+        backend: as for `write_kv`; XLA writes the scales but for "native", by whole pages for the
+            backends of a TPU, which want them held as rows [NP, KVH * page_size] of memory.
+        interpret: as for `write_kv`.
 
     Raises:
         KernelError: a shape, dtype or the backend is not supported; names it.
@@ -121,28 +123,36 @@ def write_kv_scaled(
     kv_pages, k_scale, v_scale = pages
     _check(kv_pages, k, v)
     _check_places(k, page_ids, offsets)
+    _check_first_page(kv_pages, first_page)
     if not is_quantized(kv_pages.dtype):
         raise KernelError("kv_pages.dtype", kv_pages.dtype, "int8, float8_e4m3fn or uint8")
-    whole = (kv_pages.shape[0], kv_pages.shape[3])
+    whole = scales_shape(kv_pages.shape)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale.shape != whole or scale.dtype != jnp.float32:
-            raise KernelError(name, f"{scale.dtype}{scale.shape}", f"float32{list(whole)}")
-    # pages whose scale grows are few: their rounding is XLA's, whoever writes the new rows
-    module = _module("xla" if backend == "native" else backend, None)
-    values = jnp.stack([k, v], axis=1).astype(jnp.float32)  # [T, 2, KVH, D]
-    needed = jnp.abs(values).max(axis=-1) / LARGEST[value_dtype(kv_pages.dtype).name]
-
-    old = jnp.stack([k_scale, v_scale], axis=1)  # [NP, 2, KVH]
-    beginning = jnp.where(offsets == 0, page_ids, whole[0])  # the others are dropped
-    old = old.at[beginning].set(0.0, mode="drop")
-    new = old.at[page_ids].max(needed)
-    kv_pages = module.rescale(kv_pages, old, new, page_ids)
-    rows = quantized(values, new[page_ids][..., None], kv_pages.dtype)
+        if scale.shape != whole or scale.dtype not in SCALE_DTYPES:
+            raise KernelError(name, f"{scale.dtype}{scale.shape}", f"bfloat16{list(whole)}")
+    chosen = resolve("write_kv", backend)
+    of_kernel = chosen.options(interpret=interpret)
     if backend == "native":
-        kv_pages = _write_native(kv_pages, rows[:, 0], rows[:, 1], page_ids, offsets)
-    else:
-        kv_pages = module.write(kv_pages, rows, page_ids, offsets)
-    return ScaledPages(kv_pages, new[:, 0], new[:, 1])
+        from pallas_kernels.write_kv import native
+
+        first = jnp.int32(first_page)
+        return ScaledPages(*native.write_scaled(*pages, k, v, page_ids, offsets, first))
+    page_ids = page_ids + first_page if first_page else page_ids
+    scales = [row_scales(x, kv_pages.dtype) for x in (k, v)]
+    rows = [quantized(x, s[..., None], kv_pages.dtype) for x, s in zip((k, v), scales, strict=True)]
+    stacked = jnp.stack(rows, axis=1)
+    kv_pages = chosen.load().write(kv_pages, stacked, page_ids, offsets, **of_kernel)
+    if chosen.whole_pages:
+        k_rows, v_rows = scales
+        held: Any = xla_pages.write_scales(k_scale, v_scale, k_rows, v_rows, page_ids, offsets)
+        return ScaledPages(kv_pages, *held)
+    held = (
+        of_pages.at[page_ids, :, offsets].set(
+            as_stored(of_rows, of_pages.dtype), mode="promise_in_bounds"
+        )
+        for of_pages, of_rows in zip((k_scale, v_scale), scales, strict=True)
+    )
+    return ScaledPages(kv_pages, *held)
 
 
 def _write_native(
@@ -151,24 +161,12 @@ def _write_native(
     v: jax.Array,
     page_ids: jax.Array,
     offsets: jax.Array,
-    first_page: int = 0,
+    first_page: int,
 ) -> jax.Array:
     """Keys and values apart, `first_page` an operand: the layers share one trace."""
     from pallas_kernels.write_kv import native
 
     return native.write(kv_pages, k, v, page_ids, offsets, jnp.int32(first_page))
-
-
-def _module(backend: str, interpret: Any) -> Any:
-    if backend not in MODULES:
-        raise KernelError("backend", repr(backend), f"one of native, {', '.join(MODULES)}")
-    if interpret is not None and backend in PLAIN:
-        raise KernelError("interpret", interpret, f"not an option of backend={backend!r}")
-    return importlib.import_module(f"pallas_kernels.write_kv.{MODULES[backend]}")
-
-
-def _given(interpret: Any) -> dict[str, Any]:
-    return {} if interpret is None else {"interpret": interpret}
 
 
 def stored_rows(
@@ -205,6 +203,11 @@ def _check(kv_pages: jax.Array, k: jax.Array, v: jax.Array) -> None:
         raise KernelError(
             "k.dtype, v.dtype", f"{k.dtype}, {v.dtype}", "both one of float32, float16, bfloat16"
         )
+
+
+def _check_first_page(kv_pages: jax.Array, first_page: int) -> None:
+    if not 0 <= first_page < kv_pages.shape[0]:
+        raise KernelError("first_page", first_page, f"a page of the pool, < {kv_pages.shape[0]}")
 
 
 def _check_scales(

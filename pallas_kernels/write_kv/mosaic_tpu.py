@@ -17,12 +17,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import coverage
+from pallas_kernels import coverage, interpreter
+from pallas_kernels.backends import mosaic_tpu
 from pallas_kernels.compat import result_like
 from pallas_kernels.tpu_pages import Order, memory_order
-from pallas_kernels.write_kv.xla import rescale
-
-__all__ = ["rescale", "write"]
 
 CHUNK = 128  # tokens a grid step
 
@@ -71,7 +69,7 @@ def write(
         kv_heads=kv_heads,
         pool_dtype=jnp.dtype(kv_pages.dtype),
     )
-    coverage.require(coverage.mosaic_tpu_write(shape), "mosaic_tpu", rows, kv_pages)
+    coverage.require(mosaic_tpu.covers_write(shape), "mosaic_tpu", rows, kv_pages)
     # in the order of its memory a token is contiguous, and this transposition moves nothing
     pairs = memory_order(kv_heads, kv_pages.dtype) is Order.PAIRS
     pool = kv_pages.swapaxes(2, 3) if pairs else kv_pages
@@ -95,7 +93,7 @@ def write(
         cost_estimate=pl.CostEstimate(
             flops=0, bytes_accessed=2 * rows.size * rows.dtype.itemsize, transcendentals=0
         ),
-        interpret=False if interpret is None else interpret,
+        interpret=interpreter.of_call(interpret),
         name="write_kv",
     )(page_ids, offsets, rows, pool)
     return written.swapaxes(2, 3) if pairs else written

@@ -1,12 +1,14 @@
-"""`--config FILE`: flags from a YAML file, as if they stood on the command line."""
+"""`--config FILE`: flags from a YAML or JSON file, as if they stood on the command line."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ValidationError
+from server.commands.nested_config import NESTED, nested_settings
 
 FLAG = "--config"
 
@@ -50,9 +52,17 @@ def _flags(path: Path) -> list[tuple[str, list[str]]]:
         raise ValidationError(FLAG, str(path), f"a readable YAML file ({error})") from error
     if not isinstance(settings, dict):
         raise ValidationError(FLAG, str(path), "a YAML mapping of flags to values")
+    plain: dict[str, Any] = {}
+    for name, value in settings.items():
+        is_nested = name in NESTED and isinstance(value, dict)
+        own = nested_settings(name, value) if is_nested else {str(name): value}
+        for key, setting in own.items():
+            if key in plain:
+                raise ValidationError(key, setting, f"given once in {path}")
+            plain[key] = setting
     return [
-        _flag("--" + str(name).replace("_", "-"), value, path)
-        for name, value in settings.items()
+        _flag("--" + name.replace("_", "-"), value, path)
+        for name, value in plain.items()
         if value is not None
     ]
 
@@ -60,6 +70,8 @@ def _flags(path: Path) -> list[tuple[str, list[str]]]:
 def _flag(flag: str, value: Any, path: Path) -> tuple[str, list[str]]:
     if isinstance(value, bool):
         return (flag if value else f"--no-{flag[2:]}"), []
+    if isinstance(value, dict) and flag == "--hf-overrides":
+        return flag, [json.dumps(value)]
     if isinstance(value, list):
         return flag, [str(item) for item in value]
     if isinstance(value, (str, int, float)):

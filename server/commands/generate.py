@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from jaxserve.errors import JaxServeError
+from jaxserve.errors import JaxServeError, ValidationError
 from server.commands.engine_flags import (
     ONE_AT_A_TIME,
     add_engine_flags,
@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     try:
+        if not prompt:
+            raise ValidationError("--prompt", prompt, "at least one character")
         params = sampling_params(args)
         with LocalEngine(engine_config(args)) as local:
             for text in local.stream(prompt, params):

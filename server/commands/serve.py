@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Any
 
-from jaxserve.errors import ValidationError
-from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
+from jaxserve.config import Isolation, check_seconds
+from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.flags import number
+from jaxserve.isolation.launch import EarlyProcess
+from server.commands.edge_flags import add_edge_flags, api_keys, edge_limits
+from server.commands.engine_flags import (
+    SERVER_QUEUE,
+    add_engine_flags,
+    add_model_argument,
+    engine_config,
+)
+from server.commands.log_flags import add_log_flags, unlogged_paths
+from server.commands.parser_flags import add_parser_flags, parsers
+from server.commands.socket_flags import add_socket_flags, check_socket_flags
+from server.commands.surface_flags import add_surface_flags, options
+from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
 from server.process import ended_by_ctrl_c
 
 
@@ -31,47 +46,102 @@ def register(subparsers: Any) -> None:
         metavar="NAME",
         help="names that requests may use; the first one is answered with (default: MODEL)",
     )
-    add("--api-key", action="append", metavar="KEY", help="require this key (repeatable)")
     add(
-        "--allowed-origins",
-        nargs="+",
-        default=[],
-        metavar="ORIGIN",
-        help="web origins that browsers may call from (default: none)",
-    )
-    add(
-        "--max-body-bytes",
-        type=int,
-        default=32 * 2**20,
-        metavar="N",
-        help="largest request body (default: 32 MiB)",
-    )
-    add(
-        "--uvicorn-log-level",
-        default="info",
-        choices=("critical", "error", "warning", "info", "debug", "trace"),
-        help="log level of the HTTP server (default: info)",
-    )
-    add(
-        "--disable-uvicorn-access-log",
+        "--page",
         action=argparse.BooleanOptionalAction,
-        default=False,
-        help="no line a request",
+        default=True,
+        help="serve a page at / to chat with the model and to watch the engine (default: on)",
     )
+    add_log_flags(parser)
+    add_socket_flags(parser)
+    add_parser_flags(parser)
+    add_surface_flags(parser)
+    _add_process_flags(parser)
+    add_edge_flags(parser)
     add_engine_flags(parser)
-    parser.set_defaults(func=run)
+    add_vllm_flags(parser)
+    parser.set_defaults(func=run, **SERVER_QUEUE)
+
+
+def _add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Where the engine runs, and how long things may take."""
+    add = parser.add_argument_group("process").add_argument
+    add(
+        "--isolate-engine",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the engine in a process of its own, which is started again when it dies "
+        "(default: on)",
+    )
+    add(
+        "--spare-process",
+        action=argparse.BooleanOptionalAction,
+        default=Isolation().spare,
+        help="keep a process that has imported what an engine needs, about 200 MB, so that the "
+        "next engine is there sooner (default: off)",
+    )
+    add(
+        "--step-timeout",
+        type=number,
+        default=Isolation().step_timeout,
+        metavar="SECONDS",
+        help="an engine with work that says nothing for so long is killed and started again; none: "
+        "never (default: %(default)g)",
+    )
+    add(
+        "--load-timeout",
+        type=number,
+        default=Isolation().load_timeout,
+        metavar="SECONDS",
+        help="end where the engine has not loaded for the first time after so long, fetching and "
+        "compiling included; none: it may take as long as it takes (default: none)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="after SIGTERM running requests get so long to finish (default: %(default)g)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     try:
         config = engine_config(args)
+        parsers(args)
+        for flag, given in (
+            ("--step-timeout", args.step_timeout),
+            ("--load-timeout", args.load_timeout),
+        ):
+            if given is not None:
+                check_seconds(flag, given)
+        if not 0 <= args.shutdown_timeout < math.inf:
+            raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
+        edge_limits(args)
+        unlogged_paths(args)
+        options(args)
+        check_vllm_flags(args)
+        check_socket_flags(args)
+        api_keys(args)
         if not 0 <= args.port <= 65535:
             raise ValidationError("--port", args.port, "0 to 65535")
     except ValidationError as error:
         print(f"jaxserve: {error}", file=sys.stderr)
         return 1
     with ended_by_ctrl_c():
-        from server.supervisor import serve
+        early = None
+        if args.isolate_engine:
+            # most of a start are imports, which both processes do at once
+            try:
+                early = EarlyProcess(Isolation().module)
+            except (EngineDeadError, OSError) as error:
+                print(f"jaxserve: {error}", file=sys.stderr)
+                return 1
+        try:
+            from server.supervisor import serve
 
-        return serve(config, args)
+            return serve(config, args, early)
+        finally:
+            if early is not None:
+                early.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,14 +11,20 @@ from jaxserve.errors import ValidationError
 from jaxserve.tokenization.messages import content_text
 from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
+from server.protocol.response_format import Asked
+from server.protocol.tool_messages import rendered_calls
+from server.protocol.tools import AskedTools, asked_tools
+
+MAX_PARTS = 2048  # of content, in all messages
+MAX_VARIABLES = 64
 
 
 class Message(StrictModel):
     """One turn; `content` is checked by `render_messages`."""
 
-    role: str
+    role: Annotated[str, Field(max_length=64)]
     content: Any = None
-    name: str | None = None
+    name: Annotated[str, Field(max_length=1024)] | None = None
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True)]
@@ -44,38 +51,83 @@ class TemplateFields(StrictModel):
                 "continue_final_message", True, "only with add_generation_prompt=false"
             )
         variables = self.chat_template_kwargs or {}
+        if len(variables) > MAX_VARIABLES:
+            count = f"{len(variables)} variables"
+            raise ValidationError("chat_template_kwargs", count, f"at most {MAX_VARIABLES}")
         check_template_variables(variables)
         if "documents" in variables:  # a field of its own, which is refused
             raise ValidationError("chat_template_kwargs", "documents", "a variable of the template")
 
+    def template_variables(self) -> dict[str, Any]:
+        """Further variables of the template."""
+        return dict(self.chat_template_kwargs or {})
+
     def render_messages(self) -> list[dict[str, Any]]:
-        """The messages as the template reads them: role and text.
+        """The messages as the template reads them: role, text, calls, thoughts.
 
         Raises:
-            ValidationError: content that is no text, or tools.
+            ValidationError: content that is no text, or calls that are none.
         """
+        parts = sum(len(m.content) for m in self.messages if isinstance(m.content, list))
+        if parts > MAX_PARTS:
+            raise ValidationError(
+                "messages", f"{parts} parts", f"at most {MAX_PARTS} parts of content"
+            )
         return [_render(message, index) for index, message in enumerate(self.messages)]
 
 
 class ChatCompletionRequest(TemplateFields, GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
+    request_kind: ClassVar[str] = "chat"
+
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    return_prompt_text: bool | None = None
 
     def check(self) -> None:
         super().check()
         self.check_template()
+        self.asked_tools()
         if self.top_logprobs and not self.logprobs:
             raise ValidationError("top_logprobs", self.top_logprobs, "only with logprobs=true")
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
+
+    def template_variables(self) -> dict[str, Any]:
+        effort, variables = self.reasoning_effort, super().template_variables()
+        if effort is None:
+            return variables
+        # templates ask for either; what the request says of them itself wins
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none"} | variables
+
+    def shown_of_prompt(self, vocab_size: int) -> dict[str, int]:
+        shown = super().shown_of_prompt(vocab_size)
+        if self.return_prompt_text:
+            shown["return_prompt_text"] = 1
+        if self.streams:  # each choice has a first chunk, which says it all
+            shown = {name: count * self.choices_per_prompt for name, count in shown.items()}
+        if self.echo:
+            shown["echo"] = self.choices_per_prompt
+        return shown
+
+    def asked_tools(self) -> AskedTools:
+        """What is said of tools. Raises ValidationError."""
+        return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def constraint(self) -> Asked | None:
+        asked, demanded = super().constraint(), self.asked_tools().constraint()
+        if asked is not None and demanded is not None:
             raise ValidationError(
-                "max_completion_tokens",
-                self.max_completion_tokens,
-                f"the same as max_tokens={self.max_tokens}, or only one of them",
+                "tool_choice", self.tool_choice, "none or auto beside a constraint of the text"
             )
+        return asked or demanded
 
     @property
     def max_tokens_field(self) -> str:
@@ -93,16 +145,33 @@ class ChatTokenizeRequest(TemplateFields, ModelRequest):
 
     add_special_tokens: bool = False
     return_token_strs: bool | None = None
+    tools: Any = None
+
+    def rendered_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools as the template is given them. Raises ValidationError."""
+        return asked_tools(self.tools, None, None).tools
 
 
 def _render(message: Message, index: int) -> dict[str, Any]:
     where = f"messages[{index}]"
-    for name in ("tool_calls", "function_call", "tool_call_id", "audio"):
-        if (message.model_extra or {}).get(name):
-            raise ValidationError(f"{where}.{name}", "...", "no tools and no audio")
-    if message.role in ("tool", "function"):
-        raise ValidationError(f"{where}.role", message.role, "no tools")
-    rendered = {"role": message.role, "content": content_text(message.content, f"{where}.content")}
+    extras = message.model_extra or {}
+    for name in ("function_call", "audio"):
+        if extras.get(name):
+            raise ValidationError(f"{where}.{name}", "...", "no functions and no audio")
+    if message.role == "function":
+        raise ValidationError(f"{where}.role", message.role, "tool for what a call has given")
+    content = content_text(message.content, f"{where}.content")
+    rendered: dict[str, Any] = {"role": message.role, "content": content}
+    if extras.get("tool_calls"):
+        rendered["tool_calls"] = rendered_calls(extras["tool_calls"], f"{where}.tool_calls")
+    for name in ("tool_call_id", "reasoning", "reasoning_content"):
+        if not isinstance(extras.get(name), str | None):
+            raise ValidationError(f"{where}.{name}", type(extras[name]).__name__, "text")
+    if extras.get("tool_call_id") is not None:
+        rendered["tool_call_id"] = extras["tool_call_id"]
+    thought = extras.get("reasoning") or extras.get("reasoning_content")
+    if thought:  # templates know it by either name
+        rendered["reasoning"] = rendered["reasoning_content"] = thought
     if message.name is not None:
         rendered["name"] = message.name
     return rendered

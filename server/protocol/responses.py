@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jaxserve
+from jaxserve.outputs import RequestMetrics
 
 # Compact JSON; ensure_ascii=False keeps every character as itself in UTF-8.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+PIECE = 256  # elements of a list that are encoded at a time
+
+TIMINGS = (
+    "time_to_first_token_ms",
+    "generation_time_ms",
+    "queue_time_ms",
+    "mean_itl_ms",
+    "tokens_per_second",
+)
 
 FINGERPRINT = f"jaxserve-{jaxserve.__version__}"
 
@@ -18,14 +30,74 @@ def dumps(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The `usage` object: counts in tokens."""
-    return {
+def dumped_in_pieces(value: Any) -> Iterator[str]:
+    """The text of `dumps`, by pieces: others get to run between them.
+
+    The encoder lets go of the interpreter only when it is done; a response may have megabytes.
+    """
+    if isinstance(value, dict):
+        for index, (key, item) in enumerate(value.items()):
+            yield f"{',' if index else '{'}{dumps(key)}:"
+            yield from dumped_in_pieces(item)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and len(value) > PIECE:
+        for start in range(0, len(value), PIECE):
+            yield "," if start else "["
+            yield dumps(value[start : start + PIECE])[1:-1]
+        yield "]"
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield "," if index else "["
+            yield from dumped_in_pieces(item)
+        yield "]"
+    else:
+        yield dumps(value)
+
+
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int | None,
+    reasoning_tokens: int | None = None,
+) -> dict[str, Any]:
+    """The `usage` object: counts in tokens; None is not told."""
+    details = None if cached_tokens is None else {"cached_tokens": cached_tokens}
+    told: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": details,
     }
+    if reasoning_tokens is not None:
+        told["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return told
+
+
+def timings(times: RequestMetrics | None, num_tokens: int) -> dict[str, float | None]:
+    """The `metrics` object of a finished request, under vLLM's names; None has not happened.
+
+    Args:
+        times: of the request.
+        num_tokens: that it generated.
+    """
+    if times is None:
+        return dict.fromkeys(TIMINGS)
+    scheduled, first = times.first_scheduled_time, times.first_token_time
+    generation = _between(first, times.last_token_time)
+    whole = _between(scheduled, times.last_token_time)
+    found = (
+        _between(times.arrival_time, first),
+        generation,
+        _between(times.arrival_time, scheduled),
+        None if generation is None or num_tokens < 2 else generation / (num_tokens - 1),
+        1000.0 * num_tokens / whole if whole else None,
+    )
+    return dict(zip(TIMINGS, found))
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    """Milliseconds."""
+    return None if begin is None or end is None else 1000.0 * (end - begin)
 
 
 def response_body(
@@ -76,11 +148,14 @@ class ChunkWriter:
         *,
         usage: dict[str, Any] | None = None,
         fingerprint: bool = False,
+        metrics: dict[str, Any] | None = None,
     ) -> bytes:
         """One event `data: {json}` with a blank line after it."""
         tail = "" if usage is None else f',"usage":{dumps(usage)}'
         if fingerprint:
             tail += f',"system_fingerprint":{dumps(FINGERPRINT)}'
+        if metrics is not None:
+            tail += f',"metrics":{dumps(metrics)}'
         return f'{self._head}"choices":{dumps(choices)}{tail}}}\n\n'.encode()
 
     @staticmethod

@@ -2,198 +2,185 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from server.body import read_body
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.sampling_params import SamplingParams
+from server.answers import Answer, Piece, answer
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.logprobs import TokenText, chat_logprobs, prompt_logprobs
-from server.protocol.responses import ChunkWriter, response_body, usage
-from server.service import Job, Service, engine_id, response_id, token_text
-from server.streaming import EventStream, merge, until_disconnect
+from server.protocol.logprobs import chat_logprobs, prompt_logprobs
+from server.reasoning.counting import ThoughtCounter
+from server.tools.message import MessageReader
 
 ROLE = "assistant"
 
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, streamed or not."""
-    service = Service.of(request)
-    service.require_ready()
-    body = await read_body(request, ChatCompletionRequest, service.max_body_bytes)
-    body.check()
-    model = service.resolve_model(body.model)
-    answer_id = response_id("chatcmpl", request, body.request_id)
-    created = int(time.time())
-    work = _prepare(service, body, answer_id, request.state.arrival_time)
-    job = await until_disconnect(request.receive, work)
-    answer = _Answer(
-        body=body,
-        job=job,
-        echo=_echo(body),
-        show=token_text(service, as_ids=bool(body.return_tokens_as_token_ids)),
-        token_bytes=service.engine.tokenizer.byte_table.__getitem__,
-    )
-    if body.streams:
-        writer = ChunkWriter(answer_id, "chat.completion.chunk", created, model)
-        return EventStream(answer.events(service, writer))
-    output = await until_disconnect(request.receive, _collect(service, job))
-    content = response_body(
-        answer_id, "chat.completion", created, model, answer.choices(output), answer.usage(output)
-    )
-    # Where vLLM puts them: on the response, because all choices share the prompt.
-    shown = output.prompt_logprobs if body.prompt_logprobs is not None else None
-    content["prompt_logprobs"] = None if shown is None else prompt_logprobs(shown)
-    content["prompt_token_ids"] = job.token_ids if body.return_token_ids else None
-    return JSONResponse(content)
+    return await answer(request, ChatCompletionRequest, ChatCompletions)
 
 
-async def _prepare(
-    service: Service, body: ChatCompletionRequest, answer_id: str, arrival_time: float
-) -> Job:
-    service.check_choices(body, 1)
-    service.check_token_lists(body)
-    service.check_logprobs("top_logprobs", body.top_logprobs)
-    service.check_logprobs("prompt_logprobs", body.prompt_logprobs)
-    # Chat templates write the special tokens themselves, so none are added by default.
-    token_ids = await service.encode_chat(body, add_special_tokens=bool(body.add_special_tokens))
-    limit = service.max_tokens(
-        body.requested_max_tokens,
-        len(token_ids),
-        prompt_field="messages",
-        limit_field=body.max_tokens_field,
-    )
-    params = body.sampling_params(
-        max_tokens=limit,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    return Job(token_ids, params, engine_id(answer_id, 0), body.priority or 0, arrival_time)
+class ChatCompletions(Answer[ChatCompletionRequest]):
+    """A choice is a message."""
 
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-def _echo(body: ChatCompletionRequest) -> str:
-    """With `echo`, an answer that continues the last message starts with that message."""
-    if not body.echo or body.messages[-1].role != ROLE:
-        return ""
-    return str(body.render_messages()[-1]["content"])
-
-
-async def _collect(service: Service, job: Job) -> RequestOutput:
-    final: RequestOutput | None = None
-    async with contextlib.aclosing(merge([service.generate(job)])) as outputs:
-        async for _, output in outputs:
-            final = output
-    if final is None:
-        raise RuntimeError("the engine ended a request without an output")
-    return final
-
-
-@dataclass
-class _Answer:
-    """The response of one HTTP request, whole or in chunks."""
-
-    body: ChatCompletionRequest
-    job: Job
-    echo: str
-    show: TokenText
-    token_bytes: Callable[[int], bytes]
-
-    def choices(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """All choices of a response that is not streamed."""
-        return [
-            {
-                "index": one.index,
-                "message": {"role": ROLE, "content": self.echo + one.text, "refusal": None},
-                "logprobs": self._logprobs(one),
-                "finish_reason": one.finish_reason,
-                "stop_reason": one.stop_reason,
-                "token_ids": one.token_ids if self.body.return_token_ids else None,
-            }
-            for one in sorted(output.outputs, key=lambda one: one.index)
-        ]
-
-    def usage(self, output: RequestOutput) -> dict[str, Any]:
-        """Token counts of a response that is not streamed."""
-        generated = sum(len(one.token_ids) for one in output.outputs)
-        return self._usage(generated, output)
-
-    async def events(self, service: Service, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
-        """The chunks of a streamed response: roles first, usage last."""
-        counts = [0] * self.body.choices_per_prompt
-        ended: set[int] = set()
-        last: RequestOutput | None = None
-        async with contextlib.aclosing(merge([service.generate(self.job)])) as outputs:
-            async for _, output in outputs:
-                events = [] if last is not None else self._first_chunks(output, writer)
-                last = output
-                for one in output.outputs:
-                    if one.index in ended:
-                        continue
-                    if one.finished():
-                        ended.add(one.index)
-                    counts[one.index] += len(one.token_ids)
-                    events.append(
-                        writer.chunk(
-                            [self._delta(one)],
-                            usage=self._chunk_usage(counts[one.index], output),
-                            fingerprint=one.finished() and not self.body.include_usage,
-                        )
-                    )
-                if events:
-                    yield b"".join(events)
-        if self.body.include_usage and last is not None:
-            yield writer.chunk([], usage=self._usage(sum(counts), last), fingerprint=True)
-
-    def _first_chunks(self, output: RequestOutput, writer: ChunkWriter) -> list[bytes]:
-        token_ids = self.job.token_ids if self.body.return_token_ids else None
-        return [
-            writer.chunk(
-                [
-                    {
-                        "index": index,
-                        "delta": {"role": ROLE, "content": self.echo},
-                        "logprobs": None,
-                        "finish_reason": None,
-                        "prompt_token_ids": token_ids,
-                    }
-                ],
-                usage=self._chunk_usage(0, output),
-            )
-            for index in range(self.body.choices_per_prompt)
-        ]
-
-    def _delta(self, one: CompletionOutput) -> dict[str, Any]:
+    def fields(self) -> dict[str, str]:
         return {
-            "index": one.index,
-            "delta": {"content": one.text},
-            "logprobs": self._logprobs(one),
-            "finish_reason": one.finish_reason,
-            "stop_reason": one.stop_reason,
-            "token_ids": one.token_ids if self.body.return_token_ids else None,
+            "prompt": "messages",
+            "prompt_token_ids": "messages",
+            "max_tokens": self.body.max_tokens_field,
+            "logprobs": "top_logprobs",
+            "beam_width": "n",
         }
 
-    def _logprobs(self, one: CompletionOutput) -> dict[str, Any] | None:
+    async def prepare(self) -> None:
+        body, service = self.body, self.service
+        service.check_choices(body, 1)
+        self._tools = body.asked_tools()
+        service.parsers.check(self._tools)
+        self._readers: dict[int, MessageReader] = {}
+        self._counters: dict[int, ThoughtCounter | None] = {}
+        params = body.sampling_params(
+            max_tokens=body.requested_max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+            defaults=service.sampling_defaults,
+        )
+        self._reads = service.parsers.reads(self._tools)
+        asked = body.constraint()
+        self._thinks = asked is None or asked.params.structural_tag is not None
+        if isinstance(params, SamplingParams) and service.parsers.reads_special_tokens(self._tools):
+            params.skip_special_tokens = False  # calls and thoughts may be marked by them
+        # With `echo`, an answer that continues the last message starts with that message.
+        continues = body.echo and body.messages[-1].role == ROLE
+        self._echo = str(body.render_messages()[-1]["content"]) if continues else ""
+        # Chat templates write the special tokens themselves, so none are added by default.
+        special = bool(body.add_special_tokens)
+        prompt = await service.encode_chat(
+            body,
+            add_special_tokens=special,
+            tools=self._tools.tools,
+            cut=service.cut(body, body.requested_max_tokens),
+        )
+        self._prompt_text: str | None = None
+        if body.return_prompt_text:
+            self._prompt_text = await service.decode(prompt, skip_special_tokens=False)
+        self._prompt_end = ""
+        if self._reads:
+            self._prompt_end = await self.prompt_end(prompt)
+        if not self._thinks and not isinstance(params, PoolingParams):
+            assert params.structured_outputs is not None
+            thoughts = service.parsers.thoughts(self._prompt_end)
+            self._thinks = thoughts is not None
+            params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
+        await self.add_prompt(prompt, await self.with_tags(params, prompt))
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        said: dict[str, Any] = {"content": piece.new.text}
+        if self._reads:
+            said = self._reader(piece.index).message(piece.new.text)
+        if self._echo:
+            said["content"] = self._echo + (said["content"] or "")
+        return self._choice(piece, "message", {"role": ROLE, **said, "refusal": None})
+
+    def _reader(self, index: int) -> MessageReader:
+        found = self._readers.get(index)
+        if found is None:
+            found = self._readers[index] = self.service.parsers.reader(
+                self._tools,
+                self._prompt_end,
+                thinks=self._thinks,
+                tells_reasoning=self.body.include_reasoning is not False,
+            )
+        return found
+
+    def shown(self, completion: CompletionOutput) -> CompletionOutput:
+        if self.service.parsers.reasoning is not None:
+            self._count(completion)
+        return completion
+
+    def _count(self, completion: CompletionOutput) -> None:
+        index = completion.index
+        if index not in self._counters:
+            self._counters[index] = self.service.parsers.counter(
+                self._prompt_end, self.service.engine.tokenizer.token_text, thinks=self._thinks
+            )
+        counter = self._counters[index]
+        if counter is not None:
+            counter.feed(completion.token_ids)
+
+    def reasoning_tokens(self) -> int | None:
+        if self.service.parsers.reasoning is None:
+            return None
+        return sum(one.count for one in self._counters.values() if one is not None)
+
+    def opening(self, index: int) -> dict[str, Any]:
+        prompt_ids = self.requests[0].group.prompt_token_ids
+        return {
+            "index": index,
+            "delta": {"role": ROLE, "content": self._echo},
+            "logprobs": None,
+            "finish_reason": None,
+            "prompt_token_ids": prompt_ids if self.body.return_token_ids else None,
+            **self._told_prompt(),
+        }
+
+    def _told_prompt(self) -> dict[str, str]:
+        return {} if self._prompt_text is None else {"prompt_text": self._prompt_text}
+
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        if not self._reads:
+            return self._choice(piece, "delta", {"content": piece.new.text})
+        new = piece.new
+        delta = self._reader(piece.index).feed(new.text, last=new.finished())
+        if delta or new.finished() or self.body.logprobs or self.body.return_token_ids:
+            return self._choice(piece, "delta", delta)
+        return None
+
+    def rest(self, finals: list[RequestOutput]) -> dict[str, Any]:
+        # Where vLLM puts them: on the response, because all choices share the prompt.
+        scored = finals[0].prompt_logprobs if self.body.prompt_logprobs is not None else None
+        prompt_ids = self.requests[0].group.prompt_token_ids
+        return {
+            "prompt_logprobs": None if scored is None else prompt_logprobs(scored),
+            "prompt_token_ids": prompt_ids if self.body.return_token_ids else None,
+            **self._told_prompt(),
+        }
+
+    def _choice(self, piece: Piece, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        new = piece.new
+        return {
+            "index": piece.index,
+            name: content,
+            "logprobs": self._logprobs(new),
+            "finish_reason": self._finish_reason(piece),
+            "stop_reason": new.stop_reason,
+            "token_ids": new.token_ids if self.body.return_token_ids else None,
+        }
+
+    def _finish_reason(self, piece: Piece) -> str | None:
+        reason, reader = piece.new.finish_reason, self._readers.get(piece.index)
+        # as OpenAI's: of a function that was named it is "stop"
+        calls = reader is not None and reader.num_calls and self._tools.name is None
+        return "tool_calls" if calls and reason == "stop" else reason
+
+    def _logprobs(self, new: CompletionOutput) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
         return chat_logprobs(
-            list(zip(one.token_ids, one.logprobs or [])),
+            list(zip(new.token_ids, new.logprobs or [])),
             top=self.body.top_logprobs or 0,
             show=self.show,
-            token_bytes=self.token_bytes,
+            token_bytes=self.service.engine.tokenizer.byte_table.__getitem__,
+            named=self.body.logprob_token_ids or (),
         )
-
-    def _chunk_usage(self, generated: int, output: RequestOutput) -> dict[str, Any] | None:
-        return self._usage(generated, output) if self.body.continuous_usage else None
-
-    def _usage(self, generated: int, output: RequestOutput) -> dict[str, Any]:
-        return usage(len(self.job.token_ids), generated, output.num_cached_tokens)
 
 
 ROUTES = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]

@@ -13,10 +13,14 @@ from server.service import Service
 
 
 async def health(request: Request) -> Response:
-    """200 when the model is loaded and warmed up, 503 before and after the engine's death."""
+    """200 when the model is loaded and warmed up, 503 while no engine serves or the server ends."""
     engine = Service.of(request).engine
+    if engine.is_draining:
+        return JSONResponse({"status": "draining"}, status_code=503)
     if engine.is_dead:
         return JSONResponse({"status": "dead"}, status_code=503)
+    if engine.is_restarting:
+        return JSONResponse({"status": "restarting"}, 503, headers={"Retry-After": "2"})
     if not engine.is_ready:
         return JSONResponse({"status": "loading"}, status_code=503, headers={"Retry-After": "5"})
     return JSONResponse({"status": "ok"})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import pydantic_core
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
-from server.body import read_body, read_bytes
+from jaxserve.inputs import check_token_ids
 from server.protocol.chat import ChatTokenizeRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.service import Service
@@ -20,21 +20,26 @@ async def tokenize(request: Request) -> Response:
     """Token ids of a text (`prompt`) or of a conversation (`messages`)."""
     service = Service.of(request)
     service.require_ready()
-    raw = await read_bytes(request, service.max_body_bytes)
-    body: TokenizeRequest | ChatTokenizeRequest
-    if _has_messages(raw):
-        body = ChatTokenizeRequest.model_validate_json(raw)
-        body.check_template()
-    else:
-        body = TokenizeRequest.model_validate_json(raw)
-    body.check_extras()
-    service.resolve_model(body.model)
-    if isinstance(body, ChatTokenizeRequest):
-        tokens = await service.encode_chat(body, add_special_tokens=body.add_special_tokens)
-    else:
-        tokens = await service.encode(
-            body.prompt, add_special_tokens=body.add_special_tokens, field="prompt"
-        )
+    async with service.bodies.json(request) as given:
+        if "messages" in given and "prompt" in given:
+            raise ValidationError("messages", "...", "either messages or prompt")
+        body: TokenizeRequest | ChatTokenizeRequest
+        if "messages" in given:
+            validate = partial(ChatTokenizeRequest.model_validate, given)
+            body = await service.bodies.made(request, validate)
+            body.check_template()
+        else:
+            body = TokenizeRequest.model_validate(given)
+        body.check_extras()
+        service.resolve_model(body.model)
+        if isinstance(body, ChatTokenizeRequest):
+            tokens = await service.encode_chat(
+                body, add_special_tokens=body.add_special_tokens, tools=body.rendered_tools()
+            )
+        else:
+            tokens = await service.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens, field="prompt"
+            )
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": service.engine.max_model_len,
@@ -50,22 +55,14 @@ async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included."""
     service = Service.of(request)
     service.require_ready()
-    body = await read_body(request, DetokenizeRequest, service.max_body_bytes)
-    body.check_extras()
-    service.resolve_model(body.model)
-    service.check_token_ids(body.tokens, "tokens")
+    async with service.bodies.reading(request, DetokenizeRequest) as body:
+        body.check_extras()
+        service.resolve_model(body.model)
+        most = service.engine.max_model_len
+        if len(body.tokens) > most:
+            raise ValidationError("tokens", f"{len(body.tokens)} tokens", f"the context is {most}")
+        check_token_ids(body.tokens, service.engine.model_config.vocab_size, "tokens")
     return JSONResponse({"prompt": await service.decode(body.tokens, skip_special_tokens=False)})
-
-
-def _has_messages(raw: bytes) -> bool:
-    try:
-        parsed = pydantic_core.from_json(raw)
-    except ValueError:
-        # Not JSON at all: validation of the body says so in its own words.
-        return False
-    if isinstance(parsed, dict) and "messages" in parsed and "prompt" in parsed:
-        raise ValidationError("messages", "...", "either messages or prompt")
-    return isinstance(parsed, dict) and "messages" in parsed
 
 
 ROUTES = [

@@ -53,7 +53,7 @@ def test_a_late_host_leaves_the_device_idle(monkeypatch):
         compile_ahead=2,
         compile_in_background=False,
     )
-    engine = llm._engine
+    engine = llm.client.engine
     plan = engine.scheduler.plan
 
     def late():

@@ -30,6 +30,8 @@ def test_paging_wastes_less_in_the_same_bytes(tmp_path, capsys):
     assert static["requests_at_once"] == 4  # 512 tokens in areas of 128
     assert paged["requests_at_once"] > 4
     assert 0 < paged["kv_waste"] < static["kv_waste"] < 1
+    assert 0.5 < paged["active_ratio_least"] <= paged["active_ratio_median"] <= 1
+    assert static["active_ratio_median"] < paged["active_ratio_median"]
     assert "less memory a request" in capsys.readouterr().out
 
 

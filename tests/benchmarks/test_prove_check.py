@@ -12,11 +12,11 @@ from benchmarks.gpu import decode_step
 from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
 from benchmarks.kernel_bench.tuning import choices_of
 from benchmarks.kernel_bench.worker import entries_of
+from benchmarks.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
+from benchmarks.prove.gpu_targets import CompilerMissingError, require_compiler
 from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
 from pallas_kernels import KernelError
-from pallas_kernels.gpu_targets import CompilerMissingError, require_compiler
-from pallas_kernels.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
 
 
 def compiler_missing() -> str:

@@ -13,9 +13,7 @@ from jax.sharding import Mesh
 from benchmarks import prove_step
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import memory_document
-from jaxserve.models.layers import PLAIN
-from pallas_kernels.gpu_targets import CompilerMissingError, require_compiler
-from pallas_kernels.prove import (
+from benchmarks.prove import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
     Cost,
@@ -24,6 +22,8 @@ from pallas_kernels.prove import (
     Proof,
     device_name,
 )
+from benchmarks.prove.gpu_targets import CompilerMissingError, require_compiler
+from jaxserve.models.linear import PLAIN_LINEAR
 
 SETTING = prove_step.Setting("h200", 1, "llama-1b", 2, num_pages=64, page_size=16)
 DECODE, MIXED = prove_step.STEPS["decode[16]"], prove_step.STEPS["mixed[256,2048]"]
@@ -120,6 +120,13 @@ def test_the_full_run_is_that_of_the_document() -> None:
         assert f"{setting.devices} x {device_name(setting.kind)} |" in document, setting
 
 
+def test_quantised_weights_need_a_kernel_of_their_own() -> None:
+    (setting,) = prove_step.settings(prove_step.parse(["--quantization", "int4"]))
+    assert setting.quantization == "int4"
+    wanted = prove_step.requirements(setting, setting.backends(), DECODE, POOL)
+    assert wanted.instructions["quantized_matmul"] == "wgmma"
+
+
 def test_a_failed_step_and_a_missing_compiler_have_their_exit_codes(monkeypatch, capsys) -> None:
     def failed(setting, step):
         return proved(setting, step, failures=("only 1 of 2 bytes are in place",))
@@ -138,7 +145,7 @@ def test_a_failed_step_and_a_missing_compiler_have_their_exit_codes(monkeypatch,
 
 def test_weights_and_pool_are_those_of_one_device() -> None:
     config = SETTING.config()
-    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16", PLAIN)
+    _, leaves = prove_step.abstract_leaves(config, local_mesh(), "bfloat16", PLAIN_LINEAR)
     weights = prove_step.device_bytes(leaves)
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     layer = config.hidden_size * (heads + config.num_heads * config.head_dim)
@@ -146,15 +153,15 @@ def test_weights_and_pool_are_those_of_one_device() -> None:
     table = config.vocab_size * config.hidden_size
     assert weights == 2 * (2 * layer + 2 * table + config.hidden_size)
 
-    state = prove_step.abstract_state(SETTING, config, local_mesh())
+    state = prove_step.abstract_state(SETTING, local_mesh())
     token = 2 * config.num_kv_heads * config.head_dim * 2
-    assert prove_step.device_bytes(state.kv_pages) == 2 * 64 * 16 * token
+    assert prove_step.device_bytes(state.kv) == 2 * 64 * 16 * token
 
-    cost = prove_step.step_cost(SETTING, config, DECODE, weights)
+    cost = prove_step.step_cost(SETTING, config, DECODE, weights, weights // 2)
     dense, row = 2 * layer + config.hidden_size, 4 * 2 * config.num_heads * config.head_dim
     assert cost.flops == 2 * 16 * (dense + table) + row * 64 * 16
     assert cost.bytes == weights - 2 * table + 2 * 64 * 16 * token
-    mixed = prove_step.step_cost(SETTING, config, MIXED, weights)
+    mixed = prove_step.step_cost(SETTING, config, MIXED, weights, weights // 2)
     chunk = 2048 // MIXED.num_lanes
     seen = 64 * 16 + MIXED.num_lanes * sum(range(1, chunk + 1))
     products = (256 + 2048) * dense + (256 + MIXED.num_lanes) * table
@@ -189,6 +196,12 @@ def test_matrix_instructions_are_asked_of_the_kernels_that_the_step_holds() -> N
     assert wanted.in_place == POOL
     assert wanted.max_temporaries == POOL // 2
     assert wanted.own_kernel
+    assert wanted.a_layer == 9
+    assert prove_step.requirements(SETTING, backends, MIXED, POOL).a_layer == 10
+    assert prove_step.requirements(tpu, tpu.backends(), DECODE, POOL).a_layer is None
+    triton = replace(backends, decode="triton", prefill="triton")
+    assert prove_step.requirements(SETTING, triton, DECODE, POOL).a_layer == 10
+    assert prove_step.requirements(SETTING, triton, MIXED, POOL).a_layer == 14
 
     both = replace(backends, decode="triton", prefill="mosaic_tpu")
     wanted = prove_step.requirements(SETTING, both, MIXED, POOL)
@@ -242,6 +255,26 @@ def test_a_greedy_step_of_an_absent_gpu_is_one_graph_of_few_kernels() -> None:
     # the gated activation
     assert sum(found.a_layer.values()) == 10
     assert found.a_layer["fusion"] == 1
+
+
+@pytest.mark.slow
+def test_a_hopper_layer_launches_nine_kernels_and_a_mixed_one_prefill_besides() -> None:
+    """With more layers than one, so that what is cleared for each of them is seen to be shared."""
+    try:
+        require_compiler()
+    except CompilerMissingError as error:
+        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
+    names = {"product": 4, "residual_norm": 2, "rotate_and_write": 1, "fusion": 1}
+    setting = replace(SETTING, layers=5, num_pages=8192)
+    for shape, names_too in (
+        (DECODE, {"paged_decode": 1}),
+        (MIXED, {"paged_decode": 1, "paged_prefill": 1}),
+    ):
+        step = prove_step.prove_step(setting, shape)
+        assert step.proof.failures == ()
+        assert step.proof.counts.a_layer == names | names_too
+        assert step.proof.counts.kernels["paged_decode"] == 5
+        assert (step.proof.counts.loops, step.proof.counts.outside) == (0, 0)
 
 
 @pytest.mark.slow

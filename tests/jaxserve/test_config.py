@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,43 @@ from jaxserve.errors import ValidationError
         ("max_num_seqs", 0),
         ("max_model_len", "auto"),
         ("dtype", "int4"),
+        ("revision", ""),
+        ("compilation_cache", ""),
+        ("tokenizer", 7),
+        ("hf_overrides", [1]),
+        ("hf_overrides", {1: 2}),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         EngineConfig.from_settings(model="m", **{name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("length_classes", (3, 4)),
+        ("length_shares", [1, 1, 1]),
+        ("max_overtaken_tokens", 0),
+    ],
+)
+def test_what_the_policy_does_not_read_is_refused(policy: str, name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=f"unless scheduling_policy.*{policy}") as caught:
+        EngineConfig.from_settings(model="m", scheduling_policy=policy, **{name: value})
+    assert caught.value.field == name
+    EngineConfig.from_settings(model="m", scheduling_policy="length", **{name: value})
+
+
+@pytest.mark.parametrize("token", ["", "secret secret", "secret\n", "sécret", 7, b"secret"])
+def test_a_token_is_never_shown(token: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(model="m", hf_token=token)
+    assert caught.value.field == "hf_token" and "cret" not in str(caught.value)
+    assert "secret" not in repr(EngineConfig(model="m", hf_token="secret"))
+
+
+def test_paths_are_taken() -> None:
+    made = EngineConfig.from_settings(model=Path("/m"), tokenizer=Path("/t"))
+    assert (made.model, made.tokenizer) == ("/m", "/t")

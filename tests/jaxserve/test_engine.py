@@ -102,7 +102,7 @@ def test_completions_of_one_prompt_are_those_of_separate_requests(
     ):
         assert completion.token_ids == single.outputs[0].token_ids
     assert together.prompt_logprobs is not None and len(together.prompt_logprobs) == len(prompt)
-    assert engine._engine.scheduler.pages.pool.num_used == 0
+    assert engine.client.engine.scheduler.pages.pool.num_used == 0
 
 
 def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
@@ -162,16 +162,16 @@ def test_prompt_logprobs_of_a_single_token(llm) -> None:
 
 
 def test_an_abort_during_the_prefill_leaves_no_prompt_logprobs_behind(llm) -> None:
-    engine = llm._engine
+    client = llm.client
+    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
     for steps in (1, 2):
-        prepared = llm._prepare([7] * 90, SamplingParams(max_tokens=2, prompt_logprobs=1))
-        engine.add(prepared.sequences[0])
+        client.add(client.prepare([7] * 90, params, "aborted"))
         for _ in range(steps):
-            engine.step()
-        engine.abort(prepared.sequences[0].request_id)
-        while engine.has_work:
-            engine.step()
-        assert not engine._prompt_logprobs
+            assert client.outputs() == []
+        client.abort("aborted")
+        while client.has_work:
+            client.outputs()
+        assert not client.engine._prompt_logprobs
 
 
 def test_penalties_equal_their_definition(llm, reference) -> None:
@@ -283,7 +283,7 @@ def test_text_without_a_tokenizer_is_refused(llm) -> None:
 
 def test_a_failing_step_leaves_no_request_behind(llm, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine.runner, "fetch", lambda step: 1 / 0)
+        patch.setattr(llm.client.engine.runner, "fetch", lambda step: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.generate([[1, 2, 3]], use_tqdm=False)
     assert llm.stats().num_running == 0

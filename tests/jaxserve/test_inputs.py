@@ -7,25 +7,29 @@ from typing import Any
 
 import pytest
 
-from jaxserve import EngineConfig, SamplingParams
+from checkpoints import bundled_model_path
+from jaxserve import SamplingParams
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
+from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
+from jaxserve.tokenization.tokenizer import Tokenizer
+from tests.resolved_config import resolved_config
 
 
 def processor(tokenizer: Any = None) -> InputProcessor:
     model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3))
-    return InputProcessor(EngineConfig(model="m", max_model_len=16), model, tokenizer)
+    return InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
 
 
 def test_the_tokenizers_end_token_ends_a_text_too() -> None:
-    tokenizer = SimpleNamespace(eos_token_id=7)
+    tokenizer = SimpleNamespace(eos_token_id=7, vocab_size=100)
 
     def ends(inputs: InputProcessor, **options: Any) -> frozenset[int]:
         prepared = inputs.prepare([5], SamplingParams(**options), "r")
-        return prepared.sequences[0].stop_rule.end_token_ids
+        return prepared.group.stop_rule.end_token_ids
 
     assert ends(processor(tokenizer)) == {2, 3, 7}
-    assert ends(processor(SimpleNamespace(eos_token_id=None))) == {2, 3}
+    assert ends(processor(SimpleNamespace(eos_token_id=None, vocab_size=100))) == {2, 3}
     assert ends(processor()) == {2, 3}
     assert ends(processor(tokenizer), ignore_eos=True) == frozenset()
 
@@ -35,6 +39,8 @@ def test_the_tokenizers_end_token_ends_a_text_too() -> None:
     [
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": 1}}, "prompt['multi_modal_data']"),
         ({"prompt": [5]}, "prompt"),
+        ({"prompt_token_ids": [5], "cache_salt": ""}, "cache_salt"),
+        ({"prompt_token_ids": [5], "cache_salt": 7}, "cache_salt"),
         ({"prompt_token_ids": None}, "prompt"),
         ({"prompt_token_ids": []}, "prompt"),
         ({}, "prompt"),
@@ -51,7 +57,7 @@ def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
 def test_keys_of_a_prompt_that_ask_for_nothing_are_accepted() -> None:
     prompt = {"prompt": "", "prompt_token_ids": [5, 6], "multi_modal_data": None}
     prepared = processor().prepare(prompt, SamplingParams(), "r")
-    assert (prepared.prompt, prepared.prompt_token_ids) == ("", [5, 6])
+    assert (prepared.prompt, prepared.group.prompt_token_ids) == ("", [5, 6])
 
 
 def test_parameters_must_leave_a_token_to_sample() -> None:
@@ -63,8 +69,80 @@ def test_parameters_must_leave_a_token_to_sample() -> None:
             inputs.prepare([5], params, "r")
 
 
+def test_a_request_has_the_engines_stream_interval_unless_it_says_otherwise() -> None:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3))
+    inputs = InputProcessor(resolved_config(max_model_len=16, stream_interval=4), model, None)
+    for given, expected in ((None, 4), (1, 1), (2, 2)):
+        params = SamplingParams(stream_interval=given)
+        assert inputs.prepare([5], params, "r").params.stream_interval == expected
+        assert params.stream_interval == given
+    assert processor().prepare([5], SamplingParams(), "r").params.stream_interval is None
+
+
+def test_a_constraint_that_begins_at_once_has_no_thoughts_to_bound() -> None:
+    tokenizer = Tokenizer(bundled_model_path())
+    model: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2, 3))
+    inputs = InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
+    tags = Thoughts("<think>", "</think>", is_open=True)
+
+    def thoughts(**asked: Any) -> Any:
+        constraint = StructuredOutputsParams(**asked) if asked else None
+        params = SamplingParams(
+            thinking_token_budget=5, thoughts=tags, structured_outputs=constraint
+        )
+        return inputs.prepare([5], params, "r").group.thoughts
+
+    assert thoughts() == tags and thoughts(regex="a+", thoughts=tags) == tags
+    assert thoughts(regex="a+") is None
+    tag = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
+    with pytest.raises(ValidationError, match=r"thinking_token_budget=5.*structural_tag"):
+        thoughts(structural_tag=tag)
+
+
 def test_long_lists_are_not_checked_in_the_event_loop() -> None:
     assert InputProcessor.is_quick([5], SamplingParams(stop_token_ids=[1, 2]))
     assert not InputProcessor.is_quick([5] * 5000, SamplingParams())
     assert not InputProcessor.is_quick([5], SamplingParams(allowed_token_ids=[1] * 5000))
     assert not InputProcessor.is_quick([5], SamplingParams(bad_words=["x"]))
+
+
+class Letters:
+    """A tokenizer of one token a letter; it notes how long the texts were."""
+
+    eos_token_id, vocab_size = 200, 300
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.lengths.append(len(text))
+        return [ord(one) for one in text]
+
+
+def test_tokens_that_the_model_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = processor(Letters())
+    assert "300 tokens" in caplog.text and "the model 100" in caplog.text
+    with pytest.raises(ValidationError, match="122") as caught:
+        inputs.prepare("az", SamplingParams(), "r")
+    assert caught.value.field == "prompt"
+    prepared = inputs.prepare("AZ", SamplingParams(bad_words=["z", "B"], min_tokens=1), "r")
+    assert prepared.group.bad_words == [[66], [32, 66]]
+    assert prepared.group.stop_rule.end_token_ids == {2, 3}, "200 is no token of the model"
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised_to_its_end() -> None:
+    tokenizer = Letters()
+    with pytest.raises(ValidationError, match="1000000 characters") as caught:
+        processor(tokenizer).prepare("A" * 1_000_000, SamplingParams(), "r")
+    assert caught.value.field == "prompt" and max(tokenizer.lengths) <= 2**15
+
+
+def test_a_long_text_of_few_tokens_fits() -> None:
+    class Words(Letters):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.lengths.append(len(text))
+            return [5] * len(text.split())
+
+    tokenizer = Words()
+    prepared = processor(tokenizer).prepare("a" * 200_000 + " b", SamplingParams(), "r")
+    assert len(prepared.group.prompt_token_ids) == 2 and tokenizer.lengths[-1] == 200_002

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineConfig, SamplingParams
-from jaxserve.engine import StepOutput
+from jaxserve.client import LocalClient
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import InputProcessor
 from jaxserve.loading import load_engine
+from jaxserve.outputs import RequestOutput
 from pallas_kernels import Backends
+from pallas_kernels.backends.triton import TritonDecodeTuning, TritonPrefillTuning
 from pallas_kernels.compat import mosaic_gpu_interpreter
-from pallas_kernels.tuning import ChipTuning, DecodeTuning, PrefillTuning
+from pallas_kernels.tuning import ChipTuning
 
 INTERPRETER = mosaic_gpu_interpreter()
 HOPPER_CONFIG = {
@@ -39,9 +40,9 @@ HOPPER_CONFIG = {
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="the oracle")
 
 
-def steps(
+def served(
     model: str, backends: Backends, requests: dict[int, SamplingParams], **settings
-) -> Iterator[StepOutput]:
+) -> Iterator[RequestOutput]:
     """Serves random prompts of the given lengths, chunked, batched and decoded side by side."""
     config = EngineConfig(
         model=model,
@@ -54,26 +55,21 @@ def steps(
         compile_in_background=False,
         **settings,
     )
-    loaded = load_engine(config, backends=backends)
-    inputs = InputProcessor(loaded.config, loaded.model_config, None)
+    client = LocalClient(load_engine(config, backends=backends))
     rng = random.Random(0)
     for length, params in requests.items():
-        prompt = [rng.randrange(3, loaded.model_config.vocab_size) for _ in range(length)]
-        for sequence in inputs.prepare(prompt, params, str(length)).sequences:
-            loaded.engine.add(sequence)
-    while loaded.engine.has_work:
-        yield loaded.engine.step()
-    loaded.engine.close()
+        prompt = [rng.randrange(3, client.model_config.vocab_size) for _ in range(length)]
+        client.add(client.prepare(prompt, params, str(length)))
+    while client.has_work:
+        yield from (output for output in client.outputs() if output.finished)
+    client.close()
 
 
 def tokens(model: str, backends: Backends, **sampling: float) -> dict[str, list[int]]:
     """Tokens of each request, greedy if nothing else is said."""
     params = SamplingParams(**{"temperature": 0.0, **sampling}, max_tokens=6, ignore_eos=True)
-    result: dict[str, list[int]] = {}
-    for step in steps(model, backends, dict.fromkeys((5, 40, 1, 17), params), max_num_seqs=3):
-        for request, token in zip(step.seen.requests, step.seen.tokens):
-            result.setdefault(request.request_id, []).append(token)
-    return result
+    outputs = served(model, backends, dict.fromkeys((5, 40, 1, 17), params), max_num_seqs=3)
+    return {output.request_id: output.outputs[0].token_ids for output in outputs}
 
 
 def logprobs(model: str, backends: Backends) -> np.ndarray:
@@ -93,12 +89,11 @@ def logprobs(model: str, backends: Backends) -> np.ndarray:
     }
     settings = {"dtype": "bfloat16", "load_format": "dummy", "max_logprobs": -1, "max_num_seqs": 2}
     rows: dict[str, list[list[float]]] = {}
-    for step in steps(model, backends, requests, **settings):
-        for entry, request in enumerate(step.seen.requests):
-            for scored in [*step.prompt_logprobs.get(entry, []), step.logprobs[entry]]:
-                by_token = sorted(zip(scored.top_ids, scored.top_logprobs))
-                values = [value for _, value in by_token]
-                rows.setdefault(request.request_id, []).append(values)
+    for output in served(model, backends, requests, **settings):
+        positions = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
+        rows[output.request_id] = [
+            [scored[token].logprob for token in sorted(scored)] for scored in positions if scored
+        ]
     return np.array([row for request in sorted(rows) for row in rows[request]])
 
 
@@ -127,8 +122,8 @@ BACKENDS = {
         **FUSED,
         reason="interpreted",
         tuning=ChipTuning(
-            decode=DecodeTuning(block_tokens=16),
-            prefill=PrefillTuning(tile_rows=16, block_tokens=16),
+            decode=TritonDecodeTuning(block_tokens=16),
+            prefill=TritonPrefillTuning(tile_rows=16, block_tokens=16),
         ),
         interpret=True,
     ),
@@ -149,10 +144,11 @@ def tokens_of_plain_xla(float32_model) -> dict[str, list[int]]:
     return tokens(float32_model, XLA)
 
 
+@pytest.mark.slow  # interpreters are slow
 @pytest.mark.parametrize(
     "name",
-    ["native", *(pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS if n != "native")],
-)  # interpreters are slow
+    BACKENDS,
+)
 def test_float32_tokens_are_those_of_plain_xla(name, float32_model, tokens_of_plain_xla):
     assert tokens(float32_model, BACKENDS[name]) == tokens_of_plain_xla
 
@@ -174,10 +170,10 @@ def test_filtered_tokens_are_those_of_plain_xla(float32_model):
 )
 def test_bfloat16_logits_on_mosaic_gpu_are_those_of_plain_xla(tmp_path, monkeypatch):
     """There is no float32 on that backend; the model is made here, since torch may be missing."""
-    monkeypatch.setattr("jaxserve.models.weights.DUMMY_STD", 0.15)  # so that attention matters
+    monkeypatch.setattr("jaxserve.models.dummy.STD", 0.15)  # so that attention matters
     # a CPU would keep the pages as their bits, which the kernels of a GPU do not take
     monkeypatch.setattr(
-        "jaxserve.execution.runner.storage_dtype", lambda dtype, platform: jnp.dtype(dtype)
+        "jaxserve.models.kv_cache.storage_dtype", lambda dtype, platform: jnp.dtype(dtype)
     )
     (tmp_path / "config.json").write_text(json.dumps(HOPPER_CONFIG))
     hopper = Backends(

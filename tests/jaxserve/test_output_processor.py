@@ -8,13 +8,15 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
-from jaxserve.engine import StepOutput, TokenLogprobs
 from jaxserve.inputs import PreparedRequest
+from jaxserve.messages import AddGroup, EngineStats, FirstStep, StepOutput, TokenLogprobs
 from jaxserve.observability.metrics import Metrics
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.observability.step_times import StepTimes
 from jaxserve.output_processor import OutputProcessor
 from jaxserve.outputs import Logprob, RequestOutput
-from jaxserve.request import Request, StopRule
-from jaxserve.scheduling.plan import SeenTokens
+from jaxserve.request import End, FinishReason, Queueing, StopRule
+from jaxserve.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 
@@ -23,21 +25,38 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(bundled_model_path())
 
 
-class Run:
-    """One request of one sequence, whose tokens the test makes up."""
+NO_STATS = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
+NOTHING: dict[str, Any] = {
+    "sequence_ids": [],
+    "tokens": [],
+    "ends": {},
+    "logprobs": {},
+    "prompt_logprobs": {},
+    "embeddings": {},
+    "first_steps": {},
+    "preempted": {},
+    "stats": NO_STATS,
+}
 
-    def __init__(self, tokenizer: Tokenizer, **options: Any):
-        self.outputs = OutputProcessor(tokenizer, Metrics("m"))
+
+class Run:
+    """One request, whose tokens the test makes up."""
+
+    def __init__(self, tokenizer: Tokenizer | None, **options: Any):
+        self.outputs = OutputProcessor(tokenizer, Metrics("m"), ClientClock())
         params = SamplingParams(**options)
         rule = StopRule(frozenset(), frozenset(), 0, 9)
-        self.request = Request("0.0", [5], params, rule, seed=0)
-        self.outputs.add(PreparedRequest("r", None, [5], params, [self.request], 0.0))
+        ids = [f"0.{index}" for index in range(params.n)]
+        group = AddGroup(ids, [0] * params.n, [5], params, rule, [], Queueing(0.0))
+        self.outputs.add(PreparedRequest("r", None, params, group))
 
     def step(self, token: int, logprobs: TokenLogprobs | None = None) -> RequestOutput:
-        step = StepOutput(SeenTokens(requests=[self.request], tokens=[token], rows=[0]))
-        if logprobs is not None:
-            step.logprobs[0] = logprobs
-        return self.outputs.process(step).outputs[0]
+        return self.take({"0.0": [token]}, logprobs={} if logprobs is None else {0: logprobs})[0]
+
+    def take(self, tokens: dict[str, list[int]], **more: Any) -> list[RequestOutput]:
+        pairs = [(name, token) for name, several in tokens.items() for token in several]
+        entries = {"sequence_ids": [n for n, _ in pairs], "tokens": [t for _, t in pairs]}
+        return self.outputs.process(StepOutput(**(NOTHING | entries | more))).outputs
 
 
 def test_an_abort_hands_out_the_text_that_waited_for_a_stop_string(tokenizer) -> None:
@@ -53,10 +72,44 @@ def test_an_abort_hands_out_the_text_that_waited_for_a_stop_string(tokenizer) ->
 @pytest.mark.parametrize("detokenize", [True, False])
 def test_the_token_itself_is_first_among_its_logprobs(tokenizer, detokenize: bool) -> None:
     a, b, c = (tokenizer.encode(text, add_special_tokens=False)[0] for text in "abc")
-    scored = TokenLogprobs(b, -2.0, 3, [a, c, b], [-0.5, -1.0, -2.0])
-    for count, expected in ((0, [b]), (1, [b, a]), (2, [b, a, c])):
-        run = Run(tokenizer, logprobs=count, detokenize=detokenize)
-        done = run.step(b, scored).outputs[0]
-        assert done.logprobs is not None and list(done.logprobs[0]) == expected
-        assert done.logprobs[0][b] == Logprob(-2.0, 3, "b" if detokenize else None)
-        assert done.cumulative_logprob == -2.0
+    scored = TokenLogprobs([b, a, b, c], [-2.0, -0.5, -2.0, -9.0], [2, 1, 2, None])
+    run = Run(tokenizer, logprobs=2, detokenize=detokenize)
+    done = run.step(b, scored).outputs[0]
+    assert done.logprobs is not None and list(done.logprobs[0]) == [b, a, c]
+    assert done.logprobs[0][b] == Logprob(-2.0, 2, "b" if detokenize else None)
+    assert done.logprobs[0][c] == Logprob(-9.0, None, "c" if detokenize else None)
+    assert done.cumulative_logprob == -2.0
+
+
+def test_tokens_reach_the_sequences_that_they_are_named_for() -> None:
+    run = Run(None, n=3, temperature=1.0)
+    run.take({"0.2": [7], "0.0": [8, 9], "7.1": [1]})
+    (last,) = run.take({"0.1": [6]})
+    assert [one.token_ids for one in last.outputs] == [[8, 9], [6], [7]]
+
+
+def test_what_the_engine_says_of_the_schedule_is_in_the_metrics() -> None:
+    run = Run(None, n=2, temperature=1.0)
+    run.take({}, first_steps={"0.0": FirstStep(3.0, 0.5, 8), "9.0": FirstStep(1.0, None, 0)})
+    run.take({}, first_steps={"0.1": FirstStep(4.0, None, 24)}, preempted={"0.1": 2, "9.0": 1})
+    aborted, sequences = run.outputs.abort("r")
+    assert sequences == ["0.0", "0.1"] and not run.outputs.has_live
+    assert aborted is not None and aborted.metrics is not None
+    assert (aborted.metrics.first_scheduled_time, aborted.metrics.queue_overhead) == (3.0, 0.5)
+    assert aborted.metrics.num_preemptions == 2
+    assert aborted.num_cached_tokens == 8, "of the sequence that went ahead"
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
+def test_a_stream_tells_by_intervals_but_for_its_ends(kind: RequestOutputKind) -> None:
+    run = Run(None, stream_interval=3, output_kind=kind, max_tokens=9, detokenize=False)
+    told = []
+    for token in range(9):
+        ends = {0: End(FinishReason.LENGTH, None)} if token == 8 else {}
+        told += [(token, out) for out in run.take({"0.0": [token]}, ends=ends)]
+    assert [token for token, _ in told] == [0, 3, 6, 8]
+    heard = [out.outputs[0].token_ids for _, out in told]
+    if kind is RequestOutputKind.DELTA:
+        heard = [[*range(9)][: sum(map(len, heard[: n + 1]))] for n in range(len(heard))]
+    assert heard == [[0], [0, 1, 2, 3], [*range(7)], [*range(9)]]
+    assert told[-1][1].finished

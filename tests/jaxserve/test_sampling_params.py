@@ -172,17 +172,14 @@ def test_verify():
         SamplingParams(logprobs=101).verify(**limits)
 
 
-def test_children_have_seeds_of_their_own():
-    parent = SamplingParams(n=3, seed=5, stop=["x"], logit_bias={1: 2})
-    children = [parent.for_child(i) for i in range(3)]
-    assert [child.seed for child in children] == [5, 6, 7]
-    assert {child.n for child in children} == {1}
-    assert (parent.n, parent.seed) == (3, 5)
-    assert all(child.logit_bias is parent.logit_bias for child in children), "16384 of them may be"
-    assert SamplingParams(n=2).for_child(1).seed is None
-    # Neither -1 ("no seed") nor a value past int64 breaks a child's seed.
-    assert SamplingParams(n=2, seed=-2).for_child(1).seed == -1
-    assert SamplingParams(n=2, seed=2**63 - 1).for_child(1).seed == -(2**63)
+def test_the_engine_gets_what_it_needs_and_no_text():
+    params = SamplingParams(
+        n=3, seed=5, stop=["x"], bad_words=["y"], logit_bias={1: 2}, min_p=0.1, logprobs=2
+    )
+    sent = params.for_engine()
+    assert sent == SamplingParams(seed=5, logit_bias={1: 2}, min_p=0.1, logprobs=2)
+    assert sent.logit_bias is params.logit_bias, "it may name the vocabulary"
+    assert (params.n, params.stop, params.bad_words) == (3, ["x"], ["y"])
 
 
 def test_clone_is_equal_and_apart():

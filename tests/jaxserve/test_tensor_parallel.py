@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
@@ -23,9 +24,9 @@ assert len(jax.devices()) == 4
 llm = LLM(
     model=folder, tensor_parallel_size=2, skip_tokenizer_init=True, max_model_len=96,
     max_num_seqs=2, max_num_batched_tokens=16, block_size=8, num_pages=20, compile_ahead=2,
-    compile_in_background=False,
+    compile_in_background=False, enable_embeddings=True,
 )
-pool = llm._engine.runner._state.kv_pages
+pool = llm.client.engine.runner._state.kv.pages
 assert pool.addressable_shards[0].data.shape[3] * 2 == pool.shape[3], "heads are sharded"
 params = [
     SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
@@ -34,14 +35,16 @@ params = [
 tokens = [
     [o.outputs[0].token_ids for o in llm.generate(prompts, p, use_tqdm=False)] for p in params
 ]
+vectors = [o.outputs.embedding for o in llm.embed(prompts, "mean", False, use_tqdm=False)]
 try:
     LLM(model=folder, tensor_parallel_size=3, skip_tokenizer_init=True)
 except ValidationError as error:
     refusal = error.field
-print(json.dumps({"tokens": tokens, "refusal": refusal}))
+print(json.dumps({"tokens": tokens, "vectors": vectors, "refusal": refusal}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["llama_gqa", pytest.param("qwen3_tied_biases", marks=pytest.mark.slow)]
 )
@@ -60,4 +63,8 @@ def test_two_devices_give_the_tokens_of_transformers(case, model_folder) -> None
     seen = json.loads(done.stdout.splitlines()[-1])
     model = oracle.load(folder)
     assert seen["tokens"][0] == [oracle.greedy(model, prompt, 24) for prompt in prompts]
+    for found, prompt in zip(seen["vectors"], prompts, strict=True):
+        with torch.no_grad():
+            wanted = model.model(torch.tensor([prompt])).last_hidden_state[0].mean(dim=0)
+        torch.testing.assert_close(torch.tensor(found), wanted, atol=1e-4, rtol=1e-4)
     assert seen["refusal"] == "tensor_parallel_size"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from checkpoints import bundled_model_path
 from jaxserve import LLM, AsyncEngine, EngineConfig, RequestOutput, RequestOutputKind
 from jaxserve import SamplingParams as Params
 from jaxserve.errors import EngineDeadError, ValidationError
+from tests.jaxserve.test_engine_death import engines_made, fail_dispatch
 
 PROMPTS = ["Add 2 and 3.", "用 500 字介绍一下量子力学", "Sort: pear, apple", "x"]
 
@@ -115,6 +117,22 @@ def test_bad_words_never_appear(llm) -> None:
     assert tuple(ids) not in pairs
 
 
+def test_a_request_whose_time_is_over_returns_what_it_has(llm) -> None:
+    params = Params(max_tokens=150, ignore_eos=True)
+    late = llm.generate(["x", "y"], params, use_tqdm=False, timeout=1e-6)
+    for output in late:
+        done = output.outputs[0]
+        assert (done.finish_reason, done.stop_reason, done.token_ids) == ("abort", "timeout", [])
+    assert len(complete(llm, "x", max_tokens=3, ignore_eos=True).token_ids) == 3
+
+
+def test_priorities_are_one_a_prompt_and_need_their_policy(llm) -> None:
+    for priority in ([0], [0, 1], 3):
+        with pytest.raises(ValidationError, match="priority"):
+            llm.generate(["x", "y"], use_tqdm=False, priority=priority)
+    assert len(llm.generate(["x"], Params(max_tokens=1), use_tqdm=False, priority=[0])) == 1
+
+
 def test_chat_renders_the_template(llm) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     params = Params(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -159,33 +177,30 @@ async def collect(engine: AsyncEngine, prompt: Any, name: str, **options: Any) -
     return [output async for output in engine.generate(prompt, params, name)]
 
 
-def test_the_async_engine(llm, settings) -> None:
+def test_the_async_engine(llm, settings, monkeypatch) -> None:
     """One engine for all of it: loading dominates."""
+    made = engines_made(monkeypatch)
     expected = [complete(llm, prompt, max_tokens=30) for prompt in PROMPTS]
 
     async def body(engine: AsyncEngine) -> None:
         await streams_equal_the_blocking_front(engine, expected)
         await closing_a_stream_aborts(engine)
         await abort_ends_a_stream(engine)
+        await a_stream_ends_when_its_time_is_over(engine)
         await bad_requests_leave_it_alive(engine)
         assert gauge(engine, "num_requests_running") == 0.0
         assert gauge(engine, "num_requests_waiting") == 0.0
         assert gauge(engine, "kv_cache_usage_perc") == 0.0
-        await a_dead_engine_says_so(engine)
+        await a_dead_engine_says_so(engine, lambda: fail_dispatch(made[0]))
 
     run_async(settings, body)
 
 
 def gauge(engine: AsyncEngine, name: str) -> float:
-    labels = {"model_name": engine.config.served_model_name[0]}
+    labels = {"model_name": Path(engine.asked.model_names[0]).name, "engine": "0"}
     value = engine.metrics.registry.get_sample_value(f"jaxserve:{name}", labels)
     assert value is not None
     return value
-
-
-async def started(engine: AsyncEngine, request_id: str) -> None:
-    while request_id not in engine._streams:
-        await asyncio.sleep(0)
 
 
 async def until_idle(engine: AsyncEngine) -> None:
@@ -227,7 +242,7 @@ async def closing_a_stream_aborts(engine: AsyncEngine) -> None:
     await stream.aclose()
     await until_idle(engine)
     task = asyncio.create_task(collect(engine, "x", "cancelled", max_tokens=150))
-    await started(engine, "cancelled")
+    await asyncio.sleep(0)  # the task has begun: its id is in use
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -242,10 +257,22 @@ async def abort_ends_a_stream(engine: AsyncEngine) -> None:
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
     # before the prompt has been tokenised
     task = asyncio.create_task(collect(engine, "x", "early abort", max_tokens=150))
-    await started(engine, "early abort")
+    await asyncio.sleep(0)  # the task has begun: its id is in use
     await engine.abort("early abort")
     outputs = await task
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
+    await until_idle(engine)
+
+
+async def a_stream_ends_when_its_time_is_over(engine: AsyncEngine) -> None:
+    params = Params(max_tokens=150, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    streams = [engine.generate("x", params, f"late{i}", timeout=0.01) for i in range(5)]
+
+    async def last(stream: Any) -> Any:
+        return [output async for output in stream][-1].outputs[0]
+
+    for done in await asyncio.gather(*map(last, streams)):
+        assert (done.finish_reason, done.stop_reason) == ("abort", "timeout")
     await until_idle(engine)
 
 
@@ -256,22 +283,19 @@ async def bad_requests_leave_it_alive(engine: AsyncEngine) -> None:
         async for _ in engine.generate("x", Params(), "urgent", priority=1):
             raise AssertionError
     first = asyncio.create_task(collect(engine, "x", "same", max_tokens=120))
-    await started(engine, "same")
+    await asyncio.sleep(0)  # the task has begun: its id is in use
     with pytest.raises(ValidationError, match="request_id"):
         await collect(engine, "x", "same")
     assert len((await first)[-1].outputs[0].token_ids) == 120
 
 
-async def a_dead_engine_says_so(engine: AsyncEngine) -> None:
-    def fail(loaded: Any) -> None:
-        raise RuntimeError("the device is gone")
-
+async def a_dead_engine_says_so(engine: AsyncEngine, fail: Callable[[], None]) -> None:
     task = asyncio.create_task(collect(engine, "x", "doomed", max_tokens=150))
-    await started(engine, "doomed")
-    engine._commands.put(fail)
+    await asyncio.sleep(0)
+    fail()
     with pytest.raises(EngineDeadError) as caught:
         await task
-    assert "the device is gone" in str(caught.value.__cause__)
+    assert "out of memory" in str(caught.value.__cause__)
     with pytest.raises(EngineDeadError):
         await collect(engine, "x", "late")
 

@@ -41,17 +41,22 @@ def stored(values: np.ndarray, pool: str) -> np.ndarray:
     return values.astype(jnp.dtype(pool))
 
 
-def page_scales(
-    rng: np.random.Generator, content: np.ndarray, per_page: bool
+def pool_scales(
+    rng: np.random.Generator, content: np.ndarray, pool: str, per_token: bool
 ) -> dict[str, jnp.ndarray]:
-    """Random scales of the pool, or of each page and KV head: NaN for pages that nobody sees."""
-    pages, _, _, kv_heads, _ = content.shape
-    seen = ~np.isnan(content).all(axis=(1, 2, 3, 4))
+    """Random scales of the pool, or of each token and KV head: NaN for tokens that nobody sees.
+
+    As bits where the pool is stored as its bits.
+    """
+    seen = ~np.isnan(content).all(axis=(2, 4)).swapaxes(1, 2)  # [NP, KVH, page_size]
     scales = {}
     for name in ("k_scale", "v_scale"):
-        by_page = rng.uniform(0.01, 0.04, (pages, kv_heads)).astype(np.float32)
-        by_page[~seen] = np.nan
-        scales[name] = jnp.asarray(by_page if per_page else by_page[seen][0, 0])
+        by_token = rng.uniform(0.01, 0.04, seen.shape).astype(ml_dtypes.bfloat16)
+        by_token[~seen] = np.nan
+        if per_token:
+            scales[name] = jnp.asarray(by_token.view(np.uint16) if pool == "uint8" else by_token)
+        else:
+            scales[name] = jnp.float32(rng.uniform(0.01, 0.04))
     return scales
 
 
@@ -72,14 +77,14 @@ def paged_case(
     first_seen: list[int] | None = None,
     stale: bool = False,
     total: int | None = None,
-    per_page: bool = True,
+    per_token: bool = True,
     query: str | None = None,
     queries: int | None = None,
 ) -> Case:
     """Pages in random order; what nobody may see is NaN, the rest of the pool too.
 
-    Pools of int8, float8_e4m3fn and uint8 have scales by page and head, or one with per_page=False;
-    the query is of the pool's type, bfloat16 for 8-bit pools, or as given.
+    Pools of int8, float8_e4m3fn and uint8 have scales by token and head, or one with
+    per_token=False; the query is of the pool's type, bfloat16 for 8-bit pools, or as given.
 
     Args:
         share: rows 0 and 1 share their full pages; `shared` says it for any rows.
@@ -112,7 +117,7 @@ def paged_case(
     q = rng.standard_normal((rows, *axis, heads, head_dim), np.float32)
     scales = {}
     if pool in EIGHT_BITS:
-        scales = page_scales(rng, content, per_page)
+        scales = pool_scales(rng, content, pool, per_token)
     q_type = query or ("bfloat16" if pool in ("uint16", *EIGHT_BITS) else pool)
     return Case(
         jnp.asarray(q.astype(jnp.dtype(q_type))),

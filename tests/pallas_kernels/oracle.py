@@ -16,12 +16,12 @@ def to_float64(stored: np.ndarray) -> np.ndarray:
     return stored.astype(np.float64)
 
 
-def scale_of(scale, pages: np.ndarray) -> np.ndarray:
-    """float64 [tokens, KVH or 1, 1]: what the elements of those pages are multiplied with."""
+def scale_of(scale, pages: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """float64 [tokens, KVH or 1, 1]: what the elements of tokens in those places are times."""
     if scale is None:
         return np.ones((1, 1, 1))
-    scale = np.asarray(scale, np.float64)
-    return scale.reshape(1, 1, 1) if scale.ndim == 0 else scale[pages][:, :, None]
+    scale = to_float64(np.asarray(scale))
+    return scale.reshape(1, 1, 1) if scale.ndim == 0 else scale[pages, :, offsets][:, :, None]
 
 
 def attend_one(
@@ -79,7 +79,8 @@ def decode(
         tokens = np.arange(low, position + 1)
         pages = first_page + table[row, tokens // page_size]
         held = to_float64(pool[pages, tokens % page_size])
-        k, v = held[:, 0] * scale_of(k_scale, pages), held[:, 1] * scale_of(v_scale, pages)
+        k_factor, v_factor = (scale_of(s, pages, tokens % page_size) for s in (k_scale, v_scale))
+        k, v = held[:, 0] * k_factor, held[:, 1] * v_factor
         out[row, query] = attend_one(q[row, query], k, v, scale, soft_cap, sinks)
     return out.reshape(shape)
 

@@ -66,7 +66,7 @@ class Program:
     """The static facts of an attention problem.
 
     Attributes:
-        heads, kv_heads, head_dim, page_size, pool, query, per_page: as in `paged_case`.
+        heads, kv_heads, head_dim, page_size, pool, query, per_token: as in `paged_case`.
         window, soft_cap, splits: options of the call.
         sinks: whether heads have sinks.
         rows: slots of a decode batch, lanes of a prefill region.
@@ -86,7 +86,7 @@ class Program:
     sinks: bool = False
     splits: int | None = None
     query: str | None = None
-    per_page: bool = True
+    per_token: bool = True
     rows: int = 6
     columns: int = 5
     chunk: int = 40
@@ -147,7 +147,7 @@ class Program:
             page_size=self.page_size,
             pool=self.pool,
             query=self.query,
-            per_page=self.per_page,
+            per_token=self.per_token,
             columns=self.columns,
             total=1 + self.rows * self.columns + 2,
             first_page=FIRST_PAGE,
@@ -233,6 +233,7 @@ def programs(
     rows: int = 6,
     tokens: int = 160,
     queries: tuple[int, ...] = (1,),
+    per_token: tuple[bool, ...] = (True, False),
 ) -> st.SearchStrategy[Program]:
     """Programs of any combination of these facts and of the options; each costs a compilation."""
 
@@ -253,7 +254,7 @@ def programs(
         window=st.sampled_from((None, 1, 30, 100)),
         soft_cap=st.sampled_from((None, 3.0)),
         sinks=st.booleans(),
-        per_page=st.booleans(),
+        per_token=st.sampled_from(per_token),
         rows=st.just(rows),
         queries=st.sampled_from(queries),
     )

@@ -58,9 +58,9 @@ def test_everything_else_runs_xla_and_says_why(kind, platform):
 @pytest.mark.parametrize("available", [True, False])
 def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypatch):
     state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")
-    monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
     monkeypatch.setattr("pallas_kernels.native.availability", lambda: state)
-    monkeypatch.setattr("pallas_kernels.native.drawback", lambda: None)
+    monkeypatch.setattr("pallas_kernels.native.drawback", lambda integers: None)
     backends = choose_backends("cpu", "cpu")
     name = "native" if available else "xla"
     assert (backends.decode, backends.prefill, backends.linear) == (name, name, name)
@@ -70,13 +70,17 @@ def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypa
 
 def test_a_cpu_without_avx512_runs_xla_unless_told_otherwise(monkeypatch):
     state = Availability(True, "native code for AVX2")
-    monkeypatch.setattr("pallas_kernels.coverage.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
     monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"avx2"}))
     backends = choose_backends("cpu", "cpu")
     assert (backends.decode, backends.prefill, backends.linear) == ("xla", "xla", "xla")
     assert "without AVX512" in backends.reason
     for operation in ("decode", "prefill", "linear"):
         require_backend(operation, "native", "cpu", "cpu", AttentionShape())
+    quantized = choose_backends("cpu", "cpu", integers=True)
+    assert (quantized.decode, quantized.prefill, quantized.linear) == ("xla", "xla", "native")
+    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"sse2"}))
+    assert choose_backends("cpu", "cpu", integers=True).linear == "xla"
 
 
 def test_native_linear_layers_refuse_float16_by_name():
@@ -92,7 +96,7 @@ def test_tpus_run_mosaic_tpu_where_it_covers_the_model():
         backends = choose_backends(kind, "tpu", covered)
         assert (backends.decode, backends.prefill, backends.write_kv) == ("mosaic_tpu",) * 3
         assert backends.decode_and_write == "mosaic_tpu"
-        assert backends.tuning.decode.multiprocessors == backends.tuning.prefill.cores == cores
+        assert backends.tuning.decode.cores == backends.tuning.prefill.cores == cores
     small = replace(covered, head_dim=64)  # stored with 128 elements a head
     assert choose_backends("TPU v6 lite", "tpu", small).decode == "mosaic_tpu"
     require_backend("decode", "mosaic_tpu", "TPU v6 lite", "tpu", small)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineDeadError
+from jaxserve.inputs import InputProcessor, PreparedRequest
 from jaxserve.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.request import Queueing
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from tests.resolved_config import resolved_config
 
 VOCAB_SIZE = 0x110000
 
@@ -22,6 +28,7 @@ class FakeTokenizer:
 
     vocab_size = 256
     chat_template = "fake"
+    eos_token_id = None
 
     def __init__(self) -> None:
         self.byte_table = _Bytes()
@@ -38,16 +45,29 @@ class FakeTokenizer:
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]:
         return [chr(one) for one in ids]
 
-    def apply_chat_template(
+    def render_chat(
         self,
         messages: Sequence[dict[str, Any]],
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        mark: bool,
+        tools: Sequence[dict[str, Any]] = (),
         **kwargs: Any,
     ) -> str:
-        turns = "".join(f"[{one['role']}]{one['content']}" for one in messages)
-        return turns + "".join(kwargs.values()) + ("[assistant]" if add_generation_prompt else "")
+        turns = "".join(f"({tool['function']['name']})" for tool in tools)
+        turns += "".join(f"[{one['role']}]{one['content']}" for one in messages)
+        return (
+            turns
+            + "".join(str(one) for one in kwargs.values())
+            + ("[assistant]" if add_generation_prompt else "")
+        )
+
+    def info(self) -> dict[str, Any]:
+        return {"tokenizer_class": "Fake", "chat_template": self.chat_template}
+
+    def encode_chat(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self.encode(text, add_special_tokens)
 
 
 class _Bytes:
@@ -65,19 +85,26 @@ class FakeEngine:
         fail_after, failure: raise `failure` after that many tokens.
         abort_after: end the request with finish_reason "abort" after that many tokens.
         started, aborted, finished: request ids, in order.
-        params: the sampling parameters of each request.
+        params: the sampling parameters of each request; limits: most tokens of each; turns: when
+            and how urgent; beams: its search.
+        rooms: of how many requests it was asked whether there is room; refusal: what it says.
     """
 
-    def __init__(self, reply: str = "hello", **config: Any) -> None:
-        self.config = EngineConfig(model="/models/fake", **config)
-        self.tokenizer = FakeTokenizer()
-        self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
-        self.max_model_len = 64
+    def __init__(self, reply: str = "hello", max_model_len: int = 64, **config: Any) -> None:
+        self.asked = EngineConfig(model="/models/fake", max_model_len=max_model_len, **config)
+        self.config = resolved_config(max_model_len=max_model_len, **config)
+        self.tokenizer: Any = FakeTokenizer()
+        self.model_config: Any = SimpleNamespace(
+            vocab_size=VOCAB_SIZE, eos_token_ids=(), num_layers=2
+        )
+        self.max_model_len = max_model_len
+        self._inputs = InputProcessor(self.config, self.model_config, self.tokenizer)
         registry = CollectorRegistry()
-        self.metrics = SimpleNamespace(registry=registry)
+        self.refused: list[str] = []
+        self.metrics = SimpleNamespace(registry=registry, record_refused=self.refused.append)
         Gauge("jaxserve:num_requests_running", "running", registry=registry)
         self.is_ready = True
-        self.is_dead = False
+        self.is_dead = self.is_restarting = self.is_draining = False
         self.error: BaseException | None = None
         self.reply = reply
         self.delay = 0.0
@@ -89,47 +116,78 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.finished: list[str] = []
         self.params: list[SamplingParams] = []
+        self.beams: list[BeamSearchParams | None] = []
+        self.limits: list[int] = []
         self.prompts: list[list[int]] = []
+        self.cache_salts: list[str | None] = []
+        self.poolings: list[PoolingParams | None] = []
+        self.num_generated: Counter[str] = Counter()
         self.shut_down = False
+        self.num_resets = 0
+        self.rooms: list[int] = []
+        self.refusal: Exception | None = None
+        self.turns: list[Queueing] = []
 
     async def wait_ready(self) -> None:
         while not self.is_ready:
             await asyncio.sleep(0.01)
 
+    async def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
     async def shutdown(self) -> None:
         self.shut_down = True
         self.is_dead = True
 
-    async def generate(
-        self,
-        prompt: dict[str, list[int]],
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        arrival_time: float | None = None,
+    def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, **queueing: Any
     ) -> AsyncIterator[RequestOutput]:
-        params.verify(VOCAB_SIZE, self.max_model_len, self.config.max_logprobs)
-        token_ids = prompt["prompt_token_ids"]
+        return self.stream(self._inputs.prepare(prompt, params, request_id))
+
+    def check_room(self, requests: int = 1) -> None:
+        self.rooms.append(requests)
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def prepare(self, *request: Any) -> PreparedRequest:
+        return self._inputs.prepare(*request)
+
+    async def stream(
+        self, prepared: PreparedRequest, *, on_drop: Callable[[int], None] | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        token_ids, request_id = prepared.group.prompt_token_ids, prepared.request_id
+        limit = prepared.group.stop_rule.max_tokens
+        params = prepared.params
         self.started.append(request_id)
         self.params.append(params)
+        self.beams.append(prepared.group.beams)
+        self.limits.append(limit)
         self.prompts.append(token_ids)
+        self.poolings.append(prepared.group.pooling)
+        self.cache_salts.append(prepared.group.cache_salt)
+        self.turns.append(prepared.group.queueing)
         done = False
         try:
-            async for output in self._outputs(token_ids, params, request_id):
+            async for output in self._outputs(token_ids, params, limit, request_id):
                 done = output.finished
+                if (
+                    prepared.group.pooling is not None
+                    and output.outputs[0].finish_reason != "abort"
+                ):
+                    output.embedding = [float(token_ids[0]), 0.1]
                 yield output
         finally:
             (self.finished if done else self.aborted).append(request_id)
+            if not done and on_drop is not None:
+                on_drop(self.num_generated[request_id])
 
     async def _outputs(
-        self, token_ids: list[int], params: SamplingParams, request_id: str
+        self, token_ids: list[int], params: SamplingParams, limit: int, request_id: str
     ) -> AsyncIterator[RequestOutput]:
         texts = [(str(i) if params.n > 1 else "") + self.reply for i in range(params.n)]
         texts = self.replies or texts
-        assert params.max_tokens is not None
-        reasons = ["length" if len(text) > params.max_tokens else "stop" for text in texts]
-        texts = [text[: params.max_tokens] for text in texts]
+        reasons = ["length" if len(text) > limit else "stop" for text in texts]
+        texts = [text[:limit] for text in texts]
 
         def output(outputs: list[CompletionOutput], finished: bool) -> RequestOutput:
             prompt_logprobs = None
@@ -144,7 +202,8 @@ class FakeEngine:
             ids = [ord(one) for one in text]
             logprobs = None
             if params.logprobs is not None:
-                logprobs = [_logprobs(one, params.logprobs) for one in ids]
+                named = {t: Logprob(-9.0, None, chr(t)) for t in params.logprob_token_ids or ()}
+                logprobs = [named | _logprobs(one, params.logprobs) for one in ids]
             reason = reasons[index] if last else None
             return CompletionOutput(index, text, ids, None, logprobs, reason)
 
@@ -164,6 +223,7 @@ class FakeEngine:
                     yield output([completion(i, "", True) for i in range(params.n)], True)
                     return
                 total += 1
+                self.num_generated[request_id] = total
                 last = step == len(text) - 1
                 if params.output_kind is RequestOutputKind.DELTA:
                     finished = last and index == len(texts) - 1

@@ -83,7 +83,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_server() -> Iterator[Server]:
+def running_server(max_queue_wait: str = "none", *more: str) -> Iterator[Server]:
     """A healthy server with four slots and a context of CONTEXT tokens; killed at the end."""
     port = free_port()
     process, lines = start(
@@ -102,6 +102,10 @@ def running_server() -> Iterator[Server]:
         "--compile-ahead",
         "2",
         "--no-compile-in-background",
+        "--enable-embeddings",
+        "--max-queue-wait",
+        max_queue_wait,
+        *more,
     )
     found = Server(process, f"http://127.0.0.1:{port}", lines, saw_loading=False)
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from server import cli
+
 ROOT = Path(__file__).resolve().parents[2]
 JAXSERVE = [sys.executable, "-c", "import sys; from server.cli import main; sys.exit(main())"]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -32,6 +34,7 @@ def test_help_loads_no_heavy_module() -> None:
         "import sys\nfrom server.cli import main\n"
         "try:\n    main(['serve', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
         "heavy = {'jax', 'numpy', 'pydantic', 'starlette', 'uvicorn', 'transformers'}\n"
+        "heavy |= {'jaxserve.bench.tune', 'server.commands.chat'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
     )
     result = subprocess.run(
@@ -39,6 +42,15 @@ def test_help_loads_no_heavy_module() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "0.0.0.0 opens" in result.stdout
+
+
+def test_each_command_is_registered_by_its_name() -> None:
+    def shown(command: str | None) -> set[str]:
+        lines = cli.build_parser(command).format_help().partition("COMMAND\n")[2].splitlines()
+        return {line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "}
+
+    assert shown(None) == shown("unknown") == {*cli.COMMANDS}
+    assert all(shown(name) == {name} for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +70,7 @@ def test_mistakes_are_one_line_and_exit_code_1(words: list[str], expected: str) 
     assert len(lines) == 1 and lines[0].startswith("jaxserve: ") and expected in lines[0]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
     result = run("serve", str(tmp_path), "--port", "0")
@@ -67,6 +80,7 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert len(last) == 1 and "NoSuchModel" in last[0] and str(tmp_path) in last[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
     process = subprocess.Popen(
@@ -86,3 +100,13 @@ def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
     assert process.wait(timeout=60) == 0
     assert "jaxserve serves" not in rest, "it waited for the model"
     assert "Traceback" not in rest
+
+
+def test_the_program_at_vllms_path_is_serve() -> None:
+    words = "--model /nowhere --tensor-parallel-size 4 --host 0.0.0.0 --port 8000"
+    words += " --gpu-memory-utilization 0.9 --max-num-seqs 256"
+    program = [sys.executable, "-m", "jaxserve.entrypoints.openai.api_server", *words.split()]
+    result = subprocess.run(
+        program, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert result.returncode == 1 and "model='/nowhere'" in result.stderr

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -17,12 +19,11 @@ from server.connection import MAX_HEAD_BYTES, Connection
 from tests.server.fake_engine import FakeEngine
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+@contextmanager
+def serving(app: Any, protocol: type[Connection] = Connection) -> Iterator[int]:
+    """A server's port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    engine = FakeEngine()
-    engine.delay = 0.02
-    settings = uvicorn.Config(create_app(engine), http=Connection, log_level="critical")
+    settings = uvicorn.Config(app, http=protocol, ws="none", log_level="critical")
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -31,6 +32,14 @@ def port() -> Iterator[int]:
     yield listener.getsockname()[1]
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    engine = FakeEngine()
+    engine.delay = 0.02
+    with serving(create_app(engine)) as port:
+        yield port
 
 
 def answer(port: int, *pieces: bytes) -> bytes:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from starlette.testclient import TestClient
 
 from jaxserve import EngineConfig
 from jaxserve.async_engine import AsyncEngine
 from server.app import create_app
-from tests.jaxserve.test_engine_death import SIZES, fail_dispatch
+from tests.jaxserve.test_engine_death import SIZES, engines_made, fail_dispatch
 
 
-def test_health_and_requests_after_a_failed_dispatch() -> None:
+@pytest.mark.slow
+def test_health_and_requests_after_a_failed_dispatch(monkeypatch) -> None:
+    made = engines_made(monkeypatch)
     engine = AsyncEngine(EngineConfig.from_settings(**SIZES))
     with TestClient(create_app(engine), raise_server_exceptions=False) as client:
         while client.get("/health").status_code == 503 and not engine.is_dead:
             time.sleep(0.05)
         assert client.get("/health").json() == {"status": "ok"}
-        engine._commands.put(fail_dispatch)
+        fail_dispatch(made[0])
         body = {"prompt": [1, 2, 3], "max_tokens": 4}
         failed = client.post("/v1/completions", json=body)
         assert failed.status_code == 500

@@ -17,19 +17,21 @@ from uvicorn.protocols.http import httptools_impl
 from checkpoints import bundled_model_path
 from server import connection
 from server.http_protocol import HOOKS, http_protocol
+from server.limits import Limits
 from tests.server.server_process import ROOT, free_port
 
 # Of uvicorn: first and last. A newer one: run tests/server/test_connection.py with it, then raise
 # this and the bound in pyproject.toml. Run so far: 0.30.6, 0.34.0, 0.40.0, 0.48.0 and 0.54.0.
 VERSIONS = ((0, 30), (0, 54))
 # What `Connection` reads beside HOOKS; uvicorn makes it as a connection or a request begins.
-READ = ("loop", "transport", "cycle", "url", "headers", "server_state")
+READ = ("loop", "transport", "cycle", "url", "headers", "server_state", "pipeline", "connections")
 
 
 def test_what_is_used_is_there_in_the_versions_that_are_named() -> None:
     version = tuple(int(part) for part in uvicorn.__version__.split(".")[:2])
     assert VERSIONS[0] <= version <= VERSIONS[1], f"uvicorn {uvicorn.__version__}: see VERSIONS"
-    assert http_protocol() is connection.Connection
+    protocol = http_protocol(Limits())
+    assert isinstance(protocol, type) and issubclass(protocol, connection.Connection)
     assert set(HOOKS) <= set(vars(connection.Connection)), "HOOKS are what Connection overrides"
     names = set(httptools_impl.HttpToolsProtocol.__init__.__code__.co_names)
     names |= set(httptools_impl.HttpToolsProtocol.on_message_begin.__code__.co_names)
@@ -41,14 +43,14 @@ def test_what_is_used_is_there_in_the_versions_that_are_named() -> None:
 
 def test_a_class_without_a_hook_is_not_built_on(monkeypatch, caplog) -> None:
     monkeypatch.delattr(httptools_impl.HttpToolsProtocol, "send_400_response")
-    assert http_protocol() == "auto"
+    assert http_protocol(Limits()) == "auto"
     assert "no send_400_response" in caplog.text and uvicorn.__version__ in caplog.text
 
 
 def test_an_error_of_our_own_is_no_rename(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "server.connection", None)
     with pytest.raises(ImportError, match=r"server\.connection"):
-        http_protocol()
+        http_protocol(Limits())
 
 
 RENAMED = """
@@ -86,10 +88,10 @@ def test_a_server_starts_and_serves_without_the_class() -> None:
             data=json.dumps({"prompt": [5, 6, 7], "max_tokens": 3}).encode(),
             headers={"Content-Type": "application/json"},
         )
-        answer = json.load(urllib.request.urlopen(request, timeout=30))
+        answer = json.load(urllib.request.urlopen(request, timeout=120))
         assert answer["usage"]["completion_tokens"] >= 1
     finally:
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
     assert f"uvicorn {uvicorn.__version__} is not as this jaxserve knows it" in output, output
     assert process.returncode == 0, output

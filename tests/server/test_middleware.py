@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from server.app import create_app
+from server.keys import ApiKey
 from tests.server.fake_engine import FakeEngine
 
 
 @pytest.fixture
 def guarded(engine: FakeEngine) -> Iterator[TestClient]:
-    with TestClient(create_app(engine, api_keys=["first", "schlüssel"])) as client:
+    with TestClient(
+        create_app(engine, api_keys=[ApiKey("first", "a"), ApiKey("schlüssel", "b")])
+    ) as client:
         yield client
 
 
@@ -73,3 +79,56 @@ def test_cors_is_off_until_asked_for(client: TestClient, engine: FakeEngine) -> 
     with TestClient(create_app(engine, allowed_origins=["https://a.example"])) as open_client:
         response = open_client.get("/version", headers=headers)
         assert response.headers["access-control-allow-origin"] == "https://a.example"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]", "[::1]:8000"],
+)
+def test_this_machines_names(engine: FakeEngine, host: str) -> None:
+    with TestClient(create_app(engine, allowed_hosts=["localhost", "127.0.0.1", "::1"])) as client:
+        assert client.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "localhost@evil.example",
+        "x/health?y=",
+        "localhost:80:80",
+        "localhost, evil",
+        "",
+        "127.0.0.1.evil.example:8000",
+    ],
+)
+def test_other_names_are_refused(engine: FakeEngine, host: str) -> None:
+    with TestClient(create_app(engine, allowed_hosts=["localhost", "127.0.0.1", "::1"])) as client:
+        for path in ("/health", "/v1/models", "/metrics"):
+            response = client.get(path, headers={"host": host})
+            assert response.status_code == 400 and "allowed-hosts" in response.text
+
+
+def test_websockets_are_refused(engine: FakeEngine) -> None:
+    with (
+        TestClient(create_app(engine, api_keys=[ApiKey("k", "a")])) as client,
+        pytest.raises(WebSocketDisconnect),
+        client.websocket_connect("/v1/completions"),
+    ):
+        raise AssertionError("it was let in")
+
+
+def test_keys_are_compared_by_digest_all_of_them(guarded: TestClient, monkeypatch: Any) -> None:
+    """So that the time says neither how much of a key was right nor which key was meant."""
+    compared: list[int] = []
+    real = secrets.compare_digest
+
+    def counted(one: bytes, other: bytes) -> bool:
+        compared.append(len(one))
+        return real(one, other)
+
+    monkeypatch.setattr("server.middleware.secrets.compare_digest", counted)
+    for key in ("first", "firs", "x", ""):
+        guarded.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert compared == [32] * 8

@@ -11,11 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
+
+pytestmark = pytest.mark.slow  # each starts an engine or a server, or takes seconds
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
@@ -46,6 +50,20 @@ def streamed_text(client: openai.OpenAI, prompt: str, **options: Any) -> str:
         model="tiny", messages=[{"role": "user", "content": prompt}], stream=True, **options
     )
     return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+@pytest.mark.slow
+def test_embeddings(client: openai.OpenAI, server: Server) -> None:
+    texts = ["the sum of two and three", "sort five, one and four", "the sum of two and three"]
+    sent: Any = client.embeddings.create(model="tiny", input=texts)  # as base64, by default
+    told: Any = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
+    vectors = np.array([one.embedding for one in sent.data])
+    np.testing.assert_allclose(vectors, [one.embedding for one in told.data], atol=1e-5)
+    products = vectors @ vectors.T
+    np.testing.assert_allclose([products[0, 0], products[0, 2]], 1.0, atol=1e-3)
+    assert products[0, 1] < 0.999
+    assert sent.usage.prompt_tokens == sent.usage.total_tokens > len(texts)
+    server.wait_until_idle()
 
 
 def test_health_was_503_while_the_model_loaded(server: Server) -> None:
@@ -139,7 +157,7 @@ def test_forced_bytes_of_a_character_come_in_one_piece(server: Server) -> None:
 
 
 def test_seeds_reproduce_and_differ(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 24}
+    options: dict[str, Any] = {"temperature": 1.5, "top_p": 1.0, "max_tokens": 24}
     options["extra_body"] = {"ignore_eos": True}
     one, again, other = (chat_text(client, "Tell me.", seed=s, **options) for s in (1, 1, 2))
     assert one == again != other
@@ -331,6 +349,40 @@ def test_many_clients_at_once(server: Server) -> None:
     assert [choice["index"] for choice in together] == list(range(10))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_ends_in_time(server: Server, stream: bool) -> None:
+    body = {"prompt": "a", "ignore_eos": True, "max_tokens": CONTEXT - 10, "stream": stream}
+    url = f"{server.url}/v1/completions"
+    late = httpx.post(url, json=body | {"timeout": 1e-6}, timeout=60)
+    assert (late.status_code, late.json()["error"]["param"]) == (504, "timeout")
+    cut = httpx.post(url, json=body, headers={"X-Request-Timeout": "0.1"}, timeout=60)
+    # a machine that is busy may have had no token by then, a fast one all of them
+    assert cut.status_code == 504 or '"finish_reason":"' in cut.text
+    server.wait_until_idle()
+
+
+@pytest.mark.slow
+def test_what_would_wait_too_long_is_refused_and_the_rest_is_whole() -> None:
+    body = {"prompt": [20] * 100, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    with running_server(max_queue_wait="0.2") as server:
+        url = f"{server.url}/v1/completions"
+
+        def ask(number: int) -> Any:
+            time.sleep(0.01 * number)
+            return httpx.post(url, json=body, timeout=120)
+
+        with ThreadPoolExecutor(150) as pool:
+            answers = list(pool.map(ask, range(150)))
+        server.wait_until_idle()
+        assert server.health() == 200
+    whole = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert len(whole) + len(refused) == 150 and whole and refused
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert len({answer.json()["choices"][0]["text"] for answer in whole}) == 1
+    assert all(answer.json()["usage"]["completion_tokens"] == 60 for answer in whole)
+
+
 def test_chat_in_a_terminal(server: Server) -> None:
     command = "import sys; from server.cli import main; sys.exit(main())"
     words = ["chat", "--url", server.url, "--max-tokens", "16", "--temperature", "0"]
@@ -356,6 +408,33 @@ def test_a_taken_port_is_one_line(server: Server) -> None:
     assert len(lines) == 1 and "cannot listen" in lines[0]
 
 
+def test_beams_over_http(client: openai.OpenAI) -> None:
+    def ask(**options: Any) -> Any:
+        return client.completions.create(
+            model="tiny",
+            prompt="What is",
+            max_tokens=8,
+            extra_body={"use_beam_search": True},
+            **options,
+        )
+
+    found = ask(n=3)
+    texts = [choice.text for choice in found.choices]
+    assert [choice.index for choice in found.choices] == [0, 1, 2] and len({*texts}) == 3
+    begin = time.monotonic()
+    with pytest.raises(openai.BadRequestError, match="max_logprobs"):
+        ask(n=64)
+    assert time.monotonic() - begin < 30  # at once, on a machine of any speed
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Add 2 and 3."}],
+        n=2,
+        extra_body={"use_beam_search": True, "length_penalty": 0.5},
+    )
+    assert len({choice.message.content for choice in chat.choices}) == 2
+    assert chat.usage is not None and chat.usage.completion_tokens > 0
+
+
 def test_sigterm_ends_it_cleanly(server: Server) -> None:
     """The last test of the module: a signal in the middle of a stream."""
     body = {"prompt": "a", "max_tokens": CONTEXT - 8, "ignore_eos": True, "stream": True, "n": 4}
@@ -365,6 +444,6 @@ def test_sigterm_ends_it_cleanly(server: Server) -> None:
         server.process.send_signal(signal.SIGTERM)
         rest = b"".join(pieces)
     assert server.process.wait(timeout=60) == 0
-    # not served to its end
-    assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"abort"' in rest
+    assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"abort"' not in rest
+    assert rest.count(b'"finish_reason":"length"') == 4, "served to its end"
     assert not any("Traceback" in line for line in server.lines)

@@ -90,6 +90,32 @@ def test_leaving_while_tokens_come(path: str, stream: bool, prompts: int) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}),
+    ],
+)
+def test_leaving_what_is_told_as_parts(path: str, body: dict[str, Any], stream: bool) -> None:
+    async def main() -> None:
+        engine = FakeEngine("x" * 40)
+        engine.delay = 0.01
+        connection = Connection(path, body | {"stream": stream})
+        app = create_app(engine)
+        call = asyncio.create_task(app(connection.scope, connection.receive, connection.send))
+        await wait_for(lambda: engine.started)
+        await (connection.some_data.wait() if stream else asyncio.sleep(0.02))
+        connection.gone.set()
+        async with asyncio.timeout(5):
+            await call
+        assert len(engine.aborted) == 1 and not engine.finished
+        assert app.state.service.responses.count == 0
+
+    asyncio.run(main())
+
+
 def test_leaving_before_the_first_token() -> None:
     async def main() -> None:
         engine = FakeEngine()

@@ -16,11 +16,14 @@ from benchmarks.peers.workload import Cell
 ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "jaxserve": ("jaxserve_llm", {}),
     "jaxserve-int8": ("jaxserve_llm", {"quantization": "int8"}),
+    "jaxserve-int4": ("jaxserve_llm", {"quantization": "int4"}),
+    "jaxserve-q4_0": ("jaxserve_gguf", {"weights": "q4_0"}),
     "transformers": ("transformers_generate", {}),
     "transformers-continuous": ("transformers_continuous", {}),
     "vllm": ("vllm_llm", {}),
     "llama.cpp": ("llama_cpp_batch", {}),
     "llama.cpp-q8_0": ("llama_cpp_batch", {"weights": "q8_0"}),
+    "llama.cpp-q4_0": ("llama_cpp_batch", {"weights": "q4_0"}),
     "openvino": ("openvino_batching", {}),
 }
 

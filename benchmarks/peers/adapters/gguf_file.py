@@ -1,6 +1,6 @@
 """A Llama checkpoint in Hugging Face format as a GGUF file without a vocabulary.
 
-    python -m benchmarks.peers.adapters.gguf_file --model FOLDER --weights bf16|f32|q8_0 OUT
+    python -m benchmarks.peers.adapters.gguf_file --model FOLDER --weights bf16|f32|q8_0|q4_0 OUT
 
 Prompts are token ids, so no tokenizer is written. Norms stay float32, as llama.cpp's own converter
 has them. needs: gguf.
@@ -22,11 +22,13 @@ TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
     "bf16": gguf.GGMLQuantizationType.BF16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
 }
 FILE_TYPES = {
     "f32": gguf.LlamaFileType.ALL_F32,
     "bf16": gguf.LlamaFileType.MOSTLY_BF16,
     "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
 
 

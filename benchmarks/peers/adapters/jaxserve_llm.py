@@ -17,35 +17,36 @@ class Jaxserve:
     """`LLM`, stepped by hand: its own queue would run as many requests as there are slots."""
 
     def __init__(self, llm: LLM):
-        chosen = llm._engine.runner._backends
+        chosen = llm.backends
         kernels = f"decode {chosen.decode}, prefill {chosen.prefill}, linear {chosen.linear}"
         self.versions = environment() | {"kernels": kernels}
         self._llm = llm
         self._number = 0
 
     def run(self, cell: Cell) -> Ran:
-        llm, items = self._llm, [WorkItem(*r) for r in zip(cell.prompts, cell.output_lens)]
+        client, items = (
+            self._llm.client,
+            [WorkItem(*r) for r in zip(cell.prompts, cell.output_lens)],
+        )
         tokens: list[list[int]] = [[] for _ in items]
         first, self._number = self._number, self._number + len(items)
-        steps = llm.stats().num_steps
+        steps = client.stats().num_steps
 
         def add(index: int) -> None:
             item = items[index]
-            request = llm._inputs.prepare(item.prompt_token_ids, item.params(), str(first + index))
-            llm._outputs.add(request)
-            llm._engine.add(request.sequences[0])
+            client.add(client.prepare(item.prompt_token_ids, item.params(), str(first + index)))
 
         def step() -> int:
-            outputs = llm._step()
+            outputs = client.outputs()
             for output in outputs:
                 tokens[int(output.request_id) - first] = list(output.outputs[0].token_ids)
             return len(outputs)
 
         feed(len(items), cell.in_flight, add, step)
-        while llm._engine.has_work:  # with overlap a step is dispatched before the last one's end
-            llm._step()
-        steps = llm.stats().num_steps - steps
-        return Ran(tokens, {"bytes_read": bytes_moved(items, steps, llm.footprint)})
+        while client.has_work:  # with overlap a step is dispatched before the last one's end
+            client.outputs()
+        steps = client.stats().num_steps - steps
+        return Ran(tokens, {"bytes_read": bytes_moved(items, steps, self._llm.footprint)})
 
     def close(self) -> None:
         self._llm.close()

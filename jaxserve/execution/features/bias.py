@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jaxserve.execution.features.feature import Facts, Feature, Need, Rows, SpecialRow
-from jaxserve.execution.layout import array
+from jaxserve.execution.features.feature import Chunk, Facts, Feature, Need, Rows, SpecialRow
+from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
 from jaxserve.sampling_params import MAX_BIAS_ENTRIES
-from jaxserve.scheduling.plan import StepPlan
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
 class BiasInputs:
     """Triples of the step; unused ones name a row that does not exist."""
 
@@ -31,6 +29,7 @@ class Bias(Feature):
     """A step has room for a number of values; the scheduler sees that its rows need no more."""
 
     name = "bias"
+    place = 10
     inputs = BiasInputs
 
     def __init__(self) -> None:
@@ -45,7 +44,7 @@ class Bias(Feature):
         self._entries[slot] = tokens, np.fromiter(bias.values(), np.float32, len(bias))
 
     def pack(
-        self, inputs: BiasInputs, rows: list[SpecialRow], plan: StepPlan, facts: Facts
+        self, inputs: BiasInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
     ) -> None:
         inputs.row[:] = np.iinfo(np.int32).max
         begin = 0

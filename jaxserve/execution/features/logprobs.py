@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
-from jaxserve.execution.layout import array
+from jaxserve.execution.features.feature import Chunk, Facts, Feature, Need, Rows, SpecialRow
+from jaxserve.execution.layout import array, arrays
+from jaxserve.messages import TokenLogprobs
 from jaxserve.request import Request
-from jaxserve.sampling.logprobs import LogprobRows, score
+from jaxserve.sampling.logprobs import score
+from jaxserve.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape
@@ -18,29 +20,94 @@ if TYPE_CHECKING:
 PASSES = 5.0  # over [M, V]: maximum, sum of exponentials, rank, blocks of the top-k
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
+class LogprobInputs:
+    """What each special row asks for.
+
+    Attributes:
+        named: tokens by their ids; 0 where there are fewer.
+        of_kept: 1: the most likely ones are those of the tokens that the row may get.
+    """
+
+    named: Any = array("M", MAX_LOGPROB_TOKEN_IDS)
+    of_kept: Any = array("M")
+
+
+@arrays
 class LogprobOutputs:
-    """Of each special row; see `jaxserve.sampling.logprobs.LogprobRows`."""
+    """Of each special row; see `jaxserve.sampling.logprobs.LogprobRows`.
+
+    Attributes:
+        named: of the tokens asked for by their ids.
+    """
 
     sampled: Any = array("M", dtype="float32")
     rank: Any = array("M")
     top_ids: Any = array("M", "K")
     top_logprobs: Any = array("M", "K", dtype="float32")
+    named: Any = array("M", MAX_LOGPROB_TOKEN_IDS, dtype="float32")
+
+
+def scored_token(values: Any, row: int, token: int, count: int) -> TokenLogprobs:
+    """The token itself, then the `count` most likely ones (-1: all there are).
+
+    Args:
+        values: outputs whose fields are those of `LogprobRows`.
+        row: of the token.
+        token: its id.
+        count: how many beside it.
+    """
+    top = values.top_ids.shape[1] if count == -1 else count
+    return TokenLogprobs(
+        [token, *values.top_ids[row, :top].tolist()],
+        [float(values.sampled[row]), *values.top_logprobs[row, :top].tolist()],
+        [int(values.rank[row]), *range(1, top + 1)],
+    )
 
 
 class Logprobs(Feature):
-    """Reports on the raw logits, whatever the tokens were drawn from."""
+    """Reports on the raw logits, whatever the tokens were drawn from.
+
+    A beam of a search is told of tokens that may follow it alone: they are where it goes on.
+    """
 
     name = "logprobs"
+    place = 90
+    inputs = LogprobInputs
     outputs = LogprobOutputs
 
     def need(self, request: Request) -> Need:
         return Need.ALWAYS if request.params.needs_logprobs else Need.NEVER
 
+    def pack(
+        self, inputs: LogprobInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
+    ) -> None:
+        for place, request, _ in rows:
+            ids = request.params.logprob_token_ids or ()
+            inputs.named[place, : len(ids)] = ids
+            inputs.of_kept[place] = request.is_beam
+
     def after(
-        self, inputs: Any, rows: Rows, logits: jax.Array, tokens: jax.Array, facts: Facts
-    ) -> LogprobRows:
-        return score(logits, tokens, facts.num_logprobs)
+        self, inputs: LogprobInputs, rows: Rows, logits: jax.Array, tokens: jax.Array, facts: Facts
+    ) -> LogprobOutputs:
+        assert rows.adjusted is not None
+        kept = (inputs.of_kept[:, None] == 0) | ~jnp.isneginf(rows.adjusted)
+        scored = score(logits, tokens, facts.num_logprobs, kept)
+        known = jnp.take_along_axis(logits, tokens[:, None], axis=1)
+        named = jnp.take_along_axis(logits, inputs.named, axis=1)
+        return LogprobOutputs(*scored, scored.sampled[:, None] + (named - known))
+
+    @staticmethod
+    def report(values: LogprobOutputs, place: int, request: Request, token: int) -> TokenLogprobs:
+        """What a request is told of a token that it got; host side."""
+        assert request.params.logprobs is not None
+        ids, logprobs, ranks = scored_token(values, place, token, request.params.logprobs)
+        for column, asked in enumerate(request.params.logprob_token_ids or ()):
+            if asked not in ids:
+                ids.append(asked)
+                logprobs.append(float(values.named[place, column]))
+                ranks.append(None)
+        return TokenLogprobs(ids, logprobs, ranks)
 
     def cost(self, shape: StepShape, facts: Facts) -> float:
         return shape.num_special * (PASSES * facts.vocab_size + 2 * facts.num_logprobs)

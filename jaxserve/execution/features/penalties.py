@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
-from jaxserve.execution.layout import array
+from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
 from jaxserve.sampling.penalties import apply_penalties, token_counts
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 PASSES = 6.0  # over [M, V]: both tables of counts written and read, the logits
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
 class PenaltyRow:
     """A row's penalties; 0, 0 and 1 are off."""
 
@@ -31,6 +30,7 @@ class Penalties(Feature):
     """Counts the tokens of the device's history, so nothing has to be kept in step with it."""
 
     name = "penalties"
+    place = 30
     row = PenaltyRow
 
     def need(self, request: Request) -> Need:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.execution.features.feature import Facts, Feature, Region, SpecialRow
-from jaxserve.execution.layout import array
+from jaxserve.execution.features.feature import Chunk, Facts, Feature, Region, SpecialRow
+from jaxserve.execution.features.logprobs import scored_token
+from jaxserve.execution.layout import array, arrays
+from jaxserve.messages import TokenLogprobs
 from jaxserve.request import Request
 from jaxserve.sampling.logprobs import LogprobRows, score
-from jaxserve.scheduling.plan import PrefillLane, StepPlan
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape
@@ -22,14 +22,14 @@ PASSES = 6.0  # over [C, V]: the logits written, and what log-probabilities take
 BLOCK = 64  # region tokens whose logits are held at once
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
 class PromptScoreInputs:
     """The prompt token after each region token."""
 
     target: Any = array("C")
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
 class PromptScoreOutputs:
     """Of each region token's successor; see `jaxserve.sampling.logprobs.LogprobRows`."""
 
@@ -43,21 +43,22 @@ class PromptScores(Feature):
     """Scores every token of the prefill region, a block at a time to bound the logits."""
 
     name = "prompt_scores"
+    place = 100
     of_region = True
     inputs = PromptScoreInputs
     outputs = PromptScoreOutputs
 
-    def needed_by_chunk(self, lane: PrefillLane) -> bool:
-        return scores_prompt(lane.request, lane.start)
+    def needed_by_chunk(self, chunk: Chunk) -> bool:
+        return scores_prompt(chunk.request, chunk.start)
 
     def pack(
-        self, inputs: PromptScoreInputs, rows: list[SpecialRow], plan: StepPlan, facts: Facts
+        self, inputs: PromptScoreInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
     ) -> None:
         begin = 0
-        for lane in plan.lanes:
-            following = lane.request.prefill_tokens[lane.start + 1 : lane.start + lane.length + 1]
+        for request, start, length in chunks:
+            following = request.prefill_tokens[start + 1 : start + length + 1]
             inputs.target[begin : begin + len(following)] = following
-            begin += lane.length
+            begin += length
 
     def region(self, inputs: PromptScoreInputs, region: Region, facts: Facts) -> LogprobRows:
         hidden, count = region.hidden, region.hidden.shape[0]
@@ -72,6 +73,14 @@ class PromptScores(Feature):
 
         scored = lax.map(one_block, (hidden, targets))
         return LogprobRows(*(x.reshape(-1, *x.shape[2:])[:count] for x in scored))
+
+    @staticmethod
+    def report(
+        values: PromptScoreOutputs, place: int, request: Request, token: int
+    ) -> TokenLogprobs:
+        """What a request is told of a token of its prompt; host side."""
+        assert request.params.prompt_logprobs is not None
+        return scored_token(values, place, token, request.params.prompt_logprobs)
 
     def cost(self, shape: StepShape, facts: Facts) -> float:
         return shape.num_prefill * (PASSES * facts.vocab_size + 2 * facts.num_logprobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
-from jaxserve.execution.layout import array
+from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
 from jaxserve.sampling.sampler import PORTABLE, SamplingRows, Threshold, sample
 from jaxserve.sampling_params import seed_words
@@ -34,7 +33,7 @@ def threshold_on(mesh: Mesh, backends: Backends) -> Threshold:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@arrays
 class SamplingRow:
     """What a row is sampled by; the seed's words are a threefry key."""
 
@@ -50,6 +49,7 @@ class Sampling(Feature):
     """Draws one token a row; rows of temperature 0 take the most likely one."""
 
     name = "sampling"
+    place = 0
     row = SamplingRow
     special = False
 

@@ -7,6 +7,7 @@
 
 #include "gemm.h"
 #include "pages.h"
+#include "tile_blocks.h"
 
 namespace jaxserve {
 
@@ -54,6 +55,7 @@ template <class Word>
 struct Rows {
   using Stored = typename Word::Stored;
   int64_t count, padded_dim;
+  bool tiles;        // multiplied in the matrix unit: there is memory for whole tiles of rows
   Stored* query;     // [count, padded_dim]
   int64_t* first;    // [count]
   int64_t* end;      // [count]
@@ -64,30 +66,61 @@ struct Rows {
 
 inline int64_t padded(int64_t head_dim) { return (head_dim + 31) / 32 * 32; }
 
+// Whether rows are multiplied in the matrix unit, 16 at a time.
 template <class Word>
-int64_t scratch_bytes(int64_t rows, int64_t dim) {
+bool rows_in_tiles() {
+  return JAXSERVE_TILES && Word::pack == 2 && tiles_permitted();
+}
+
+inline int64_t memory_rows(int64_t rows, bool tiles) { return tiles ? (rows + 15) / 16 * 16 : rows; }
+
+template <class Word>
+int64_t scratch_bytes(int64_t count, int64_t dim, bool tiles) {
+  const int64_t rows = memory_rows(count, tiles);
   const int64_t element = sizeof(typename Word::Stored);
   return rows * (dim * (element + 4) + kBlock * (4 + element) + 32) +
-         kBlock * dim * (2 * element + 8) + dim * element + 16 * 64;
+         kBlock * dim * (element + 8) + dim * element + 16 * 64;
 }
 
 template <class Word>
-Rows<Word> take_rows(Scratch& scratch, int64_t count, int64_t dim) {
+Rows<Word> take_rows(Scratch& scratch, int64_t count, int64_t dim, bool tiles) {
   using Stored = typename Word::Stored;
-  return {count,
-          dim,
-          scratch.take<Stored>(count * dim),
-          scratch.take<int64_t>(count),
-          scratch.take<int64_t>(count),
-          scratch.take<float>(count),
-          scratch.take<float>(count),
-          scratch.take<float>(count * dim)};
+  const int64_t rows = memory_rows(count, tiles);
+  Rows<Word> taken{count,
+                   dim,
+                   tiles,
+                   scratch.take<Stored>(rows * dim),
+                   scratch.take<int64_t>(count),
+                   scratch.take<int64_t>(count),
+                   scratch.take<float>(count),
+                   scratch.take<float>(count),
+                   scratch.take<float>(rows * dim)};
+  std::memset(taken.query + count * dim, 0, (rows - count) * dim * sizeof(Stored));
+  return taken;
 }
 
-// Turns scores into softmax weights of the block's running maximum and rescales what a row has.
+// c[rows, 16 * vectors] (+)= a[rows, depth] * b[depth, 16 * vectors] as `gemm`, in tiles where the rows are.
+template <class Word>
+void multiply(const Rows<Word>& rows, const void* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
+              float* c, int64_t c_stride, int64_t vectors, int64_t depth, bool accumulate) {
+#if JAXSERVE_TILES
+  if (rows.tiles) {
+    const TileOperand of_a{static_cast<const char*>(a), a_stride * 4, a_stride * 64, 64};
+    const TileOperand of_b{reinterpret_cast<const char*>(b), b_stride * 4, 64, b_stride * 64};
+    const TileSums sums{reinterpret_cast<char*>(c), c_stride * 4, c_stride * 64, 64};
+    return multiply_matrix(of_a, (rows.count + 15) / 16, of_b, vectors, depth / 16, accumulate, sums);
+  }
+#endif
+  gemm<Word>(static_cast<const uint32_t*>(a), a_stride, b, b_stride, c, c_stride, rows.count, vectors, depth,
+             accumulate);
+}
+
+// Turns scores into softmax weights of the block's running maximum and rescales what a row has. The
+// scales of 8-bit keys and values, [16 * vectors], are null for others.
 template <class Word>
 void softmax_block(const Rows<Word>& rows, const AttentionOptions& options, int64_t begin,
-                   int64_t vectors, float* scores, typename Word::Stored* weights) {
+                   int64_t vectors, const float* k_scales, const float* v_scales, float* scores,
+                   typename Word::Stored* weights) {
   const I32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int64_t r = 0; r < rows.count; ++r) {
     float* row = scores + r * kBlock;
@@ -101,6 +134,7 @@ void softmax_block(const Rows<Word>& rows, const AttentionOptions& options, int6
     F32x16 largest = splat(kMasked);
     for (int64_t v = 0; v < vectors; ++v) {
       F32x16 s = load<F32x16>(row + v * 16) * options.scale;
+      if (k_scales) s *= load<F32x16>(k_scales + v * 16);
       if (options.soft_cap != 0) {
         s = hyperbolic_tangent(s * (1.0f / options.soft_cap)) * options.soft_cap;
       }
@@ -112,8 +146,9 @@ void softmax_block(const Rows<Word>& rows, const AttentionOptions& options, int6
     const float before = rows.highest[r], now = std::max(before, reduce_max(largest));
     F32x16 sum = {};
     for (int64_t v = 0; v < vectors; ++v) {
-      const F32x16 p = exponential(load<F32x16>(row + v * 16) - now);
+      F32x16 p = exponential(load<F32x16>(row + v * 16) - now);
       sum += p;
+      if (v_scales) p *= load<F32x16>(v_scales + v * 16);
       if constexpr (Word::pack == 2) {
         store(weight_row + v * 16, narrow_bf16(p));
       } else {
@@ -130,32 +165,42 @@ void softmax_block(const Rows<Word>& rows, const AttentionOptions& options, int6
   }
 }
 
-// Where the keys of up to kBlock tokens lie; a token's value follows its key.
+// Where the keys of up to kBlock tokens lie, and the scales of 8-bit ones; a token's value follows
+// its key.
 struct BlockPlaces {
-  int64_t tokens;
+  int64_t first, tokens;  // [first, tokens) of the block are there
   const char* key[kBlock];
-  int64_t page[kBlock];
+  alignas(64) float k_scale[kBlock], v_scale[kBlock];
 };
 
-// The tokens [begin, end) of one slot and KV head.
-inline void locate(const Pool& pool, const int32_t* table_row, int64_t head, int64_t begin,
+// The tokens of the block from t0 on that lie in [begin, end), of one slot and KV head.
+inline void locate(const Pool& pool, const int32_t* table_row, int64_t head, int64_t t0, int64_t begin,
                    int64_t end, BlockPlaces& places) {
-  places.tokens = end - begin;
+  places.first = std::max<int64_t>(begin - t0, 0);
+  places.tokens = std::min(end - t0, kBlock);
   const int64_t stride = 2 * pool.kv_heads * pool.row_bytes();
-  for (int64_t i = 0; i < places.tokens;) {
-    const int64_t page = pool.page_of(table_row, begin + i);
-    const char* key = pool.key(page, begin + i, head);
-    const int64_t left = pool.page_size - (begin + i) % pool.page_size;
-    for (const int64_t run = std::min(i + left, places.tokens); i < run; ++i, key += stride) {
-      places.key[i] = key;
-      places.page[i] = page;
+  for (int64_t i = places.first; i < places.tokens;) {
+    const int64_t page = pool.page_of(table_row, t0 + i);
+    const char* key = pool.key(page, t0 + i, head);
+    const int64_t offset = (t0 + i) % pool.page_size;
+    const int64_t run = std::min(pool.page_size - offset, places.tokens - i);
+    if (pool.scaled()) {
+      const int64_t place = page * pool.kv_heads + head;
+      pool.k_scale.read(place, pool.page_size, offset, run, places.k_scale + i);
+      pool.v_scale.read(place, pool.page_size, offset, run, places.v_scale + i);
     }
+    for (const int64_t stop = i + run; i < stop; ++i, key += stride) places.key[i] = key;
   }
+  // a token that is not there has the weight 0, and 0 * NaN is NaN
+  std::fill(places.k_scale, places.k_scale + places.first, 0.0f);
+  std::fill(places.v_scale, places.v_scale + places.first, 0.0f);
+  std::fill(places.k_scale + places.tokens, places.k_scale + kBlock, 0.0f);
+  std::fill(places.v_scale + places.tokens, places.v_scale + kBlock, 0.0f);
 }
 
 // Asks for rows of the pool: pages lie anywhere, which no hardware foresees.
 inline void bring(const Pool& pool, const BlockPlaces& places, int64_t offset) {
-  for (int64_t i = 0; i < places.tokens; ++i) {
+  for (int64_t i = places.first; i < places.tokens; ++i) {
     for (int64_t byte = 0; byte < pool.row_bytes(); byte += 64) {
       __builtin_prefetch(places.key[i] + offset + byte, 0, 2);
     }
@@ -175,81 +220,102 @@ void attend(const Rows<Word>& rows, const Pool& pool, const int32_t* table_row, 
                         pool.element == (Word::pack == 2 ? Element::kBfloat16 : Element::kFloat32);
   auto* keys = scratch.take<uint32_t>(depth * kBlock);  // [depth, kBlock]
   auto* values = scratch.take<uint32_t>(kBlock / Word::pack * dim);
-  auto* scores = scratch.take<float>(rows.count * kBlock);
-  auto* weights = scratch.take<Stored>(rows.count * kBlock);
+  const int64_t held_rows = memory_rows(rows.count, rows.tiles);
+  auto* scores = scratch.take<float>(held_rows * kBlock);
+  auto* weights = scratch.take<Stored>(held_rows * kBlock);
+  std::memset(weights + rows.count * kBlock, 0, (held_rows - rows.count) * kBlock * sizeof(Stored));
   auto* nothing = scratch.take<Stored>(dim);
-  auto* staged = scratch.take<Stored>(in_place ? 0 : 2 * kBlock * dim);
+  auto* staged = scratch.take<Stored>(in_place ? 0 : kBlock * dim);
   std::memset(nothing, 0, dim * sizeof(Stored));
-  if (!in_place) std::memset(staged, 0, 2 * kBlock * dim * sizeof(Stored));
-  const Stored *key_rows[kBlock], *value_rows[kBlock];
+  if (!in_place) std::memset(staged, 0, kBlock * dim * sizeof(Stored));
+  // 8-bit rows that are whole vectors are widened on their way into `keys` and `values`
+  const bool on_the_way =
+      Widener::exists && Word::pack == 2 && pool.scaled() && pool.head_dim % 64 == 0;
+  const Widener widener(pool.element);
+  const Stored* held[kBlock];
+  // the keys of a block, or its values, as `held`: not scaled, and as they are if on_the_way
+  const auto stage = [&](const BlockPlaces& block, int64_t offset, int64_t vectors) {
+    for (int64_t i = block.first; i < block.tokens; ++i) {
+      const char* row = block.key[i] + offset;
+      held[i] = in_place || on_the_way ? reinterpret_cast<const Stored*>(row) : staged + i * dim;
+      if (in_place || on_the_way) continue;
+      if constexpr (Word::pack == 1) {
+        widen_row(pool.element, row, pool.head_dim, staged + i * dim);
+      } else if (pool.scaled()) {
+        widen_row_to_bf16(pool.element, row, pool.head_dim, staged + i * dim);
+      } else {
+        std::memcpy(staged + i * dim, row, pool.row_bytes());
+      }
+    }
+    // what lies outside may be NaN, and 0 * NaN is NaN: zeros stand in for it
+    for (int64_t i = 0; i < block.first; ++i) held[i] = nothing;
+    for (int64_t i = block.tokens; i < vectors * 16; ++i) held[i] = nothing;
+  };
 
   BlockPlaces places[2];
-  locate(pool, table_row, head, begin, std::min(begin + kBlock, end), places[0]);
-  for (int64_t t0 = begin, block = 0; t0 < end; t0 += kBlock, ++block) {
+  // blocks begin at their multiples: a row's sums do not depend on the first row of its item
+  const int64_t start = begin / kBlock * kBlock;
+  locate(pool, table_row, head, start, begin, end, places[0]);
+  for (int64_t t0 = start, block = 0; t0 < end; t0 += kBlock, ++block) {
     const BlockPlaces& now = places[block % 2];
     bring(pool, now, pool.kv_heads * pool.row_bytes());
     if (t0 + kBlock < end) {
       BlockPlaces& next = places[1 - block % 2];
-      locate(pool, table_row, head, t0 + kBlock, std::min(t0 + 2 * kBlock, end), next);
+      locate(pool, table_row, head, t0 + kBlock, begin, end, next);
       bring(pool, next, 0);
     } else if (more) {
       BlockPlaces& next = places[1 - block % 2];
-      locate(pool, table_row, head + 1, begin, std::min(begin + kBlock, end), next);
+      locate(pool, table_row, head + 1, start, begin, end, next);
       bring(pool, next, 0);
     }
-    const int64_t tokens = now.tokens, vectors = (tokens + 15) / 16;
-    for (int64_t i = 0; i < tokens; ++i) {
-      const char* key = now.key[i];
-      const char* value = pool.value(key);
-      if (in_place) {
-        key_rows[i] = reinterpret_cast<const Stored*>(key);
-        value_rows[i] = reinterpret_cast<const Stored*>(value);
-        continue;
-      }
-      Stored* k = staged + 2 * i * dim;
-      Stored* v = k + dim;
-      if constexpr (Word::pack == 2) {
-        std::memcpy(k, key, pool.row_bytes());
-        std::memcpy(v, value, pool.row_bytes());
-      } else {
-        widen_row(pool.element, key, pool.head_dim, pool.k_scale.at(now.page[i], head), k);
-        widen_row(pool.element, value, pool.head_dim, pool.v_scale.at(now.page[i], head), v);
-      }
-      key_rows[i] = k;
-      value_rows[i] = v;
-    }
-    // what lies past the last token may be NaN, and 0 * NaN is NaN: zeros stand in for it
-    for (int64_t i = tokens; i < vectors * 16; ++i) key_rows[i] = value_rows[i] = nothing;
-
+    // a tile of softmax weights is 32 tokens wide
+    const int64_t tokens = now.tokens, vectors = rows.tiles ? (tokens + 31) / 32 * 2 : (tokens + 15) / 16;
+    stage(now, 0, vectors);
     for (int64_t v = 0; v < vectors; ++v) {
-      for (int64_t k = 0; k < depth; k += 16) {
+      for (int64_t k = 0; k < (on_the_way ? depth / 2 : depth); k += 16) {
         U32x16 square[16];
         for (int i = 0; i < 16; ++i) {
-          square[i] = load<U32x16>(key_rows[v * 16 + i] + k * Word::pack);
+          square[i] = load<U32x16>(reinterpret_cast<const uint32_t*>(held[v * 16 + i]) + k);
         }
         transpose16(square);
-        for (int i = 0; i < 16; ++i) store(keys + (k + i) * kBlock + v * 16, square[i]);
+        for (int i = 0; i < 16; ++i) {
+          uint32_t* column = keys + (k + i) * kBlock + v * 16;
+          if (!on_the_way) {
+            store(column, square[i]);
+            continue;
+          }
+          U32x16 first, second;
+          widener.halves(square[i], first, second);
+          store(column + (k + i) * kBlock, first);
+          store(column + (k + i + 1) * kBlock, second);
+        }
       }
     }
-    gemm<Word>(reinterpret_cast<const uint32_t*>(rows.query), depth, keys, kBlock, scores, kBlock,
-               rows.count, vectors, depth, false);
-    softmax_block(rows, options, t0, vectors, scores, weights);
+    multiply(rows, rows.query, depth, keys, kBlock, scores, kBlock, vectors, depth, false);
+    softmax_block(rows, options, t0, vectors, pool.scaled() ? now.k_scale : nullptr,
+                  pool.scaled() ? now.v_scale : nullptr, scores, weights);
 
-    const int64_t pairs = (tokens + Word::pack - 1) / Word::pack;
+    stage(now, pool.kv_heads * pool.row_bytes(), vectors);
+    const int64_t pairs = rows.tiles ? vectors * 8 : (tokens + Word::pack - 1) / Word::pack;
     for (int64_t i = 0; i < pairs; ++i) {
-      for (int64_t d = 0; d < dim; d += 16) {
+      for (int64_t d = 0; on_the_way && d < dim; d += 64) {
+        U32x16 wide[4];
+        widener.pairs(reinterpret_cast<const char*>(held[2 * i]) + d,
+                      reinterpret_cast<const char*>(held[2 * i + 1]) + d, wide);
+        for (int j = 0; j < 4; ++j) store(values + i * dim + d + j * 16, wide[j]);
+      }
+      for (int64_t d = 0; !on_the_way && d < dim; d += 16) {
         if constexpr (Word::pack == 2) {
-          const auto even = load<U16x16>(value_rows[2 * i] + d);
-          const auto odd = load<U16x16>(value_rows[2 * i + 1] + d);
+          const auto even = load<U16x16>(held[2 * i] + d);
+          const auto odd = load<U16x16>(held[2 * i + 1] + d);
           store(values + i * dim + d, __builtin_convertvector(even, U32x16) |
                                           __builtin_convertvector(odd, U32x16) << 16);
         } else {
-          store(values + i * dim + d, load<U32x16>(value_rows[i] + d));
+          store(values + i * dim + d, load<U32x16>(held[i] + d));
         }
       }
     }
-    gemm<Word>(reinterpret_cast<const uint32_t*>(weights), kBlock / Word::pack, values, dim,
-               rows.out, dim, rows.count, dim / 16, pairs, true);
+    multiply(rows, weights, kBlock / Word::pack, values, dim, rows.out, dim, dim / 16, pairs, true);
   }
 }
 
@@ -259,13 +325,13 @@ void stage_query(Element element, const char* row, int64_t head_dim, int64_t dim
                  typename Word::Stored* out) {
   for (int64_t d = head_dim; d < dim; ++d) out[d] = 0;
   if constexpr (Word::pack == 1) {
-    widen_row(element, row, head_dim, 1.0f, out);
+    widen_row(element, row, head_dim, out);
   } else if (element == Element::kBfloat16) {
     std::memcpy(out, row, head_dim * 2);
   } else {
     for (int64_t d = 0; d < head_dim; ++d) {
       float x;
-      widen_row(element, row + d * element_size(element), 1, 1.0f, &x);
+      widen_row(element, row + d * element_size(element), 1, &x);
       out[d] = float_to_bf16(x);
     }
   }

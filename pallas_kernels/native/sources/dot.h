@@ -3,7 +3,9 @@
 // the number of rows: a row's result does not depend on the rows beside it.
 #pragma once
 
-#include "simd.h"
+#include <type_traits>
+
+#include "pairs.h"
 
 namespace jaxserve {
 
@@ -24,13 +26,14 @@ struct F32Dot {
 };
 
 // The 8-bit dot instruction wants one unsigned operand: the weights, stored plus 128. The sums are
-// then 128 times the sum of the row of x too large, which is known when x is staged.
+// then 128 times the sum of the row of x too large, which is known when x is staged; those of pairs are not.
 struct Int8Dot {
   using Activation = int8_t;
   using Weight = uint8_t;
   using Sum = I32x16;
   static constexpr int64_t step = 64;
   static Sum multiply_add(Sum acc, U32x16 x, U32x16 w) { return dot_u8_s8(acc, w, x); }
+  static constexpr bool exact_tiles = JAXSERVE_PAIRS;  // dot_tile's sums are of the weights less 128
 };
 
 #define JAXSERVE_LOW(a, b)                                                                      \
@@ -78,6 +81,11 @@ inline typename Dot::Sum dot_tile(const typename Dot::Activation* x, int64_t x_s
                                   const typename Dot::Weight* w, int64_t depth,
                                   const typename Dot::Weight* ahead) {
   constexpr int NR = 16 / MR;
+#if JAXSERVE_PAIRS
+  if constexpr (std::is_same_v<Dot, Int8Dot>) {
+    return dot_bytes<MR, AHEAD>(x, x_stride, w, depth, ahead);
+  }
+#endif
   typename Dot::Sum acc[16] = {};
   for (int64_t k = 0; k < depth; k += Dot::step) {
     for (int a = 0; a < AHEAD; ++a) __builtin_prefetch(ahead + a * depth + k, 0, 2);

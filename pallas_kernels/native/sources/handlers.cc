@@ -132,7 +132,7 @@ ffi::Error run(ffi::ThreadPool pool, Call call) {
 // A kernel as XLA calls it. One type for all, so that XLA's templates are compiled once.
 struct Handler {
   ffi::Error (*run)(ffi::ThreadPool pool, Call call);
-  std::array<const char*, 3> attributes;  // names, in the order of the kernel's parameters
+  std::array<const char*, 4> attributes;  // names, in the order of the kernel's parameters
 
   ffi::Error operator()(ffi::ThreadPool pool, ffi::RemainingArgs operands,
                         ffi::RemainingRets results, ffi::Dictionary dictionary) const {
@@ -183,10 +183,13 @@ void run_items(Threads& threads, int64_t items, void (*item)(const void* body, i
       jaxserve_##KERNEL, (Handler{run<KERNEL>, {__VA_ARGS__}}),                   \
       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs())
 
-JAXSERVE_HANDLER(linear, "eps", "gated");
+JAXSERVE_HANDLER(linear, "eps", "gated", "path");
+JAXSERVE_HANDLER(linear_in_groups, "eps", "gated", "rounded", "path");
+JAXSERVE_HANDLER(grouped_linear, "gated", "path");
 JAXSERVE_HANDLER(paged_decode, "scale", "soft_cap", "window");
 JAXSERVE_HANDLER(paged_prefill, "scale", "soft_cap", "window");
 JAXSERVE_HANDLER(split_rotate, "q_eps", "k_eps");
 JAXSERVE_HANDLER(write_kv);
+JAXSERVE_HANDLER(write_kv_scaled);
 
 }  // namespace jaxserve

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "dot.h"
-#include "tiles.h"
 
 namespace jaxserve {
 
@@ -62,19 +61,41 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
   }
 }
 
-#if JAXSERVE_TILES
-// The same for 16 rows of the weight in the CPU's matrix unit.
-template <class Dot, int GROUPS>
-inline void tile_products(const LaneRows& x, int64_t first_group, const typename Dot::Weight* w,
-                          int64_t depth, typename Dot::Sum (*sums)[kBlockOutputs]) {
-  constexpr int64_t per_word = 4 / int64_t(sizeof(*w));
-  const uint32_t* rows = x.group(first_group);
-  const int64_t group_words = x.words * kLanes, row_bytes = depth * int64_t(sizeof(*w));
-  Tiles<Dot, GROUPS> tiles;
-  for (int64_t k = 0; k < x.words; k += 16) {
-    tiles.multiply_add(rows + k * kLanes, group_words * 4, w + k * per_word, row_bytes);
+#if JAXSERVE_PAIRS && defined(__FMA__)
+// The same of bfloat16 for 4 rows and one group: 16 registers hold no more, and each half of a word is one
+// shift or mask away from a float32.
+inline void outer_products_bf16(const LaneRows& x, int64_t group, const uint16_t* block, int64_t depth,
+                                int first_row, const uint16_t* ahead, F32x16* sums) {
+  constexpr int ROWS = 4;
+  const __m256i upper = _mm256_set1_epi32(int32_t(0xffff0000u));
+  __m256 acc[ROWS][2];
+  for (int n = 0; n < ROWS; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+  const char* rows_of_weight = reinterpret_cast<const char*>(block + first_row * depth);
+  const char* rows_ahead = reinterpret_cast<const char*>(ahead + first_row * depth);
+  const auto* words = reinterpret_cast<const __m256i*>(x.group(group));
+  for (int64_t k = 0; k < x.words; ++k) {
+    if (ahead && k % 16 == 0) {
+      for (int n = 0; n < ROWS; ++n) __builtin_prefetch(rows_ahead + n * depth * 2 + k * 4, 0, 2);
+    }
+    __m256 low[2], high[2];
+    for (int half = 0; half < 2; ++half) {
+      const __m256i both = _mm256_loadu_si256(words + 2 * k + half);
+      low[half] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+      high[half] = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < ROWS; ++n) {
+      int32_t word;
+      std::memcpy(&word, rows_of_weight + n * depth * 2 + k * 4, 4);
+      const __m256i both = _mm256_set1_epi32(word);
+      const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+      const __m256 second = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+      for (int half = 0; half < 2; ++half) {
+        acc[n][half] = _mm256_fmadd_ps(second, high[half], _mm256_fmadd_ps(first, low[half], acc[n][half]));
+      }
+    }
   }
-  tiles.store(sums);
+  for (int n = 0; n < ROWS; ++n) std::memcpy(&sums[first_row + n], acc[n], 64);
 }
 #endif
 
@@ -82,21 +103,21 @@ inline void tile_products(const LaneRows& x, int64_t first_group, const typename
 template <class Dot>
 struct BlockProducts {
   using Weight = typename Dot::Weight;
-  static constexpr int64_t kMostGroups = TileUnit<Dot>::exists ? 4 : 2;
-  using Sums = typename Dot::Sum[kMostGroups][kBlockOutputs];
+  using Sums = typename Dot::Sum[2][kBlockOutputs];
 
   // Fills sums[g] for the groups first_group + g before `groups`, as many as it takes at once, and
   // returns their number.
   static int64_t run(const LaneRows& x, int64_t first_group, int64_t groups, const Weight* w,
                      int64_t depth, const Weight* ahead, Sums& sums) {
-    const int64_t left = groups - first_group;
-    if constexpr (TileUnit<Dot>::exists) {
-      if (tiles_permitted()) {
-        const int64_t count = std::min<int64_t>(4, left);
-        in_matrix_unit(x, first_group, count, w, depth, ahead, sums);
-        return count;
+#if JAXSERVE_PAIRS && defined(__FMA__)
+    if constexpr (std::is_same_v<Dot, Bf16Dot>) {
+      for (int row = 0; row < kBlockOutputs; row += 4) {
+        outer_products_bf16(x, first_group, w, depth, row, ahead, sums[0]);
       }
+      return 1;
     }
+#endif
+    const int64_t left = groups - first_group;
     for (int row = 0; row < kBlockOutputs; row += 8) {
       if (left >= 2) {
         outer_products<Dot, 8, 2>(x, first_group, w, depth, row, ahead, sums);
@@ -106,20 +127,6 @@ struct BlockProducts {
     }
     return std::min<int64_t>(2, left);
   }
-
- private:
-#if JAXSERVE_TILES
-  static void in_matrix_unit(const LaneRows& x, int64_t first_group, int64_t count,
-                             const Weight* w, int64_t depth, const Weight* ahead, Sums& sums) {
-    for (int64_t line = 0; ahead && line < kBlockOutputs * depth; line += 64 / sizeof(Weight)) {
-      __builtin_prefetch(ahead + line, 0, 2);
-    }
-    if (count == 1) tile_products<Dot, 1>(x, first_group, w, depth, sums);
-    if (count == 2) tile_products<Dot, 2>(x, first_group, w, depth, sums);
-    if (count == 3) tile_products<Dot, 3>(x, first_group, w, depth, sums);
-    if (count == 4) tile_products<Dot, 4>(x, first_group, w, depth, sums);
-  }
-#endif
 };
 
 }  // namespace jaxserve

@@ -1,334 +1,44 @@
 // Linear layers: out = epilogue(x [M, K] . weight [N, K] + bias), with an optional RMS
 // norm of x before it and an optional residual or gated activation behind it.
-#include <type_traits>
-#include <vector>
+#include <numeric>
+#include <optional>
 
-#include "kernels.h"
-#include "linear_input.h"
+#include "paths.h"
+#include "tile_linear.h"
 
 namespace jaxserve {
 namespace {
 
-// so many rows are multiplied as lanes, fewer as dot products of rows
-constexpr int64_t kManyRows = 9;
-constexpr int64_t kTaskBytes = 128 << 10;        // of weights that stay in the second-level cache
-constexpr int64_t kActivationBytes = 384 << 10;  // of x that stay in the second-level cache
-
-// Lane i of the result is lane first + i % period of v.
-template <class V>
-inline V repeat(V v, int64_t first, int64_t period) {
-#if defined(__clang__)  // has no shuffle by a variable
-  V out;
-  for (int i = 0; i < 16; ++i) out[i] = v[first + (i & (period - 1))];
-  return out;
-#else
-  const I32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return __builtin_shuffle(v, (lane & int32_t(period - 1)) + int32_t(first));
+template <class Dot>
+Refusal run(const Linear& p, int64_t asked, Threads& threads) {
+  const bool tiles = kTilesMultiply<Dot> && tiles_permitted();
+  Path path = path_of(Path(asked), int64_t(p.live.size()), fewest_rows<Dot>(), tiles);
+  // sums of integers are the same in any order
+  if (std::is_same_v<Dot, Int8Dot> && Int8Dot::exact_tiles && Path(asked) == Path::kOneOrder) path = Path::kDots;
+  if (path == Path::kTiles) {
+    if (!tiles) return "no matrix unit multiplies this weight here";
+#if JAXSERVE_TILES
+    if constexpr (kTilesMultiply<Dot>) run_tiles<Dot>(p, RowPanels<Dot>(p), threads);
 #endif
-}
-
-// Lane i of the result is element i / period.
-template <int PERIOD, class V, class Element>
-inline V spread(const Element* v) {
-  V out;
-  for (int i = 0; i < 16; ++i) out[i] = v[i / PERIOD];
-  return out;
-}
-
-// ROWS pieces of WIDTH elements, `stride` elements apart, in one vector and back.
-template <int ROWS, int WIDTH>
-inline F32x16 gather_pieces(Element type, const char* from, int64_t stride) {
-  if (type == Element::kBfloat16) {
-    U16x16 bits = {};
-    for (int m = 0; m < ROWS; ++m) {
-      std::memcpy(reinterpret_cast<uint16_t*>(&bits) + m * WIDTH, from + m * stride * 2, WIDTH * 2);
-    }
-    return widen_bf16(bits);
+    return nullptr;
   }
-  F32x16 out = {};
-  for (int m = 0; m < ROWS; ++m) {
-    widen_row(type, from + m * stride * element_size(type), WIDTH, 1.0f,
-              reinterpret_cast<float*>(&out) + m * WIDTH);
-  }
-  return out;
-}
-
-template <int ROWS, int WIDTH>
-inline void scatter_pieces(Element type, F32x16 v, char* to, int64_t stride) {
-  if (type == Element::kBfloat16) {
-    const U16x16 bits = narrow_bf16(v);
-    for (int m = 0; m < ROWS; ++m) {
-      std::memcpy(to + m * stride * 2, reinterpret_cast<const uint16_t*>(&bits) + m * WIDTH,
-                  WIDTH * 2);
-    }
-    return;
-  }
-  for (int m = 0; m < ROWS; ++m) {
-    const float* row = reinterpret_cast<const float*>(&v) + m * WIDTH;
-    if (type == Element::kFloat32) {
-      std::memcpy(to + m * stride * 4, row, WIDTH * 4);
-    } else {
-      write_row(type, row, 1.0f, WIDTH, to + m * stride * element_size(type));
-    }
-  }
-}
-
-inline F32x16 sigmoid(F32x16 x) {
-  // `exponential` goes no further than e^88
-  return 1.0f / (1.0f + exponential(-maximum(splat(-80.0f), x)));
-}
-
-// Writes 16 results: rows m0 .. of x, outputs n0 .. n0 + columns of them.
-template <int MR>
-inline void finish(const Linear& p, F32x16 sums, int64_t m0, int64_t n0, int64_t columns) {
-  constexpr int NR = 16 / MR;
-  const int64_t size = element_size(p.out_type);
-  if (p.gated) {
-    sums *= sigmoid(sums) *
-            __builtin_shufflevector(sums, sums, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
-    sums = __builtin_shufflevector(sums, sums, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
-  }
-  const int64_t at = m0 * p.width + (p.gated ? n0 / 2 : n0);
-  if (columns == NR) {
-    const char* residual = p.residual ? p.residual + at * size : nullptr;
-    char* out = p.out + at * size;
-    if (p.gated) {
-      if (residual) sums += gather_pieces<MR, NR / 2>(p.out_type, residual, p.width);
-      scatter_pieces<MR, NR / 2>(p.out_type, sums, out, p.width);
-    } else {
-      if (residual) sums += gather_pieces<MR, NR>(p.out_type, residual, p.width);
-      scatter_pieces<MR, NR>(p.out_type, sums, out, p.width);
-    }
-    return;
-  }
-  float* value = reinterpret_cast<float*>(&sums);
-  const int64_t step = p.gated ? NR / 2 : NR, count = p.gated ? columns / 2 : columns;
-  for (int64_t m = 0; m < MR; ++m) {
-    const int64_t begin = (at + m * p.width) * size;
-    for (int64_t n = 0; p.residual && n < count; ++n) {
-      float r;
-      widen_row(p.out_type, p.residual + begin + n * size, 1, 1.0f, &r);
-      value[m * step + n] += r;
-    }
-    write_row(p.out_type, value + m * step, 1.0f, count, p.out + begin);
-  }
-}
-
-// Adds the residual to `count` results of one row from column `first` on and writes them.
-inline void finish_row(const Linear& p, F32x16 v, int64_t row, int64_t first, int64_t count) {
-  const int64_t at = row * p.width + first;
-  if (count == 16) {
-    if (p.residual) v += gather_pieces<1, 16>(p.out_type, p.residual + at * element_size(p.out_type), 0);
-    scatter_pieces<1, 16>(p.out_type, v, p.out + at * element_size(p.out_type), 0);
-  } else if (count == 8) {
-    if (p.residual) v += gather_pieces<1, 8>(p.out_type, p.residual + at * element_size(p.out_type), 0);
-    scatter_pieces<1, 8>(p.out_type, v, p.out + at * element_size(p.out_type), 0);
-  } else {
-    const int64_t size = element_size(p.out_type);
-    float* value = reinterpret_cast<float*>(&v);
-    for (int64_t n = 0; p.residual && n < count; ++n) {
-      float r;
-      widen_row(p.out_type, p.residual + (at + n) * size, 1, 1.0f, &r);
-      value[n] += r;
-    }
-    write_row(p.out_type, value, 1.0f, count, p.out + at * size);
-  }
-}
-
-// 16 rows of the weight, from row `first` on, of which `count` exist; `ahead` are the next ones.
-template <class Dot>
-class Block {
- public:
-  using Weight = typename Dot::Weight;
-
-  Block(const Linear& p, const Weight* w, const Weight* ahead, int64_t first, int64_t count)
-      : p_(p), w_(w), ahead_(ahead), first_(first), count_(count) {
-    if constexpr (std::is_same_v<Dot, Int8Dot>) {
-      std::memcpy(&scale_, p.scale + first, count * 4);
-    }
-    if (p.bias) {
-      widen_row(p.x_type, p.bias + first * element_size(p.x_type), count, 1.0f,
-                reinterpret_cast<float*>(&bias_));
-    }
-  }
-
-  // Few rows [begin, end) of x, as dot products; the first tiles also bring the next block's weights.
-  void rows(const Staged<Dot>& x, int64_t begin, int64_t end) const {
-    const bool bring = ahead_ != nullptr;
-    int64_t m = begin;
-    const int64_t fours = (end - begin) / 4;
-    for (int64_t i = 0; i < fours; ++i, m += 4) {
-      if (!bring || i >= 4) {
-        tiles<4, 0>(x, m, 0);
-      } else if (fours >= 4) {
-        tiles<4, 1>(x, m, i);
-      } else if (fours >= 2) {
-        i < 2 ? tiles<4, 2>(x, m, 2 * i) : tiles<4, 0>(x, m, 0);
-      } else {
-        tiles<4, 4>(x, m, 0);
-      }
-    }
-    const bool alone = bring && fours == 0;
-    if (end - m >= 2) {
-      alone ? tiles<2, 8>(x, m, 0) : tiles<2, 0>(x, m, 0);
-      m += 2;
-    }
-    if (m < end) {
-      alone && end - begin == 1 ? tiles<1, 16>(x, m, 0) : tiles<1, 0>(x, m, 0);
-    }
-  }
-
-  // Many rows, as lanes: the groups [begin, end) of the live rows.
-  void lanes(const StagedLanes<Dot>& x, int64_t begin, int64_t end) const {
-    typename BlockProducts<Dot>::Sums sums;
-    const Weight* ahead = ahead_;
-    for (int64_t g = begin; g < end; ahead = nullptr) {
-      const int64_t done = BlockProducts<Dot>::run(x.rows, g, end, w_, p_.depth, ahead, sums);
-      for (int64_t i = 0; i < done; ++i, ++g) finish_group(x, g, sums[i]);
-    }
-  }
-
- private:
-  void finish_group(const StagedLanes<Dot>& x, int64_t group, const typename Dot::Sum* sums) const {
-    F32x16 v[16];  // [output][lane]
-    for (int n = 0; n < 16; ++n) {
-      if constexpr (std::is_same_v<Dot, Int8Dot>) {
-        const I32x16 products = sums[n] + load<I32x16>(x.offset + group * kLanes);
-        v[n] = __builtin_convertvector(products, F32x16) * scale_[n] *
-               load<F32x16>(x.scale + group * kLanes);
-      } else {
-        v[n] = sums[n];
-      }
-      if (p_.bias) v[n] += bias_[n];
-    }
-    if (p_.gated) {
-      for (int n = 0; n < 8; ++n) v[n] = v[2 * n] * sigmoid(v[2 * n]) * v[2 * n + 1];
-    }
-    U32x16 square[16];
-    for (int n = 0; n < 16; ++n) square[n] = (U32x16)v[n];
-    transpose16(square);
-    const int64_t first = p_.gated ? first_ / 2 : first_, count = p_.gated ? count_ / 2 : count_;
-    const int64_t rows = std::min<int64_t>(kLanes, p_.live.size() - group * kLanes);
-    for (int64_t m = 0; m < rows; ++m) {
-      finish_row(p_, (F32x16)square[m], p_.live[group * kLanes + m], first, count);
-    }
-  }
-
-  // All 16 rows of the weight against MR rows of x, NR at a time.
-  template <int MR, int AHEAD>
-  void tiles(const Staged<Dot>& x, int64_t m, int64_t ahead_row) const {
-    constexpr int NR = 16 / MR;
-    for (int64_t n = 0; n < kBlockOutputs && n < count_; n += NR) {
-      const auto sums = dot_tile<Dot, MR, AHEAD>(x.data + m * x.stride, x.stride,
-                                                 w_ + n * p_.depth, p_.depth,
-                                                 ahead_ + (n + ahead_row) * p_.depth);
-      F32x16 values;
-      if constexpr (std::is_same_v<Dot, Int8Dot>) {
-        values = __builtin_convertvector(sums + spread<NR, I32x16>(x.offset + m), F32x16) *
-                 repeat(scale_, n, NR) * spread<NR, F32x16>(x.scale + m);
-      } else {
-        values = sums;
-      }
-      if (p_.bias) values += repeat(bias_, n, NR);
-      finish<MR>(p_, values, m, first_ + n, std::min<int64_t>(NR, count_ - n));
-    }
-  }
-
-  const Linear& p_;
-  const Weight* w_;
-  const Weight* ahead_;
-  int64_t first_, count_;
-  F32x16 scale_ = {}, bias_ = {};
-};
-
-// First block of each task, and their end: large tasks first, which read ahead well, then ever
-// smaller ones, so that all threads end together.
-std::vector<int64_t> task_bounds(int64_t blocks, int64_t largest, int64_t threads) {
-  std::vector<int64_t> bounds = {0};
-  for (int64_t left = blocks; left > 0; left = blocks - bounds.back()) {
-    const int64_t size = std::clamp<int64_t>(left / (2 * threads), 1, largest);
-    bounds.push_back(bounds.back() + size);
-  }
-  return bounds;
-}
-
-// Calls body(block, part) for all blocks of the weight and the parts of x, on all threads. A task's
-// blocks stay in the cache while they go through one part after the other.
-template <class Dot, class Body>
-void for_blocks(const Linear& p, int64_t parts, Threads& threads, const Body& body) {
-  using Weight = typename Dot::Weight;
-  const auto* weight = reinterpret_cast<const Weight*>(p.weight);
-  const int64_t blocks = (p.outputs + kBlockOutputs - 1) / kBlockOutputs;
-  const int64_t block_bytes = kBlockOutputs * p.depth * int64_t(sizeof(Weight));
-  const int64_t largest = parts == 1 ? blocks : std::max<int64_t>(1, kTaskBytes / block_bytes);
-  const auto bounds = task_bounds(blocks, largest, num_threads(threads));
-  parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
-    [[maybe_unused]] TileSession session;
-    for (int64_t part = 0; part < parts; ++part) {
-      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-        const int64_t first = b * kBlockOutputs, count = std::min(kBlockOutputs, p.outputs - first);
-        const Weight* w = weight + first * p.depth;
-        // the last block may end before 16 rows, and a vector may reach past its last row's end
-        if (count < kBlockOutputs || (b == blocks - 1 && p.depth % Dot::step)) {
-          std::vector<Weight> copy((kBlockOutputs + 1) * p.depth + Dot::step);
-          std::copy(w, w + count * p.depth, copy.begin());
-          body(Block<Dot>(p, copy.data(), nullptr, first, count), part);
-        } else {
-          const Weight* ahead = part == 0 ? w + kBlockOutputs * p.depth : nullptr;
-          body(Block<Dot>(p, w, ahead, first, count), part);
-        }
-      }
-    }
+  with_staged<Dot>(p, path == Path::kLanes, threads, [&](int64_t parts, const auto& body) {
+    for_blocks<Dot>(p, parts, threads, body);
   });
+  return nullptr;
 }
 
-template <class Dot>
-void run(const Linear& p, Threads& threads) {
-  // the caller's own scratch is in use while it works on rows itself
-  static thread_local Scratch memory;
-  const int64_t count = int64_t(p.live.size());
-  if (count < kManyRows) {
-    const Staged<Dot> x = stage<Dot>(p, memory);
-    for_blocks<Dot>(p, 1, threads, [&](const Block<Dot>& block, int64_t) {
-      for (int64_t i = 0, end; i < count; i = end) {
-        for (end = i + 1; end < count && p.live[end] == p.live[end - 1] + 1;) ++end;
-        block.rows(x, p.live[i], p.live[end - 1] + 1);
-      }
-    });
-    return;
-  }
-  const StagedLanes<Dot> x = stage_lanes<Dot>(p, threads, memory);
-  const int64_t groups = (count + kLanes - 1) / kLanes;
-  const int64_t at_once = std::max<int64_t>(4, kActivationBytes / (x.rows.words * kLanes * 4) / 4 * 4);
-  for_blocks<Dot>(p, (groups + at_once - 1) / at_once, threads,
-                  [&](const Block<Dot>& block, int64_t part) {
-                    block.lanes(x, part * at_once, std::min((part + 1) * at_once, groups));
-                  });
-}
-
-// Rows of the ranges [begin, end), all rows when there are none; the others become zero.
-std::vector<int32_t> live_rows(const Integers& ranges, int64_t rows, char* out, int64_t row_bytes) {
-  std::vector<int32_t> live;
-  const auto* range = ranges.values();
-  const int64_t count = ranges.count / 2;
-  int64_t next = 0;
-  const auto take = [&](int64_t begin, int64_t end) {
-    begin = std::clamp<int64_t>(begin, next, rows);
-    end = std::clamp<int64_t>(end, begin, rows);
-    std::memset(out + next * row_bytes, 0, (begin - next) * row_bytes);
-    for (int64_t r = begin; r < end; ++r) live.push_back(int32_t(r));
-    next = end;
-  };
-  if (count == 0) take(0, rows);
-  for (int64_t i = 0; i < count; ++i) take(range[2 * i], range[2 * i + 1]);
-  take(rows, rows);
-  return live;
+Refusal run_as(std::optional<Element> weight, const Linear& p, int64_t path, Threads& threads) {
+  if (weight == Element::kBfloat16) return run<Bf16Dot>(p, path, threads);
+  if (weight == Element::kFloat32) return run<F32Dot>(p, path, threads);
+  if (weight == Element::kUint8) return run<Int8Dot>(p, path, threads);
+  return "weight must be bfloat16, float32 or uint8";
 }
 
 }  // namespace
 
 Refusal linear(Threads& threads, Array x, Array norm, Array weight, Floats scale, Array bias,
-               Array residual, Integers live, Array out, float eps, bool gated) {
+               Array residual, Integers live, Array out, float eps, bool gated, int64_t path) {
   if (x.rank != 2 || weight.rank != 2 || !x.element || !out.element) {
     return "x and weight must be matrices of floats";
   }
@@ -350,15 +60,37 @@ Refusal linear(Threads& threads, Array x, Array norm, Array weight, Floats scale
                  *out.element,
                  width,
                  live_rows(live, rows, out.as<char>(), width * element_size(*out.element))};
-  if (weight.element == Element::kBfloat16) {
-    run<Bf16Dot>(p, threads);
-  } else if (weight.element == Element::kFloat32) {
-    run<F32Dot>(p, threads);
-  } else if (weight.element == Element::kUint8) {
-    run<Int8Dot>(p, threads);
-  } else {
-    return "weight must be bfloat16, float32 or uint8";
+  return run_as(weight.element, p, path, threads);
+}
+
+Refusal grouped_linear(Threads& threads, Array x, Array weight, Floats scale, Integers sizes, Array out,
+                       bool gated, int64_t path) {
+  if (x.rank != 2 || weight.rank != 3 || sizes.count != weight.dims[0] || !x.element || !out.element ||
+      !weight.element) {
+    return "x must be a matrix, weight one a group, of floats";
   }
+  const int64_t rows = x.dims[0], depth = x.dims[1], outputs = weight.dims[1];
+  const int64_t width = gated ? outputs / 2 : outputs;
+  const int64_t matrix = outputs * depth * element_size(*weight.element);
+  Linear p{};
+  p.x = x.as<const char>(), p.x_type = *x.element;
+  p.rows = rows, p.depth = depth, p.outputs = outputs;
+  p.gated = gated, p.width = width;
+  p.out = out.as<char>(), p.out_type = *out.element;
+  int64_t begin = 0;
+  for (int64_t group = 0; group < sizes.count; ++group) {
+    const int64_t end = std::clamp<int64_t>(begin + sizes.values()[group], begin, rows);
+    p.weight = weight.as<const char>() + group * matrix;
+    p.scale = scale.count ? scale.values() + group * outputs : nullptr;
+    p.live.resize(end - begin);
+    std::iota(p.live.begin(), p.live.end(), int32_t(begin));
+    if (begin < end) {
+      if (const Refusal refusal = run_as(weight.element, p, path, threads)) return refusal;
+    }
+    begin = end;
+  }
+  const int64_t row_bytes = width * element_size(p.out_type);
+  std::memset(p.out + begin * row_bytes, 0, (rows - begin) * row_bytes);
   return nullptr;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -46,7 +47,7 @@ inline F32x16 load_floats(Element type, const char* p) {
       return load<F32x16>(p);
     default: {
       F32x16 x;
-      widen_row(type, p, 16, 1.0f, reinterpret_cast<float*>(&x));
+      widen_row(type, p, 16, reinterpret_cast<float*>(&x));
       return x;
     }
   }
@@ -57,7 +58,7 @@ inline void load_row(const Linear& p, int64_t row, float* out) {
   const int64_t size = element_size(p.x_type), whole = p.depth / 16 * 16;
   const char* x = p.x + row * p.depth * size;
   for (int64_t k = 0; k < whole; k += 16) store(out + k, load_floats(p.x_type, x + k * size));
-  widen_row(p.x_type, x + whole * size, p.depth - whole, 1.0f, out + whole);
+  widen_row(p.x_type, x + whole * size, p.depth - whole, out + whole);
   if (!p.norm) return;
   F32x16 sums = {};
   for (int64_t k = 0; k < whole; k += 16) {
@@ -74,7 +75,7 @@ inline void load_row(const Linear& p, int64_t row, float* out) {
   }
   for (int64_t k = whole; k < p.depth; ++k) {
     float weight;
-    widen_row(p.x_type, p.norm + k * size, 1, 1.0f, &weight);
+    widen_row(p.x_type, p.norm + k * size, 1, &weight);
     float v = out[k] * factor;
     if (p.x_type == Element::kBfloat16) v = bf16_to_float(float_to_bf16(v));
     out[k] = v * weight;
@@ -160,8 +161,11 @@ struct StagedLanes {
   const int32_t* offset;  // [groups * 16] to be added to the sums of products, 8-bit only
 };
 
+// `block`: words of a row that lie together; then come those of the next group, and so on: what passes at
+// a time is one piece of memory. Of all words, or as many as there are, by default.
 template <class Dot>
-StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory) {
+StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory,
+                             int64_t block = std::numeric_limits<int64_t>::max()) {
   using Activation = typename Dot::Activation;
   const int64_t count = int64_t(p.live.size()), groups = (count + kLanes - 1) / kLanes;
   const int64_t stride = padded_depth<Dot>(p);
@@ -190,7 +194,8 @@ StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory)
         square[i] = load<U32x16>(reinterpret_cast<const uint32_t*>(staged + i * stride) + k);
       }
       transpose16(square);
-      uint32_t* out = data + (group * words + k) * kLanes;
+      const int64_t begin = k / block * block, length = std::min(block, words - begin);
+      uint32_t* out = data + (groups * begin + group * length + k - begin) * kLanes;
       for (int i = 0; i < 16; ++i) store(out + i * kLanes, square[i]);
     }
   });

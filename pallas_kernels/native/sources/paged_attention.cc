@@ -1,5 +1,6 @@
 // Paged attention of decode rows and of packed prefill chunks.
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "attention.h"
@@ -13,11 +14,13 @@ namespace {
 // Query rows of a prefill item: enough to reuse a transposed block of keys, and a multiple of the
 // six rows of a register tile.
 constexpr int64_t kItemRows = 48;
+constexpr int64_t kItemTileRows = 64;  // the same in the matrix unit: two pairs of tiles
 constexpr int64_t kPartsAThread = 4;  // from so many on an item is all KV heads of a part
 
 // Rows [row, row + tokens) of q at the positions position .. position + tokens - 1, some KV heads.
 struct Item {
   int64_t row, tokens, position, lane, first_head, num_heads;
+  bool in_tiles = false;  // multiplied in the matrix unit, where the type allows it
   // a part of a context: its number and its tokens
   Split* split = nullptr;
   int64_t part = 0, begin = 0, end = std::numeric_limits<int64_t>::max();
@@ -42,8 +45,9 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   const int64_t row_bytes = head_dim * element_size(p.type);
   const int64_t window = p.options.window;
   Scratch& scratch = thread_scratch();
-  scratch.reserve(scratch_bytes<Word>(count, dim));
-  Rows<Word> rows = take_rows<Word>(scratch, count, dim);
+  const bool tiles = item.in_tiles && rows_in_tiles<Word>();
+  scratch.reserve(scratch_bytes<Word>(count, dim, tiles));
+  Rows<Word> rows = take_rows<Word>(scratch, count, dim, tiles);
   if (item.split) {
     const PartSums sums = item.split->sums(kv_head, item.part);
     rows.highest = sums.highest;
@@ -64,7 +68,7 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
       rows.total[r] = sinks ? 1.0f : 0.0f;
     }
   }
-  std::memset(rows.out, 0, count * dim * 4);
+  std::memset(rows.out, 0, memory_rows(count, tiles) * dim * 4);
   const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
   attend(rows, p.pool, p.table + item.lane * p.columns, kv_head, rows.first[0], last_token,
          kv_head + 1 < item.first_head + item.num_heads, p.options, scratch);
@@ -82,18 +86,23 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
 
 template <class Word>
 void run_item(const Problem& p, const Item& item) {
+#if JAXSERVE_TILES
+  std::optional<TileSession> session;
+  if (item.in_tiles && rows_in_tiles<Word>()) session.emplace();
+#endif
   for (int64_t h = 0; h < item.num_heads; ++h) run_head<Word>(p, item, item.first_head + h);
 }
 
 void run_all(Threads& threads, const Problem& problem, const std::vector<Item>& items) {
-  const auto run =
-      problem.pool.element == Element::kBfloat16 ? run_item<Bf16Word> : run_item<F32Word>;
+  // bfloat16 holds every 8-bit number: the queries decide there
+  const Element met = problem.pool.scaled() ? problem.type : problem.pool.element;
+  const auto run = met == Element::kBfloat16 ? run_item<Bf16Word> : run_item<F32Word>;
   parallel_for(threads, int64_t(items.size()), [&](int64_t i) { run(problem, items[i]); });
 }
 
 Refusal read_problem(const Array& q, const Array& pages, const Integers& table,
-                     const Integers& first_page, const Floats& sinks, const Floats& k_scale,
-                     const Floats& v_scale, const Array& out, const AttentionOptions& options,
+                     const Integers& first_page, const Floats& sinks, const Array& k_scale,
+                     const Array& v_scale, const Array& out, const AttentionOptions& options,
                      Problem& problem) {
   if (q.rank < 3 || q.rank > 4 || !q.element || element_size(*q.element) < 2) {
     return "q must be [rows, heads, head_dim] or [slots, queries, heads, head_dim] floats";
@@ -118,7 +127,7 @@ struct Context {
 }  // namespace
 
 Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Integers lengths,
-                     Integers query_lens, Integers first_page, Floats sinks, Floats k_scale, Floats v_scale, Array out,
+                     Integers query_lens, Integers first_page, Floats sinks, Array k_scale, Array v_scale, Array out,
                      float scale, float soft_cap, int64_t window) {
   Problem problem;
   if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
@@ -177,14 +186,16 @@ Refusal paged_decode(Threads& threads, Array q, Array pages, Integers table, Int
 }
 
 Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, Integers start, Integers length,
-                      Integers context, Integers first_page, Floats sinks, Floats k_scale, Floats v_scale,
+                      Integers context, Integers first_page, Floats sinks, Array k_scale, Array v_scale,
                       Array out, float scale, float soft_cap, int64_t window) {
   Problem problem;
   if (const Refusal refusal = read_problem(q, pages, table, first_page, sinks, k_scale, v_scale, out,
                                            {scale, soft_cap, window}, problem)) {
     return refusal;
   }
-  const int64_t tile = std::max<int64_t>(1, kItemRows / (problem.heads / problem.pool.kv_heads));
+  const bool in_tiles = tiles_permitted();
+  const int64_t rows = in_tiles ? kItemTileRows : kItemRows;
+  const int64_t tile = std::max<int64_t>(1, rows / (problem.heads / problem.pool.kv_heads));
   const int64_t region = q.dims[0];
   std::memset(problem.out, 0, out.bytes);  // rows that no lane owns are zero
   std::vector<Item> items;
@@ -194,7 +205,7 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
     for (int64_t done = 0; done < tokens; done += tile) {
       for (int64_t head = 0; head < problem.pool.kv_heads; ++head) {
         items.push_back({begin + done, std::min(tile, tokens - done),
-                         context.values()[lane] + done, lane, head, 1});
+                         context.values()[lane] + done, lane, head, 1, in_tiles});
       }
     }
   }

@@ -17,7 +17,7 @@ void normalise(Element type, const char* weight, float eps, int64_t head_dim, fl
   const float factor = 1.0f / std::sqrt(sum / float(head_dim) + eps);
   for (int64_t d = 0; d < head_dim; ++d) {
     float w;
-    widen_row(type, weight + d * element_size(type), 1, 1.0f, &w);
+    widen_row(type, weight + d * element_size(type), 1, &w);
     float v = row[d] * factor;
     if (type == Element::kBfloat16) v = bf16_to_float(float_to_bf16(v));
     v *= w;
@@ -57,7 +57,7 @@ Refusal split_rotate(Threads& threads, Array qkv, Floats cos, Floats sin, Array 
             continue;
           }
           const bool query = part < group;
-          widen_row(*type, x, head_dim, 1.0f, row);
+          widen_row(*type, x, head_dim, row);
           const char* weight = query ? q_weight : k_weight;
           if (weight) normalise(*type, weight, query ? q_eps : k_eps, head_dim, row);
           for (int64_t d = 0; d < half; ++d) {

@@ -181,8 +181,38 @@ inline F32x16 hyperbolic_tangent(F32x16 x) {
   return select(x != x, x, select(x < 0.0f, -value, value));
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Lane i of from[2 j] becomes lane j of to[2 i]: vectors of 16 lanes in halves.
+inline void transpose8(const __m256i* from, __m256i* to) {
+  __m256i pairs[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi32(from[2 * i], from[2 * i + 2]);
+    pairs[i + 1] = _mm256_unpackhi_epi32(from[2 * i], from[2 * i + 2]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm256_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+      fours[i + 2 * j + 1] = _mm256_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    to[2 * i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
+    to[2 * i + 8] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+  }
+}
+#endif
+
 // Lane i of vector j becomes lane j of vector i.
 inline void transpose16(U32x16 r[16]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // GCC takes shuffles of two halves apart, element by element
+  __m256i from[32], to[32];
+  std::memcpy(from, r, sizeof(from));
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) transpose8(from + 16 * i + j, to + 16 * j + i);
+  }
+  std::memcpy(r, to, sizeof(to));
+#else
   U32x16 t[16];
 #define JAXSERVE_PAIR(a, b, s0, s1, s2, s3)                                                      \
   __builtin_shufflevector(a, b, s0, s1, s2, s3, s0 + 4, s1 + 4, s2 + 4, s3 + 4, s0 + 8, s1 + 8, \
@@ -215,6 +245,7 @@ inline void transpose16(U32x16 r[16]) {
   }
 #undef JAXSERVE_QUARTERS
   for (int i = 0; i < 16; ++i) r[i] = t[i];
+#endif
 }
 
 }  // namespace jaxserve

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.device_run import ROOT
 from benchmarks.gpu import advice
-from benchmarks.gpu.check import ROOT
 
 MACHINE = {"rows": [["decode", "mosaic_gpu"], ["prefill", "mosaic_gpu"]]}
 EMPTY = {"rows": [], "failures": [], "notes": [], "columns": [], "seconds": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -91,6 +92,7 @@ def dry_check(monkeypatch, tmp_path, sections, *arguments):
     return check.main([*DRY, *every, *folder, *arguments])
 
 
+@pytest.mark.slow
 def test_a_failing_section_is_reported_and_the_others_go_on(monkeypatch, tmp_path, capsys):
     def broken(setting):
         raise ArithmeticError("no such luck")
@@ -174,9 +176,7 @@ def test_the_third_call_ends_with_tuning_after_all_chosen_backends():
 
 @pytest.mark.parametrize("operation", ["decode", "prefill"])
 def test_correctness_fails_when_the_kernel_is_wrong(monkeypatch, tmp_path, operation):
-    from pallas_kernels.paged_attention import xla, xla_prefill
-
-    module = xla if operation == "decode" else xla_prefill
+    module = importlib.import_module(f"pallas_kernels.paged_attention.xla.{operation}")
     right = getattr(module, operation)
     monkeypatch.setattr(module, operation, lambda *a, **k: right(*a, **k) * 1.1)
     name = f"{operation} correctness"
@@ -209,7 +209,7 @@ def test_a_section_in_a_process_of_its_own():
 def test_a_process_that_is_poisoned_aborts_or_hangs_costs_no_other_section(monkeypatch, tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", failing_sections.__name__]
-    monkeypatch.setattr(check, "device_process", lambda dry_run: Worker(command, environment))
+    monkeypatch.setattr(check, "device_of", lambda dry_run: Worker(command, environment))
     assert dry_check(monkeypatch, tmp_path, failing_sections.SECTIONS) == check.EXIT_FAILED
     results = sections_in(tmp_path)
     assert list(results) == list(failing_sections.SECTIONS)
@@ -220,7 +220,7 @@ def test_a_process_that_is_poisoned_aborts_or_hangs_costs_no_other_section(monke
     first, second, left_out = results["aborts"]["failures"]
     assert first.startswith("b 1: the process died with exit status -6")
     assert second.startswith("b 2: the process died")
-    assert left_out == "1 cases were not run: too many b failed"
+    assert left_out == "Not run: 1 cases of b (2 in a row failed)."
     (hung,) = results["hangs"]["failures"]
     assert hung.startswith("hangs: no answer within 1 s")
     # a case that hangs costs its limit; the next one has a process that was started before its own
@@ -261,7 +261,7 @@ def test_a_process_that_does_not_start_again_ends_the_section(monkeypatch, tmp_p
     found = check.Check(Gone(), True, time.monotonic() + 100).section("cases")
     first, rest = found.failures
     assert first == "1: no answer to run"
-    assert rest.startswith("2 cases were not run: the device's process does not start again")
+    assert rest.startswith("Not run: 2 of 3 cases (the device's process does not start again")
 
 
 def test_what_the_cases_of_a_section_share_is_given_back_before_the_next_one(monkeypatch):
@@ -307,6 +307,7 @@ sys.meta_path.insert(0, Blocker())
     return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "JAX_PLATFORMS": "cpu"}
 
 
+@pytest.mark.slow
 def test_nothing_needs_the_servers_packages(tmp_path):
     modules = ["jaxserve", "benchmarks.gpu.check", "benchmarks.kernel_bench.worker"]
     script = "; ".join(f"import {module}" for module in modules)

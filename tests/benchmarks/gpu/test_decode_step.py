@@ -43,16 +43,17 @@ def llm(tmp_path):
 @pytest.mark.slow
 def test_the_program_without_graphs_is_compiled_so_and_is_the_one_that_runs(llm, monkeypatch):
     bed = decode_step.Bed(llm)
-    table = llm._engine.runner.programs
+    table = llm.client.engine.runner.programs
     shape = StepShape(2, 0, 0, FULL_DECODE, 2)
     needs_all = Wanted(2, 0, 0, FULL_DECODE, 2)
     fast = Wanted(2, 0, 0, FAST, 0)
     plain = table.select(fast)
-    kept = table._programs[shape]
+    kept = table.select(needs_all)
+    assert kept.layout.shape == shape
     with decode_step.without_graphs(bed, shape):
-        assert table._programs[shape] is not kept
-        assert table.select(needs_all) is table._programs[shape]
-    assert table._programs[shape] is kept and table.select(fast) is plain
+        assert table.select(needs_all) is not kept
+        assert table.select(needs_all).layout.shape == shape
+    assert table.select(needs_all) is kept and table.select(fast) is plain
     assert list(bed.compile_s) == [f"{shape.name}, no graphs"]
     # an option that XLA does not know shows that the compiler is given them
     monkeypatch.setattr(decode_step, "NO_GRAPHS", NONSENSE)
@@ -69,6 +70,6 @@ def test_options_of_a_block_reach_the_engines_made_in_it(tmp_path, caplog):
     with compiling_with({"xla_gpu_autotune_level": "0"}):
         assert runner.compiler_options("gpu")["xla_gpu_autotune_level"] == "0"
         llm = make_llm(folder, max_num_seqs=2, num_pages=80, compile_ahead=2)
-    assert llm._engine.runner._compiler_options["xla_gpu_autotune_level"] == "0"
+    assert llm.client.engine.runner.compiler_options["xla_gpu_autotune_level"] == "0"
     llm.close()
     assert runner.compiler_options("cpu") == {}

@@ -43,12 +43,12 @@ def test_plain_xla_has_no_kernel_of_the_device(monkeypatch, tmp_path):
         "reference", "reference", "reference", "a test", rotate_and_write="xla",
         threshold="reference",
     )  # fmt: skip
-    monkeypatch.setattr("jaxserve.loading.choose_backends", lambda *device: chosen)
+    monkeypatch.setattr("jaxserve.execution.backend_choice.choose_backends", lambda *device: chosen)
     folder = write_config("llama-125m", tmp_path, **engine.TINY)
     few = {"max_num_seqs": 2, "num_pages": 40, "compile_ahead": 1}
-    for road, backends in ((engine.CHOSEN, chosen), (engine.PLAIN, engine.PLAIN_BACKENDS)):
+    for road, backends in ((engine.CHOSEN, chosen), (engine.PLAIN_XLA, engine.PLAIN_BACKENDS)):
         llm = engine.on_road(folder, road, **few)
-        assert llm._engine.runner._backends == backends
+        assert llm.backends == backends
         llm.close()
     plain = engine.PLAIN_BACKENDS
     assert {plain.decode, plain.prefill, plain.write_kv, plain.linear, plain.threshold} == {"xla"}
@@ -57,13 +57,13 @@ def test_plain_xla_has_no_kernel_of_the_device(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_engine_fails_when_its_decode_attention_is_slightly_wrong(monkeypatch):
-    from pallas_kernels.paged_attention import xla
+    from pallas_kernels.paged_attention.xla import decode
 
     setting = dry_setting({}, 600.0)
-    right = engine.teacher_forced(setting, [engine.PLAIN])
+    right = engine.teacher_forced(setting, [engine.PLAIN_XLA])
     assert not right.failures
-    exact = xla.decode
-    monkeypatch.setattr(xla, "decode", lambda *a, **k: exact(*a, **k) * 1.1)
+    exact = decode.decode
+    monkeypatch.setattr(decode, "decode", lambda *a, **k: exact(*a, **k) * 1.1)
     jax.clear_caches()
-    (failure,) = engine.teacher_forced(setting, [engine.PLAIN]).failures
+    (failure,) = engine.teacher_forced(setting, [engine.PLAIN_XLA]).failures
     assert failure.startswith("plain XLA: logits differ")

@@ -13,7 +13,7 @@ from benchmarks.gpu.roofline import ATTENTION, PRODUCTS
     "kernel, wanted",
     [
         ("paged_decode", ATTENTION),
-        ("paged_decode_combine", ATTENTION),
+        ("paged_decode_merge", ATTENTION),
         ("nvjet_hsh_64x8_64x16_1x2_h_bz_TNT", PRODUCTS),
         ("gemm_fusion_dot_17", PRODUCTS),
         ("cublasLt::splitKreduce_kernel<32, 16, int>", PRODUCTS),

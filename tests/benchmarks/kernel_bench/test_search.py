@@ -8,12 +8,14 @@ import time
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench import search, tuning
 from benchmarks.kernel_bench.cases import MatmulCase
-from pallas_kernels import DecodeTuning
+from pallas_kernels.backends.mosaic_gpu import HopperDecodeTuning
+from pallas_kernels.devices import OPERATIONS
 
 
 def test_neighbours_begin_with_the_start_and_change_a_few_fields():
-    start = DecodeTuning()
-    found = tuning.neighbours(start, tuning.DECODE)
+    start = HopperDecodeTuning()
+    tried = {name: tuning.DECODE[name] for name in ("block_tokens", "stages", "waves")}
+    found = tuning.neighbours(start, tried)
     assert found[0] == start and len(set(found)) == len(found)
 
     def changed(choice):
@@ -28,8 +30,12 @@ def test_neighbours_begin_with_the_start_and_change_a_few_fields():
 
 
 def test_only_fields_that_the_tuning_has_are_varied():
-    for (operation, _), fields in tuning.READ.items():
-        assert set(fields) <= {field.name for field in dataclasses.fields(tuning.KINDS[operation])}
+    values = {"decode": tuning.DECODE, "prefill": tuning.PREFILL, "matmul": tuning.MATMUL}
+    for operation in tuning.KINDS:
+        kinds = [backend.tuning for backend in OPERATIONS[operation].values() if backend.tuning]
+        had = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
+        assert set(values[operation]) <= set().union(*had)
+        assert len({frozenset(names) for names in had}) == len(had), "the fields tell the type"
 
 
 class Device:
@@ -149,10 +155,10 @@ def test_tiles_of_more_rows_than_there_are_are_tried_once_and_all_have_the_resul
 
 def test_the_line_for_the_table_names_what_is_not_the_default():
     best = {
-        "decode": dataclasses.asdict(DecodeTuning(stages=3, waves=4)),
+        "decode": dataclasses.asdict(HopperDecodeTuning(stages=3, waves=4)),
         "prefill": None,
         "matmul": None,
     }
     line = tuning.table_row("NVIDIA H200", best)
-    assert line == '"H200": ChipTuning(decode=DecodeTuning(stages=3, waves=4)),'
+    assert line == '"H200": ChipTuning(decode=HopperDecodeTuning(stages=3, waves=4)),'
     assert tuning.table_row("NVIDIA A100-SXM4-80GB", {"decode": {}}) == '"A100": ChipTuning(),'

@@ -19,6 +19,7 @@ def test_what_is_given_for_an_engine_serves_its_variants():
     given = [("llama.cpp-q8_0", 1), ("llama.cpp", 2), ("transformers-continuous", 3)]
     found = {name: command.for_engine(name, given) for name in ENGINES}
     assert found.pop("llama.cpp") == [2]
+    assert found.pop("llama.cpp-q4_0") == [2]
     assert found.pop("llama.cpp-q8_0") == [2, 1]  # its own comes last and wins
     assert found.pop("transformers-continuous") == [3]
     assert not any(found.values())
@@ -42,13 +43,13 @@ def test_options_reach_the_worker(tmp_path, monkeypatch):
 def test_the_default_is_the_published_comparison():
     options = command.build_parser().parse_args(["--model", "m"])
     cells = command.make_cells(options, 32000)
-    names = ["batch 1", "batch 4", "batch 16", "batch 64", "mixed 64"]
+    names = ["batch 1", "batch 4", "batch 16", "batch 64", "mixed 64", "prefill 16", "long 8"]
     assert [cell.name for cell in cells] == names
     assert all(set(map(len, cell.prompts)) == {32} for cell in cells[:4])
     assert all(set(cell.output_lens) == {128} for cell in cells[:4])
     assert options.peers == [name for name in ENGINES if name != "jaxserve"]
     job = command.job_of(options, cells)
-    assert (job["slots"], job["max_model_len"]) == (64, 512)
+    assert (job["slots"], job["max_model_len"]) == (64, 1864)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,8 @@ def test_the_default_is_the_published_comparison():
         ["--settings", "vllm={"],
         ["--settings", "vllm=[1]"],
         ["--env", "vllm=NAME"],
-        ["--batch-sizes", "--mixed", "0"],
+        ["--batch-sizes", "--mixed", "0", "--prefill", "0", "--long", "0"],
+        ["--long", "-1"],
     ],
 )
 def test_wrong_options_are_refused(words, capsys):
@@ -94,6 +96,7 @@ def test_jaxserve_beside_transformers(tmp_path, capsys):
     words = ["--model", str(bundled_model_path())]
     words += ["--peers", "transformers,transformers-continuous"]
     words += ["--dtype", "float32", "--batch-sizes", "2", "--output-len", "3", "--repeats", "1"]
+    words += ["--prefill", "0", "--long", "0"]
     words += ["--mixed", "3", "--mixed-prompt", "2", "9", "--mixed-output", "2", "5"]
     words += ["--settings", 'jaxserve={"compile_ahead": 2, "max_num_seqs": 4}']
     words += ["--output-json", str(output), "--timeout", "200"]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.peers.workload import fixed_batch, mixed, read_cells, write_cells
+from benchmarks.peers.workload import fixed_batch, long, mixed, prefill, read_cells, write_cells
 
 
 def test_the_mixed_cell_is_the_published_workload():
@@ -21,6 +21,14 @@ def test_the_mixed_cell_is_the_published_workload():
 def test_the_mixed_cell_of_large_models():
     cell = mixed(32, (8, 128), (8, 64), 32000)
     assert (sum(map(len, cell.prompts)), cell.output_tokens) == (2012, 1054)
+
+
+def test_cells_of_prompts():
+    one, other = prefill(16, 100), long(8, 100)
+    assert (one.name, one.in_flight, one.output_lens) == ("prefill 16", 4, [1] * 16)
+    assert {len(p) for p in one.prompts} == {512} and prefill(2, 100).in_flight == 2
+    assert (other.name, other.in_flight, other.output_lens) == ("long 8", 8, [64] * 8)
+    assert {len(p) for p in other.prompts} == {1800} and other.longest == 1864
 
 
 @pytest.mark.parametrize("vocab_size", [2, 20, 32000])

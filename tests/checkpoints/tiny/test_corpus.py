@@ -35,11 +35,12 @@ def test_text_ends_with_the_end_token(tokenizer: Tokenizer) -> None:
     assert document.learn == [False] + [True] * (len(document.ids) - 1)
 
 
-@pytest.mark.parametrize(("rows", "length"), [(16, 128), (4, 512)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "length"), [(16, 64), (16, 128), (4, 512)])
 def test_batches_are_full_and_shifted(tokenizer: Tokenizer, rows: int, length: int) -> None:
     stream = Stream(tokenizer, 0)
-    for _ in range(5):
-        batch = stream.batch(rows, length)
+    for step in range(5):
+        batch = stream.batch(step, rows, length)
         assert batch.tokens.shape == batch.targets.shape == batch.weights.shape == (rows, length)
         assert (batch.tokens[:, 1:] == batch.targets[:, :-1]).all()
         assert (np.diff(batch.documents, axis=1) >= 0).all()
@@ -49,12 +50,23 @@ def test_batches_are_full_and_shifted(tokenizer: Tokenizer, rows: int, length: i
         assert 0.3 < batch.weights.mean() < 0.95
 
 
-def test_the_stream_is_deterministic(tokenizer: Tokenizer) -> None:
+@pytest.mark.slow
+def test_seed_and_step_decide_a_batch(tokenizer: Tokenizer) -> None:
     first, second, other = Stream(tokenizer, 5), Stream(tokenizer, 5), Stream(tokenizer, 6)
-    for _ in range(3):
-        batch = first.batch(4, 128)
-        assert (batch.tokens == second.batch(4, 128).tokens).all()
-        assert (batch.tokens != other.batch(4, 128).tokens).any()
+    wanted = [first.batch(step, 4, 128).tokens for step in range(3)]
+    for step in (2, 0, 1):
+        assert (wanted[step] == second.batch(step, 4, 128).tokens).all()
+        assert (wanted[step] != other.batch(step, 4, 128).tokens).any()
+    assert (wanted[0] != wanted[1]).any()
+
+
+@pytest.mark.slow
+def test_long_rows_hold_long_conversations(tokenizer: Tokenizer) -> None:
+    def longest(length: int) -> int:
+        documents = Stream(tokenizer, 0).batch(0, 8192 // length, length).documents
+        return max(np.bincount(row).max() for row in documents if row[-1])
+
+    assert longest(64) <= 64 < longest(128) <= 128 < 1000 < longest(2048)
 
 
 def test_docstrings_come_from_the_standard_library() -> None:
@@ -73,8 +85,8 @@ def test_held_out_docstrings_are_never_streamed(tokenizer: Tokenizer) -> None:
 
     held = {opening(item.document) for item in load_docstrings() if item.held_out}
     stream, starts = Stream(tokenizer, 0), set()
-    for _ in range(60):
-        batch = stream.batch(16, 128)
+    for step in range(60):
+        batch = stream.batch(step, 16, 128)
         for row in batch.tokens:
             for at in np.flatnonzero(row == BOS_ID):
                 starts.add(tuple(row[at : at + 40].tolist()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from random import Random
 
 import pytest
 
 from checkpoints.tiny.pair import Pair
 from checkpoints.tiny.tasks import TASKS, held_out_pairs, training_pair
+from checkpoints.tiny.words import WORDS
 
 _SMALL = {
     "cm": ("length", 10),
@@ -32,9 +34,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def _list(prompt: str) -> list[str]:
-    """The comma-separated items of a prompt, whatever words stand around them."""
-    found = re.search(r"[a-z0-9]+(, [a-z0-9]+)+", prompt)
-    return found.group(0).split(", ") if found else [prompt.split()[-1]]
+    """The items of a prompt: all its numbers, or all its words that are in the word list."""
+    found = re.findall(r"[a-z0-9]+", prompt)
+    return [item for item in found if item.isdigit()] or [w for w in found if w in WORDS]
 
 
 def _letters(prompt: str) -> list[str]:
@@ -63,7 +65,7 @@ def _is_right(pair: Pair) -> bool:
     prompt, answer, task = pair.prompt, pair.answer, pair.task
     if task in ("addition", "addition_3_digits", "times_table", "multiplication", "subtraction"):
         left = _numbers(answer.split(" = ")[0])
-        swapped = prompt.startswith("Subtract")
+        swapped = prompt.lower().startswith("subtract")
         same = _numbers(prompt) == (left[::-1] if swapped else left)
         sign = {"s": "-", "a": "+"}.get(task[0], "*")
         return same and f" {sign} " in answer.split(" = ")[0] and _equalities_hold(answer)
@@ -86,29 +88,59 @@ def _is_right(pair: Pair) -> bool:
     if task == "count_letters":
         target = re.search(r"(?:does|letter|many) ([a-z])\b", prompt)
         assert target
-        return answer == f"Count: {_letters(prompt).count(target.group(1))}"
+        letters = _letters(prompt)
+        steps = [f"{x}{letters[: i + 1].count(target.group(1))}" for i, x in enumerate(letters)]
+        return answer == f"Count: {' '.join(steps)} = {letters.count(target.group(1))}"
     if task == "convert_units":
-        before, source, after, target = re.fullmatch(  # type: ignore[union-attr]
-            r"(\d+) (\w+) = (\d+) (\w+)", answer
+        before, source, tens, ones, unit, after, target = re.fullmatch(  # type: ignore[union-attr]
+            r"(\d+) (\w+) = (?:(\d+) \+ (\d+) (\w+) = )?(\d+) (\w+)", answer
         ).groups()
         (kind, size), (kind_2, size_2) = _SMALL[source], _SMALL[target]
         asked = f"{before} {source}" in prompt and target in prompt
-        return asked and kind == kind_2 and int(before) * size == int(after) * size_2
+        right = asked and kind == kind_2 and int(before) * size == int(after) * size_2
+        if unit:
+            factor = max(size, size_2) // _SMALL[unit][1]
+            right &= int(before) * size == (int(tens) + int(ones)) * _SMALL[unit][1]
+            right &= int(ones) // factor < 10 and int(tens) % (10 * factor) == 0
+        return right
     if task == "max_min":
-        items = [int(n) for n in _list(prompt)]
+        items = _numbers(prompt)
         largest = re.search(r"largest|max", prompt, re.IGNORECASE)
         return answer == (f"Maximum: {max(items)}" if largest else f"Minimum: {min(items)}")
     if task == "compare":
         a, b = _numbers(prompt)
-        return answer == f"{a} {'<' if a < b else '>' if a > b else '='} {b}"
+        *steps, last = re.split(", so |, ", answer)
+        columns = [step.split() for step in steps]
+        tops = "".join(x for x, _, _ in columns), "".join(x for _, _, x in columns)
+        width = max(len(str(a)), len(str(b)))
+        decided = columns[-1][1] != "=" or len(columns) == width
+        return (
+            decided
+            and str(a).zfill(width).startswith(tops[0])
+            and str(b).zfill(width).startswith(tops[1])
+            and all(sign == _sign(int(x), int(y)) for x, sign, y in columns)
+            and all(sign == "=" for _, sign, _ in columns[:-1])
+            and last == f"{a} {_sign(a, b)} {b}"
+        )
     if task == "next_number":
         terms = [int(n) for n in re.findall(r"-?\d+", prompt)]
         assert len(terms) == 4
-        return answer == f"Next: {2 * terms[3] - terms[2]}"
+        found = [int(n) for n in re.findall(r"-?\d+", answer.replace(" - ", " + -"))]
+        high, low, difference, last, signed, result = found
+        return (
+            {high, -low} == set(terms[2:])
+            and difference == high + low
+            and (last, abs(signed)) == (terms[3], difference)
+            and result == last + signed == 2 * terms[3] - terms[2]
+        )
     if task == "story":
         subject = re.findall(r"\b([A-Z][a-z]+) the|: ([A-Z][a-z]+)", prompt)
         return all(name in answer for pair_ in subject for name in pair_)
     return len(answer) > 5
+
+
+def _sign(a: int, b: int) -> str:
+    return "<" if a < b else ">" if a > b else "="
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -128,12 +160,21 @@ def test_the_same_seed_gives_the_same_pairs() -> None:
     assert held_out_pairs("addition", 30) == held_out_pairs("addition", 30)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_tasks_come_by_their_shares(late: bool) -> None:
+    rng, total = Random(5), sum(t.late_share if late else t.share for t in TASKS.values())
+    drawn = Counter(training_pair(rng, late).task for _ in range(8000))
+    for name, task in TASKS.items():
+        share = (task.late_share if late else task.share) / total
+        assert abs(drawn[name] / 8000 - share) < 5 * (share / 8000) ** 0.5, name
+
+
 def test_no_held_out_question_is_trained_on() -> None:
     checked = [name for name, task in TASKS.items() if not task.memorised]
     held_keys = {(p.task, p.key) for name in checked for p in held_out_pairs(name, 50)}
     held_prompts = {p.prompt for name in checked for p in held_out_pairs(name, 50)}
     rng = Random(9)
-    trained = [training_pair(rng) for _ in range(20_000)]
+    trained = [training_pair(rng, late) for late in (False, True) for _ in range(10_000)]
     assert not held_keys & {(p.task, p.key) for p in trained}
     # Different keys must not share a wording either, or a held-out prompt could be trained on.
     assert not held_prompts & {p.prompt for p in trained}

@@ -99,6 +99,7 @@ def test_training_conversations_are_what_the_template_gives(
         assert ids == encode_conversation(RAW, [pair]).ids
 
 
+@pytest.mark.slow
 def test_training_is_deterministic() -> None:
     texts = [text for _, text in zip(range(300), tokenizer_texts(0, pairs=10))]
     first, second = train_tokenizer(texts, 600), train_tokenizer(texts, 600)

@@ -200,6 +200,7 @@ def test_goodput_limits():
             parse_goodput([bad])
 
 
+@pytest.mark.slow
 def test_the_plot_is_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     plot([request(0.0, [0.1, 0.2])], tmp_path / "load.png")
@@ -274,8 +275,11 @@ def test_all_tokens_in_one_piece_have_no_time_per_token():
         ("throughput --dataset-name sharegpt", "dataset_path=None"),
         ("throughput --dataset-path f", "dataset_path='f'"),
         ("throughput --dataset-name custom --dataset-path f --input-len 5", "input_len=5"),
-        ("throughput --dataset-name prefix_repetition --output-len 600", "'1112 tokens'"),
-        ("throughput --max-len 600", "'1200 tokens' is not supported: at most the context of 1024"),
+        ("throughput --dataset-name prefix_repetition --output-len 1600", "'2112 tokens'"),
+        (
+            "throughput --max-len 1200",
+            "'2400 tokens' is not supported: at most the context of 2048",
+        ),
         ("latency --input-len 90 --max-model-len 100", "'218 tokens'"),
         ("throughput --output-json /dev/null/x.json", "/dev/null"),
         ("startup --num-iters-cold 0", "num_iters_warm=3"),

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.prove import gpu_targets
 from jaxserve.execution.compiler_options import accepted, compiler_options
-from pallas_kernels import gpu_targets
 
 
 def test_only_gpus_have_options() -> None:

@@ -12,17 +12,17 @@ from jaxserve.execution.programs import wanted_shapes
 from jaxserve.models.config import ModelConfig
 
 
-@pytest.mark.parametrize(("preset", "factor"), [("chat", 0.5), ("ab", 1.0), ("bulk", 2.0)])
+@pytest.mark.parametrize(("preset", "factor"), [("chat", 0.5), ("balanced", 1.0), ("bulk", 2.0)])
 def test_presets_scale_what_is_left_open(preset, factor, model_folder):
     folder = str(model_folder("llama_gqa"))
     model, device = ModelConfig.from_folder(folder), jax.devices()[0]
     cpu = DEFAULTS["cpu"]
     resolved = resolve(EngineConfig(model=folder, preset=preset), model, device)
-    assert resolved.max_num_seqs == cpu.max_num_seqs * factor
-    assert resolved.max_num_batched_tokens == cpu.max_num_batched_tokens * factor
+    assert resolved.scheduler.max_num_seqs == cpu.max_num_seqs * factor
+    assert resolved.scheduler.max_num_batched_tokens == cpu.max_num_batched_tokens * factor
     given = EngineConfig(model=folder, preset=preset, max_num_seqs=3, max_num_batched_tokens=50)
     resolved = resolve(given, model, device)
-    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (3, 50)
+    assert (resolved.scheduler.max_num_seqs, resolved.scheduler.max_num_batched_tokens) == (3, 50)
 
 
 def test_an_unknown_preset_is_named():
@@ -39,10 +39,14 @@ def test_a_gpu_compiles_everything_before_it_serves(model_folder):
     folder = str(model_folder("llama_gqa"))
     model = ModelConfig.from_folder(folder)
     resolved = resolve(EngineConfig(model=folder), model, Gpu())
-    wanted = wanted_shapes(resolved.max_num_seqs, resolved.max_num_batched_tokens, 1)
-    assert resolved.compile_ahead >= len(wanted)
-    assert resolved.compile_in_background is False
-    assert resolve(EngineConfig(model=folder), model, jax.devices()[0]).compile_in_background
+    wanted = wanted_shapes(
+        resolved.scheduler.max_num_seqs, resolved.scheduler.max_num_batched_tokens, 1
+    )
+    assert resolved.programs.compile_ahead >= len(wanted)
+    assert resolved.programs.compile_in_background is False
+    assert resolve(
+        EngineConfig(model=folder), model, jax.devices()[0]
+    ).programs.compile_in_background
     asked = EngineConfig(model=folder, compile_in_background=True, compile_ahead=3)
     resolved = resolve(asked, model, Gpu())
-    assert (resolved.compile_in_background, resolved.compile_ahead) == (True, 3)
+    assert (resolved.programs.compile_in_background, resolved.programs.compile_ahead) == (True, 3)

@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 
 from jaxserve.execution.features import FAST, FULL_DECODE
-from jaxserve.execution.inputs import Result, StepOutputs
-from jaxserve.execution.layout import Layout, array
+from jaxserve.execution.inputs import Result
+from jaxserve.execution.layout import Layout, array, arrays
 from jaxserve.execution.shapes import StepShape
 from tests.jaxserve.execution.engine_facts import blob_layout, fast, full, result_layout
 
-SHAPES = [fast(4), full(4), full(8, special=3), fast(3, 32, 2), full(3, 32, 2, special=1)]
+SHAPES = [
+    fast(4),
+    full(4),
+    full(8, special=3),
+    fast(3, 32, 2),
+    full(3, 32, 2, special=1),
+    dataclasses.replace(fast(3, 32, 2), num_queries=3),
+]
 
 
-def arrays(parts):
+def found_in(parts):
     """Every array of a Blob or Result, by name."""
     found = {}
     for part in parts:
@@ -26,7 +33,7 @@ def arrays(parts):
                 for field in dataclasses.fields(kind):
                     found[f"{type(kind).__name__}.{field.name}"] = getattr(kind, field.name)
             else:
-                found["rows"] = kind
+                found[f"table {len(found)}"] = kind
     return found
 
 
@@ -36,8 +43,8 @@ def test_blob_round_trip(shape: StepShape) -> None:
     rng = np.random.default_rng(0)
     # no bits of NaN, which would not compare equal
     blob = rng.integers(0, 2**30, layout.size, dtype=np.int32)
-    views = arrays(layout.views(blob))
-    seen = dict(zip(views, jax.jit(lambda b: list(arrays(layout.read(b)).values()))(blob)))
+    views = found_in(layout.views(blob))
+    seen = dict(zip(views, jax.jit(lambda b: list(found_in(layout.read(b)).values()))(blob)))
     for name, view in views.items():
         np.testing.assert_array_equal(np.asarray(seen[name]), view, err_msg=name)
     assert sum(view.size for view in views.values()) == layout.size
@@ -48,29 +55,8 @@ def test_result_round_trip(shape: StepShape) -> None:
     layout = result_layout(shape)
     flat = np.random.default_rng(1).integers(0, 2**30, layout.size, dtype=np.int32)
     wanted = layout.views(flat)
-    written = jax.jit(lambda step, features: layout.write(Result(StepOutputs(step), features)))(
-        wanted.step.token, {n: _leaves(v) for n, v in wanted.features.items()}
-    )
+    written = jax.jit(lambda step, features: layout.write(Result(step, features)))(*wanted)
     np.testing.assert_array_equal(written, flat)
-
-
-@jax.tree_util.register_pytree_node_class
-class _leaves:
-    """A dataclass of arrays as a pytree."""
-
-    def __init__(self, value):
-        self.names = [f.name for f in dataclasses.fields(value)]
-        self.__dict__.update({name: getattr(value, name) for name in self.names})
-
-    def tree_flatten(self):
-        return [getattr(self, name) for name in self.names], tuple(self.names)
-
-    @classmethod
-    def tree_unflatten(cls, names, values):
-        made = object.__new__(cls)
-        made.names = list(names)
-        made.__dict__.update(zip(names, values))
-        return made
 
 
 def test_views_write_through() -> None:
@@ -82,7 +68,7 @@ def test_views_write_through() -> None:
 
 
 def test_a_value_of_another_shape_than_declared_is_refused() -> None:
-    @dataclasses.dataclass
+    @arrays
     class Declared:
         token: jax.Array = array("R")
 

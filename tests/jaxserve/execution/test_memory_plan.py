@@ -13,7 +13,6 @@ from jaxserve.execution.memory_plan import (
     CacheBudget,
     cache_budget,
     device_limit,
-    page_bytes,
     plan_num_pages,
     table_bytes,
     temporary_bound,
@@ -27,8 +26,7 @@ MASKED = StepShape(256, 0, 0, FULL_DECODE, 256)
 
 
 def test_llama_3_8b_on_141_gb() -> None:
-    per_page = page_bytes(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, itemsize=2)
-    assert per_page == 16 * 128 * 1024  # 128 KiB a token
+    per_page = 16 * 128 * 1024  # 128 KiB a token
     budget = cache_budget(limit_bytes=140 * GIB, utilization=0.9, held_bytes=(15 + 1) * GIB)
     assert budget == (110 * GIB, "gpu_memory_utilization", 0.9)
     pages = plan_num_pages(
@@ -66,10 +64,10 @@ def test_a_budget_without_room_names_the_setting_it_follows_from(field, value) -
         assert (e.value.field, e.value.value) == (field, value)
 
 
-def test_page_table_and_history_of_256_slots_at_128k_tokens() -> None:
-    history, page_table = 257 * 131_073 * 4, 257 * 8192 * 4
+def test_page_table_history_and_lengths_of_256_slots_at_128k_tokens() -> None:
+    history, page_table, lengths = 257 * 131_073 * 4, 257 * 8192 * 4, 257 * 4
     assert history == 134_743_044 and page_table == 8_421_376
-    assert table_bytes(256, 131_072, 16) == history + page_table
+    assert table_bytes(256, 131_072, 16) == history + page_table + lengths
 
 
 @pytest.mark.parametrize(

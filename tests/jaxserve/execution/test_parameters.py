@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.execution.parameters import split_model
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.layers import LinearForm
+from jaxserve.models.linear import LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.mesh import make_mesh
 

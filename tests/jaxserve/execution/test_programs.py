@@ -8,8 +8,18 @@ import sys
 
 import pytest
 
+from jaxserve.execution.control import CopyProgram, MoveProgram, UploadProgram
 from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
-from jaxserve.execution.features import FAST, FULL, FULL_DECODE, KINDS, make_features
+from jaxserve.execution.features import (
+    FAST,
+    FULL,
+    FULL_DECODE,
+    KINDS,
+    OPTIONAL_KINDS,
+    Feature,
+    feature_sets,
+    make_features,
+)
 from jaxserve.execution.programs import (
     MOST_PROGRAMS,
     Program,
@@ -47,8 +57,8 @@ def test_buckets() -> None:
     assert decode_buckets(16, 2) == [2, 4, 8, 16]
     assert decode_buckets(20, 1) == [1, 4, 8, 16, 20]
     assert decode_buckets(1, 2) == [2]
-    assert decode_buckets(256, 1) == [1, 4, 8, 16, 32, 64, 128, 256]
-    assert decode_buckets(1000, 1) == [1, 16, 32, 64, 128, 256, 512, 1000]
+    assert decode_buckets(256, 1) == [1, 8, 16, 32, 64, 128, 256]
+    assert decode_buckets(1000, 1) == [1, 32, 64, 128, 256, 512, 1000]
     assert prefill_buckets(512) == [32, 128, 512]
     assert prefill_buckets(40) == [40]
     assert prefill_buckets(3) == [3]
@@ -57,20 +67,52 @@ def test_buckets() -> None:
     assert lanes_for(512, 4) == 4
 
 
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_name_says_which_program(num_queries: int) -> None:
+    for seqs, tokens in itertools.product((1, 4, 16, 100), (1, 20, 48, 64, 512)):
+        shapes = wanted_shapes(seqs, tokens, 1, num_queries=num_queries)
+        assert len({shape.name for shape in shapes}) == len(shapes)
+
+
+class Adapter(Feature):
+    """An option of the engine that works on rows of its own."""
+
+    name = "adapter"
+
+
+class Tap(Feature):
+    """One that every step has."""
+
+    name = "tap"
+    special = False
+
+
+OPTIONS = {"none": (), "adapter": (Adapter,), "tap": (Tap,), "both": (Adapter, Tap)} | {
+    "settings": OPTIONAL_KINDS
+}
+
+
 @pytest.mark.parametrize("platform", DEFAULTS)
 @pytest.mark.parametrize("preset", PRESET_FACTORS)
-def test_few_programs_hold_every_set_of_features(platform: str, preset: str) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_few_programs_hold_every_set_of_features(
+    platform: str, preset: str, option: str, num_drafts: int
+) -> None:
     defaults, (more_seqs, more_tokens) = DEFAULTS[platform], PRESET_FACTORS[preset]
     seqs = int(defaults.max_num_seqs * more_seqs)
     tokens = int(defaults.max_num_batched_tokens * more_tokens)
-    shapes = wanted_shapes(seqs, tokens, defaults.smallest_bucket)
-    assert len(shapes) <= MOST_PROGRAMS
-    names = [kind.name for kind in KINDS]
+    kinds = (*KINDS, *OPTIONS[option])
+    sets = feature_sets(kinds)
+    shapes = wanted_shapes(seqs, tokens, defaults.smallest_bucket, sets, 1 + num_drafts)
+    assert len(shapes) <= MOST_PROGRAMS and len({shape.name for shape in shapes}) == len(shapes)
+    assert MOST_PROGRAMS + len({UploadProgram, CopyProgram, MoveProgram}) <= 24
+    names = [kind.name for kind in kinds]
     every = lanes_for(tokens, seqs)
-    for features in (FAST | set(pair) for pair in itertools.product(names, names)):
+    for features in (sets.fast | set(pair) for pair in itertools.product(names, names)):
         most = Wanted(seqs, tokens, every, features, seqs + every)
         assert any(most.fits(shape) for shape in shapes)
-        if features <= FULL_DECODE:
+        if features <= sets.full_decode:
             assert any(
                 Wanted(seqs, 0, 0, features, seqs).fits(shape)
                 for shape in shapes
@@ -119,10 +161,17 @@ def test_decode_steps_run_no_prefill_program() -> None:
     assert selected(table(2), 1).num_prefill == 0
 
 
-def test_background_compilation_completes_the_table_and_stops() -> None:
+def test_background_compilation_completes_the_table_and_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trims: list[int] = []
     programs = table(2)
+    monkeypatch.setattr(
+        "jaxserve.execution.programs.trim", lambda: trims.append(len(programs.programs))
+    )
     programs.compile_rest_in_background()
     programs._thread.join()
+    assert trims[-1] == len(programs.wanted), "what the compiler has freed is given back"
     assert len(programs.programs) == len(programs.wanted)
     assert selected(programs, 3) == fast(4)
     assert programs.background_error is None
@@ -142,6 +191,7 @@ def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
     assert selected(programs, 3).features == FULL_DECODE
 
 
+@pytest.mark.slow
 def test_the_interpreter_may_exit_while_programs_are_compiled() -> None:
     script = """
 import atexit, time

@@ -9,11 +9,11 @@ import pytest
 
 from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.packing import RowPacker
-from jaxserve.execution.sampled_rows import sample_rows
+from jaxserve.execution.sampled_rows import FEW_SPECIAL, Known, sample_rows
 from jaxserve.execution.shapes import StepShape
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.plan import DecodeRows, StepPlan
+from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
 from tests.jaxserve.execution.engine_facts import blob_layout, fast, full
 from tests.jaxserve.sampling.oracle import log_softmax, penalised
 
@@ -54,16 +54,21 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
         tokens = request.prompt_token_ids + request.output_token_ids
         history[slot, : len(tokens)] = tokens
     positions = [r.num_tokens - 1 for r in requests]
-    plan = StepPlan(decode=DecodeRows(requests, slots, positions))
+    plan = StepPlan(
+        rows=ComputeRows(requests, slots, positions, [1] * ROWS),
+        samples=SampleRows(requests, slots, [*range(ROWS)]),
+    )
     needs = packer.needs(plan)
-    blob = packer.pack(plan, needs, layout)
+    blob = packer.pack(plan, needs, layout).blob
+    prompt_lens = jnp.asarray([r.num_prompt for r in requests])
 
     @jax.jit
     def sampled(blob, history, logits):
+        known = Known(jnp.asarray(slots), jnp.asarray(positions), prompt_lens, history)
         tokens, outputs = sample_rows(
-            make_features(), FACTS, layout, layout.read(blob), history, logits
+            make_features(), FACTS, layout, layout.read(blob), known, logits
         )
-        return tokens, {name: tuple(value) for name, value in outputs.items()}
+        return tokens, {name: tuple(jax.tree.leaves(value)) for name, value in outputs.items()}
 
     tokens, outputs = sampled(blob, jnp.asarray(history), jnp.asarray(logits))
     places = {
@@ -73,18 +78,25 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
     return np.asarray(tokens), outputs, places
 
 
-@pytest.mark.parametrize("special", [5, pytest.param(8, marks=pytest.mark.slow)])
-def test_special_rows_are_the_same_in_every_program(special: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("special", "many"), [(5, False), pytest.param(FEW_SPECIAL + 3, True, marks=pytest.mark.slow)]
+)
+def test_special_rows_are_the_same_in_every_program(special: int, many: bool) -> None:
     rng = np.random.default_rng(0)
     requests = mixture(rng)
+    if many:
+        for index in (0, 2, 3, 6):
+            requests[index] = made(index, rng, logit_bias={index: 3.0}, temperature=0.5)
     logits = rng.normal(0, 2, (ROWS, VOCAB)).astype(np.float32)
     tokens, outputs, places = run(requests, logits, full(ROWS, special=special))
-    assert sorted(places) == [1, 4, 5, 8, 10]
+    assert sorted(places) == sorted({1, 4, 5, 8, 10} | ({0, 2, 3, 6} if many else set()))
+    assert (len(places) > FEW_SPECIAL) == many
     every, all_outputs, _ = run(requests, logits, full(ROWS))
     np.testing.assert_array_equal(tokens, every)
-    for index, place in places.items():
-        for few, many in zip(outputs["logprobs"], all_outputs["logprobs"]):
-            np.testing.assert_array_equal(few[place], many[index])
+    for index in (5, 8, 10):
+        for few, others in zip(outputs["logprobs"], all_outputs["logprobs"]):
+            np.testing.assert_array_equal(few[places[index]], others[index])
 
 
 def test_greedy_rows_against_numpy() -> None:
@@ -102,7 +114,7 @@ def test_greedy_rows_against_numpy() -> None:
     r = requests[10]
     wanted = penalised(biased, r.prompt_token_ids, r.output_token_ids, repetition=0.7)
     assert tokens[10] == wanted.argmax()
-    sampled, rank, top_ids, _ = (np.asarray(x) for x in outputs["logprobs"])
+    sampled, rank, top_ids = (np.asarray(x) for x in outputs["logprobs"][:3])
     for index in (5, 8, 10):
         place, raw = places[index], log_softmax(logits[index])
         np.testing.assert_allclose(sampled[place], raw[tokens[index]], rtol=1e-5)
@@ -110,6 +122,7 @@ def test_greedy_rows_against_numpy() -> None:
         np.testing.assert_array_equal(top_ids[place], np.argsort(-logits[index])[:4])
 
 
+@pytest.mark.slow
 def test_plain_rows_are_those_of_a_fast_program() -> None:
     rng = np.random.default_rng(2)
     requests = [made(i, rng, **({"temperature": 0.0} if i % 3 else {})) for i in range(ROWS)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from jaxserve.models import Llama, ModelConfig
-from jaxserve.models.layers import Rotation
+from jaxserve.models import Model, ModelConfig
+from jaxserve.models.protocol import Rotation, TokenRows
 
 
 class DenseCache(NamedTuple):
@@ -25,16 +27,30 @@ def empty_cache(config: ModelConfig, length: int, dtype: str = "float32") -> Den
 
 
 def run(
-    model: Llama,
+    model: Model,
     tokens: np.ndarray,
     cache: DenseCache,
     start: int,
     prompt_length: int | None = None,
 ) -> tuple[jax.Array, DenseCache]:
     """Feeds tokens at positions start.. and returns (float32 logits [T, V], cache)."""
-    config = model.config
     positions = jnp.arange(start, start + len(tokens), dtype=jnp.int32)
     lengths = None if prompt_length is None else jnp.maximum(positions + 1, prompt_length)
+    graph, state = nnx.split(model)
+    return _run(graph, state, jnp.asarray(tokens, jnp.int32), positions, lengths, cache)
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(
+    graph: Any,
+    state: Any,
+    tokens: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array | None,
+    cache: DenseCache,
+) -> tuple[jax.Array, DenseCache]:
+    model = nnx.merge(graph, state)
+    config = model.config
 
     def attend(
         cache: DenseCache, layer: int, qkv: jax.Array, rotation: Rotation, dtype: str
@@ -52,10 +68,15 @@ def run(
         window = config.layer_window(layer)
         if window is not None:
             visible &= distance < window
-        scores = jnp.where(visible[None], scores * config.attention_scale, -jnp.inf)
+        scores = scores * config.attention_scale
+        cap = config.attention_soft_cap
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        scores = jnp.where(visible[None], scores, -jnp.inf)
         weights = jax.nn.softmax(scores, axis=-1)
         out = jnp.einsum("hts,shd->thd", weights, all_v, precision=exact)
         return out.astype(q.dtype), DenseCache(keys, values)
 
-    hidden, cache = model(jnp.asarray(tokens, jnp.int32), positions, cache, attend, lengths)
+    rows = TokenRows(positions[None], lengths)
+    hidden, cache = model.layers(model.embed(tokens), rows, cache, attend)
     return model.logits(hidden), cache

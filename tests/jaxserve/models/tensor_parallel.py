@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.models import ModelConfig, load_model
+from jaxserve.models.linear import LinearForm
 from jaxserve.parallel import make_mesh
 from tests.jaxserve.models.dense import empty_cache, run
 
@@ -26,17 +27,28 @@ TOKENS = 24
 def compare(folder: str) -> dict[str, Any]:
     config = ModelConfig.from_folder(folder)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
-    logits, dummies = [], []
+    logits: list[Any] = []
+    leaves: dict[str, list[Any]] = {"dummy": [], "int8": [], "dummy int8": []}
     for size in (1, 2):
         model = load_model(folder, config, mesh=make_mesh(size))
         forward, arguments = program(model, tokens)
         logits.append(np.asarray(forward(*arguments)))
-        dummy = load_model(folder, config, mesh=make_mesh(size), load_format="dummy", seed=3)
-        dummies.append([np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(dummy))])
+        for name, found in leaves.items():
+            other = load_model(
+                folder,
+                config,
+                mesh=make_mesh(size),
+                load_format="dummy" if "dummy" in name else "auto",
+                form=LinearForm(quantization="int8" if "int8" in name else None),
+            )
+            found.append([np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(other))])
     hlo = forward.lower(*arguments).compile().as_text()
     return {
         "difference": float(np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()),
-        "dummies_equal": all(np.array_equal(a, b) for a, b in zip(*dummies, strict=True)),
+        "equal": {
+            name: all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+            for name, found in leaves.items()
+        },
         "collectives": sorted(set(re.findall(r"= \S+ (all-[a-z]+|collective-[a-z]+)", hlo))),
         "shard_shapes": {
             "/".join(map(str, place)): variable[...].addressable_shards[1].data.shape

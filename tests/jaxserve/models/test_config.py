@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,9 @@ def test_windows_of_each_family() -> None:
         ({"architectures": None}, "architectures"),
         ({"architectures": None, "model_type": "gemma"}, "model_type"),
         ({"hidden_act": "quick_gelu"}, "hidden_act"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.rope_type"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.short_factor"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
@@ -142,6 +143,43 @@ def test_windows_of_each_family() -> None:
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
             "layer_types",
         ),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.1},
+            "partial_rotary_factor",
+        ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0] * 4},
+            },
+            "rope_scaling.short_factor",
+        ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "su", "short_factor": [0] * 4, "long_factor": [1.0] * 4},
+            },
+            "rope_scaling.short_factor",
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "x"}, "hidden_activation"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": -1},
+            "final_logit_softcapping",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"global": {}}},
+            "rope_parameters.global",
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4},
+            "num_experts_per_tok",
+        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [9]}, "mlp_only_layers"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 0}, "num_local_experts"),
     ],
 )
 def test_refusals_name_field_and_value(fields: dict[str, Any], field: str) -> None:
@@ -149,6 +187,49 @@ def test_refusals_name_field_and_value(fields: dict[str, Any], field: str) -> No
         read(**fields)
     assert field in caught.value.field
     assert caught.value.allowed
+
+
+def test_gemma_layers_attend_by_turns() -> None:
+    gemma2 = ModelConfig.from_hf(LLAMA | {"architectures": ["Gemma2ForCausalLM"]})
+    assert gemma2.windows == (4096, None, 4096, None)
+    assert (gemma2.attention_soft_cap, gemma2.attention_scale) == (50.0, 256**-0.5)
+    assert (gemma2.head_dim, gemma2.hidden_act) == (256, "gelu_pytorch_tanh")
+    assert gemma2.tie_word_embeddings
+    gemma3 = {"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 3}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    new = {
+        "full_attention": {"rope_theta": 5e5, **scaling},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    one = ModelConfig.from_hf(LLAMA | gemma3 | old | {"rope_scaling": scaling})
+    assert one == ModelConfig.from_hf(LLAMA | gemma3 | {"rope_parameters": new})
+    assert one.windows == (4096, 4096, None, 4096)
+    assert (one.rope.theta, one.local_rope.theta) == (5e5, 2e4)
+    assert one.max_context_length == 2048, "the config's own value counts the scaling in"
+
+
+def test_longrope_by_its_old_names() -> None:
+    phi3 = LLAMA | {"architectures": ["Phi3ForCausalLM"], "max_position_embeddings": 16384}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    ropes = [
+        ModelConfig.from_hf(phi3 | {"rope_scaling": {"type": name, **factors}}).rope
+        for name in ("su", "yarn", "longrope")
+    ]
+    assert ropes[0] == ropes[1] == ropes[2]
+    assert ropes[0].attention_factor == pytest.approx((1 + math.log(4) / math.log(4096)) ** 0.5)
+
+
+def test_experts_of_a_sparse_model() -> None:
+    sparse = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16}
+    config = ModelConfig.from_hf(sparse | {"decoder_sparse_step": 2, "mlp_only_layers": [1]})
+    assert (config.num_experts, config.experts_per_token, config.expert_size) == (16, 8, 768)
+    assert config.dense_layers == {0, 1, 2}
+    assert config.inner_sizes == (768, 128)
+    assert config.head_dim == 8
+    mixtral = ModelConfig.from_hf(LLAMA | {"architectures": ["MixtralForCausalLM"]})
+    assert (mixtral.num_experts, mixtral.inner_sizes) == (8, (128,))
+    assert mixtral.rope.theta == 1e6
 
 
 def test_folder_adds_generation_eos(tmp_path: Path) -> None:
@@ -173,3 +254,16 @@ def test_resolve_dtype() -> None:
     assert resolve_dtype("float", config) == "float32"
     with pytest.raises(ValidationError, match="int8"):
         resolve_dtype("int8", config)
+
+
+def test_overrides_replace_values_and_are_checked_like_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    whole = {"rope_type": "linear", "factor": 2.0}
+    made = ModelConfig.from_folder(tmp_path, {"num_hidden_layers": 1, "rope_scaling": whole})
+    assert (made.num_layers, made.rope.factor) == (1, 2.0)
+    with pytest.raises(UnsupportedModelError, match="hidden_act='mish'"):
+        ModelConfig.from_folder(tmp_path, {"hidden_act": "mish"})
+    # a key of the file that this architecture does not read has no effect
+    for unread in ("no_such_key", "sliding_window"):
+        with pytest.raises(ValidationError, match=rf"hf_overrides\.{unread}=7"):
+            ModelConfig.from_folder(tmp_path, {unread: 7})

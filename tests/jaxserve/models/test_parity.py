@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from jaxserve.models import Llama, ModelConfig, load_model
-from jaxserve.models.layers import PLAIN, LinearForm
+from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
 from jaxserve.parallel import make_mesh
 from pallas_kernels import native
 from tests.jaxserve.models.dense import empty_cache, run
@@ -29,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     """case -> (our model, transformers' model), made once."""
 
     @cache
-    def make(case: str) -> tuple[Llama, torch.nn.Module]:
+    def make(case: str) -> tuple[Model, torch.nn.Module]:
         folder = make_case(tmp_path_factory.mktemp(case), case)
         oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         return load(folder), oracle
@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     return make
 
 
-def load(folder: Path, dtype: str = "auto", form: LinearForm = PLAIN) -> Llama:
+def load(folder: Path, dtype: str = "auto", form: LinearForm = PLAIN_LINEAR) -> Model:
     config = ModelConfig.from_folder(folder)
     return load_model(folder, config, mesh=make_mesh(1), dtype=dtype, form=form)
 
@@ -63,15 +63,7 @@ def oracle_steps(oracle: torch.nn.Module, chunks: list[np.ndarray]) -> list[np.n
     return logits
 
 
-QUICK = (
-    "llama_gqa",
-    "llama_biases",
-    "llama_rope_llama3",
-    "llama_rope_yarn",
-    "mistral_window",
-    "qwen2",
-    "qwen3_tied_biases",
-)
+QUICK = ("llama_gqa", "mistral_window", "phi4_mini", "gemma3", "qwen3_moe")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +83,10 @@ def test_prompt_and_decode(models, case: str) -> None:
         assert relative_error(found, expected[1 + step]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama_biases", "qwen3_tied_biases"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [pytest.param("llama_biases", marks=pytest.mark.slow), "qwen3_tied_biases"]
+)
 def test_native_linear_layers(models, tmp_path: Path, case: str) -> None:
     """The whole model on the C++ kernels of the CPU, in rows of every remainder."""
     state = native.availability()
@@ -121,6 +116,7 @@ def test_prompt_in_chunks(models, case: str) -> None:
     assert relative_error(np.concatenate(found), expected) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_dynamic_rope_grows_while_decoding(models) -> None:
     """A prompt within the original context, decoded across its end, with and without lengths."""
     model, oracle = models("llama_rope_dynamic")

@@ -41,12 +41,12 @@ def compare(folder: Path) -> dict[str, Any]:
 def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab_rows: int) -> None:
     result = compare(make_case(tmp_path, case, vocab_size=vocab_size))
     assert result["difference"] <= 1e-6
-    assert result["dummies_equal"]
+    assert result["equal"] == {"dummy": True, "int8": True, "dummy int8": True}
     shapes = result["shard_shapes"]
     assert shapes["embedding"] == [vocab_rows, 64]
-    assert shapes["layers/0/attention/qkv/weight"][0] == 1  # of 2 KV heads
-    assert shapes["layers/0/attention/output/weight"] == [64, 32]
-    assert shapes["layers/0/mlp/gate_up/weight"] == [96, 64]
-    assert shapes["layers/0/mlp/down/weight"] == [64, 48]
+    assert shapes["blocks/0/attention/qkv/weight"][0] == 1  # of 2 KV heads
+    assert shapes["blocks/0/attention/output/weight"] == [64, 32]
+    assert shapes["blocks/0/mlp/gate_up/weight"] == [96, 64]
+    assert shapes["blocks/0/mlp/down/weight"] == [64, 48]
     # No weight and no activation is gathered: partial sums are added, nothing else travels.
     assert result["collectives"] == ["all-reduce"]

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import CheckpointError, TensorMismatchError, aligned_empty
 from jaxserve.errors import ValidationError
-from jaxserve.models import Llama, ModelConfig, load_model
+from jaxserve.models import Model, ModelConfig, load_model
 from jaxserve.parallel import make_mesh
 from tests.tiny_models import make_case
 
@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[3]
 FILE = "model.safetensors"
 
 
-def load(folder: Path, **options: object) -> Llama:
+def load(folder: Path, **options: object) -> Model:
     config = ModelConfig.from_folder(folder)
     return load_model(folder, config, mesh=make_mesh(1), **options)  # type: ignore[arg-type]
 
 
-def values(model: Llama) -> dict[str, np.ndarray]:
+def values(model: Model) -> dict[str, np.ndarray]:
     flat = nnx.to_flat_state(nnx.state(model))
     return {"/".join(map(str, place)): np.asarray(variable[...]) for place, variable in flat}
 
@@ -52,7 +52,7 @@ def test_parts_equal_one_file(tmp_path: Path) -> None:
 def test_fused_layout(folder: Path) -> None:
     """Each KV group holds its query heads, its key and its value; gate and up lie in pairs."""
     saved, model = load_file(folder / FILE), load(folder)
-    attention, mlp = model.layers[1].attention, model.layers[1].mlp
+    attention, mlp = model.blocks[1].attention, model.blocks[1].mlp
     prefix = "model.layers.1."
     q = saved[f"{prefix}self_attn.q_proj.weight"].reshape(2, 2, 16, 64)
     k = saved[f"{prefix}self_attn.k_proj.bias"].reshape(2, 16)
@@ -75,7 +75,7 @@ def test_a_cpu_keeps_the_memory_that_was_read(
             read.add(array.ctypes.data)
             return array
 
-        monkeypatch.setattr("jaxserve.models.weights.aligned_empty", recording)
+        monkeypatch.setattr("jaxserve.models.sources.aligned_empty", recording)
         leaves = jax.tree.leaves(nnx.state(load(folder, dtype=dtype)))
         assert {leaf.unsafe_buffer_pointer() for leaf in leaves} == read
 
@@ -187,6 +187,7 @@ def run_python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_loading_imports_neither_torch_nor_the_server(folder: Path) -> None:
     code = """
 import sys
@@ -199,28 +200,18 @@ print([name for name in ("torch", "transformers", "server", "starlette") if name
     assert run_python(code, str(folder)).strip() == "[]"
 
 
-MEASURE_PEAK = """
-import re, sys
-import jax
-from jaxserve.models import ModelConfig, load_model
-from jaxserve.parallel import make_mesh
-def peak():  # getrusage would start from the peak of the process that forked this one
-    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
-config = ModelConfig.from_folder(sys.argv[1])
-mesh = make_mesh(1)
-jax.block_until_ready(jax.device_put(1.0))
-before = peak()
-model = load_model(sys.argv[1], config, mesh=mesh, load_format="safetensors")
-print(peak() - before)
+MEASURE = """
+import json, sys
+from benchmarks.load_memory import measure
+print(json.dumps(measure(model=sys.argv[1], **json.loads(sys.argv[2]))))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_host_memory(tmp_path: Path) -> None:
-    """Beyond the parameters themselves, loading needs a few tensors and not a second copy."""
-    folder = make_case(
-        tmp_path,
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bfloat16 model of 470 MB in many files."""
+    return make_case(
+        tmp_path_factory.mktemp("large"),
         "llama_mha",
         dtype="bfloat16",
         max_shard_size="40MB",
@@ -229,8 +220,21 @@ def test_peak_host_memory(tmp_path: Path) -> None:
         num_hidden_layers=12,
         vocab_size=16384,
     )
-    sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("load_format", "quantization"),
+    [("auto", None), ("dummy", "int8"), ("auto", "int4")],
+)
+def test_peak_host_memory(large: Path, load_format: str, quantization: str | None) -> None:
+    """Beyond the parameters themselves, loading needs a few tensors and not a second copy."""
+    sizes = [file.stat().st_size for file in large.glob("*.safetensors")]
     assert len(sizes) > 8
-    growth = int(run_python(MEASURE_PEAK, str(folder)))
+    settings = {"load_format": load_format, "quantization": quantization}
+    found = json.loads(run_python(MEASURE, str(large), json.dumps(settings)))
     # CPU devices keep their arrays in host memory, so the parameters count once.
-    assert growth <= sum(sizes) + max(sizes) + (128 << 20)
+    least = 0.25 if quantization == "int4" else 0.5
+    assert least * sum(sizes) < found["weights"] <= 1.01 * sum(sizes)
+    assert found["loaded"] - found["before"] <= found["weights"] + max(sizes) + (128 << 20)

@@ -16,7 +16,7 @@ from jaxserve.parallel import ShardingRules, make_mesh
 class Sizes:
     num_heads: int = 8
     num_kv_heads: int = 4
-    intermediate_size: int = 96
+    inner_sizes: tuple[int, ...] = (96,)
     vocab_size: int = 200
 
 
@@ -58,7 +58,7 @@ def test_odd_vocabulary_is_kept_whole() -> None:
     [
         (Sizes(num_heads=6, num_kv_heads=6), "6 attention heads"),
         (Sizes(num_kv_heads=2), "2 key/value heads"),
-        (Sizes(intermediate_size=98), "98 intermediate dimensions"),
+        (Sizes(inner_sizes=(98,)), "98 intermediate dimensions"),
     ],
 )
 def test_sizes_that_do_not_divide(sizes: Sizes, message: str) -> None:

@@ -1,10 +1,13 @@
 """Log-probabilities and top-k against NumPy."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.execution.features.logprobs import LogprobInputs, Logprobs
 from jaxserve.sampling.logprobs import score
 from pallas_kernels import blocks
 from tests.jaxserve.sampling.oracle import log_softmax
@@ -28,6 +31,33 @@ def test_score(vocab, k):
     wanted = np.take_along_axis(expected, order, -1)
     np.testing.assert_allclose(rows.top_logprobs, wanted, rtol=1e-5, atol=1e-5)
     assert rows.top_ids.dtype == jnp.int32 and rows.rank.dtype == jnp.int32
+
+
+def test_the_most_likely_of_those_that_are_kept():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 3, (4, 300)).astype(np.float32)
+    kept = rng.random((4, 300)) < 0.3
+    kept[3] = np.arange(300) < 2
+    rows = score(jnp.asarray(logits), jnp.zeros(4, jnp.int32), 5, jnp.asarray(kept))
+    expected = np.where(kept, log_softmax(logits), -np.inf)  # of the whole vocabulary's sum
+    order = np.argsort(-expected, axis=-1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(rows.top_ids[:3], order[:3])
+    np.testing.assert_allclose(
+        rows.top_logprobs, np.take_along_axis(expected, order, -1), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(rows.sampled, log_softmax(logits)[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_beam_is_told_of_tokens_that_may_follow_alone():
+    logits = jnp.asarray(np.random.default_rng(1).normal(0, 2, (2, 40)).astype(np.float32))
+    adjusted = jnp.where(jnp.arange(40) % 3 == 0, logits, -jnp.inf)
+    inputs = LogprobInputs(named=jnp.zeros((2, 1), jnp.int32), of_kept=jnp.asarray([0, 1]))
+    facts, rows = SimpleNamespace(num_logprobs=4), SimpleNamespace(adjusted=adjusted)
+    told = Logprobs().after(inputs, rows, logits, jnp.zeros(2, jnp.int32), facts)
+    assert told.top_ids[0].tolist() == np.argsort(-logits[0], kind="stable")[:4].tolist()
+    assert told.top_ids[1].tolist() == np.argsort(-adjusted[1], kind="stable")[:4].tolist()
+    expected = log_softmax(np.asarray(logits))[1, told.top_ids[1]]
+    np.testing.assert_allclose(told.top_logprobs[1], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("vocab", [3, 127, 128, 1000, 4099])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from benchmarks.prove.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
 from jaxserve.sampling.sampler import PORTABLE, SamplingRows, pick, random_words, sample
 from pallas_kernels import blocks, choose_backends, kept_threshold
-from pallas_kernels.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import penalised, probabilities
 
@@ -40,6 +40,7 @@ def many_draws(logits, seed=3, **options):
     return np.asarray(compiled_sample(tiled, rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,6 +68,7 @@ def test_distribution(options, vocab):
     assert chi_square(tokens, probabilities(logits, **options)) > 1e-4
 
 
+@pytest.mark.slow
 def test_rare_tokens_keep_their_probability():
     # 2048 tokens share 2 % of the mass: each lies below the resolution of one float32 inversion
     # of a row whose first token has nearly everything.
@@ -78,6 +80,7 @@ def test_rare_tokens_keep_their_probability():
     assert scipy.stats.kstest(tail / 2049, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_distribution_with_penalties_and_bias():
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 1.5, 50).astype(np.float32)
@@ -111,6 +114,7 @@ def mixed_rows(num_rows, seed=0):
     )
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_batch():
     vocab = 2049
     rng = np.random.default_rng(1)
@@ -178,6 +182,7 @@ def test_random_words_follow_the_documented_key():
     np.testing.assert_array_equal(seeds[0], same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [1, 5, 128, 129, 1000, 2049])
 def test_greedy_takes_the_lowest_of_equals(vocab):
     rng = np.random.default_rng(vocab)
@@ -211,6 +216,7 @@ def test_pick_of_nothing_stays_in_range():
     assert np.all((np.asarray(index) >= 0) & (np.asarray(index) < 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-30, 1e4, 1e30])
 @pytest.mark.parametrize("temperature", [0.01, 2.0])
 def test_extreme_logits_and_temperatures(scale, temperature):

@@ -1,20 +1,37 @@
 """A device in pure Python that runs step plans and checks every page it reads.
 
-It keeps a page table and token history by slot and a pool of cells, as the real one does, and fails
-if a row would read a cell that holds anything but the row's own token at that position.
+It keeps page table, token history and length by slot and a pool of cells, as the real one does, and
+fails if a row would read a cell that holds anything but the row's own token at that position. Its
+drafts are right or wrong at random.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from functools import lru_cache
+from random import Random
 
-from jaxserve.scheduling.plan import StepPlan
+from jaxserve.scheduling.plan import Fork, StepPlan
 
 
 def next_token(tokens: list[int], vocab: int) -> int:
     """The 'model': a deterministic function of the whole context."""
     digest = hashlib.blake2b(bytes(str(tokens), "ascii"), digest_size=4).digest()
     return int.from_bytes(digest, "big") % vocab
+
+
+def likely_tokens(tokens: list[int], vocab: int, count: int) -> list[tuple[int, float]]:
+    """The most likely tokens after a context and their log-probabilities, by another 'model'."""
+    return _ranked(tuple(tokens), vocab)[:count]
+
+
+@lru_cache(maxsize=50_000)
+def _ranked(tokens: tuple[int, ...], vocab: int) -> list[tuple[int, float]]:
+    rng = Random(str([*tokens]))
+    weights = [rng.random() + 0.01 for _ in range(vocab)]
+    scored = [(token, math.log(weight / sum(weights))) for token, weight in enumerate(weights)]
+    return sorted(scored, key=lambda one: -one[1])
 
 
 class FakeDevice:
@@ -26,10 +43,15 @@ class FakeDevice:
         self.num_pages = num_pages
         self.table: dict[tuple[int, int], int] = {}
         self.history: dict[tuple[int, int], int] = {}
+        self.lengths: dict[int, int] = {}
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.num_slots = num_slots
+        self._luck = Random(0)
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        """The sampled tokens, and how many of them each sample has."""
+        for fork in plan.forks:
+            self._fork(fork)
         for upload in plan.uploads:
             for position, token in enumerate(upload.tokens.tolist()):
                 self.history[upload.slot, position] = token
@@ -39,29 +61,78 @@ class FakeDevice:
         for update in plan.page_updates:
             assert 0 < update.page < self.num_pages, "the trash page is never handed out"
             self.table[update.slot, update.page_index] = update.page
-        rows = [
-            (slot, position, 1) for slot, position in zip(plan.decode.slots, plan.decode.positions)
-        ]
-        rows += [(lane.slot, lane.start, lane.length) for lane in plan.lanes]
-        slots = [slot for slot, _, _ in rows]
-        assert len(set(slots)) == len(slots), "a slot appears once a step"
-        assert all(0 <= slot < self.num_slots for slot in slots)
-        for lane in plan.lanes:
-            chunk = lane.request.prefill_tokens[lane.start : lane.start + lane.length].tolist()
-            for offset, token in enumerate(chunk):
-                self.history[lane.slot, lane.start + offset] = token
-        for slot, start, length in rows:
-            for position in range(start, start + length):
-                self.cells[self._cell(slot, position)] = (position, self.history[slot, position])
-        sampled = [self._sample(slot, start + length - 1) for slot, start, length in rows]
-        for (slot, start, length), token in zip(rows, sampled):
-            self.history[slot, start + length] = token
-        return sampled
+        rows = plan.rows
+        assert len(set(rows.slots)) == len(rows), "a slot appears once a step"
+        assert all(0 <= slot < self.num_slots for slot in rows.slots)
+        assert list(plan.tokens) == [*range(plan.num_decode, len(rows))]
+        assert plan.samples.rows[: plan.num_decode] == [*range(plan.num_decode)]
+
+        starts: list[int] = []
+        for row, (slot, start, length) in enumerate(zip(rows.slots, rows.starts, rows.lengths)):
+            if row in plan.tokens:
+                assert len(plan.tokens[row]) == length
+                known = plan.tokens[row].tolist()
+            else:
+                assert self.lengths[slot] <= start, "the host's start is an upper bound"
+                start = self.lengths[slot]
+                known = self._drafted(slot, start, length)
+            starts.append(start)
+            for position, token in enumerate(known, start):
+                self.history[slot, position] = token
+                self.cells[self._cell(slot, position)] = (position, token)
+
+        tokens, counts = [], []
+        for sample, (slot, row) in enumerate(zip(plan.samples.slots, plan.samples.rows)):
+            first, length = starts[row], rows.lengths[row]
+            if sample < plan.num_decode:
+                accepted = self._verified(slot, first, length)
+            else:
+                first += length - 1
+                accepted = [self._sampled(rows.slots[row], first)]
+            for position, token in enumerate(accepted, first + 1):
+                self.history[slot, position] = token
+            self.lengths[slot] = first + len(accepted)
+            tokens += accepted
+            counts.append(len(accepted))
+        return tokens, counts
+
+    def _fork(self, fork: Fork) -> None:
+        for position in range(fork.num_tokens):
+            self.history[fork.slot, position] = self.history[fork.source, position]
+        full, rest = divmod(fork.num_tokens, self.page_size)
+        assert (rest > 0) == (fork.page > 0)
+        for index in range(full):
+            self.table[fork.slot, index] = self.table[fork.source, index]
+        if fork.page:
+            assert self.table[fork.source, full] == fork.source_page != fork.page
+            self.table[fork.slot, full] = fork.page
+            for offset in range(self.page_size):
+                held = self.cells.get((fork.source_page, offset))
+                if held is not None:
+                    self.cells[fork.page, offset] = held
+        self.lengths[fork.slot] = fork.num_tokens
+
+    def _drafted(self, slot: int, start: int, length: int) -> list[int]:
+        """The slot's newest token and drafts behind it."""
+        context = [self.history[slot, position] for position in range(start + 1)]
+        for _ in range(length - 1):
+            right = next_token(context, self.vocab)
+            context.append(right if self._luck.random() < 0.7 else (right + 1) % self.vocab)
+        return context[start:]
+
+    def _verified(self, slot: int, start: int, length: int) -> list[int]:
+        """What is sampled at each token of a row, up to the first draft that is wrong."""
+        accepted = [self._sampled(slot, start)]
+        for position in range(start + 1, start + length):
+            if self.history[slot, position] != accepted[-1]:
+                break
+            accepted.append(self._sampled(slot, position))
+        return accepted
 
     def _cell(self, slot: int, position: int) -> tuple[int, int]:
         return self.table[slot, position // self.page_size], position % self.page_size
 
-    def _sample(self, slot: int, position: int) -> int:
+    def _sampled(self, slot: int, position: int) -> int:
         context = []
         for p in range(position + 1):
             held_position, token = self.cells[self._cell(slot, p)]

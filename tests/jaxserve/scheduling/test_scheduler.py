@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager
-from jaxserve.request import FinishReason, Request, RequestState, StopRule
+from jaxserve.request import FinishReason, Queueing, Request, RequestState, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.group import SequenceGroup
+from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
-from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
+from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
+from jaxserve.scheduling.scheduler import Scheduler
 from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
 
 VOCAB = 11
@@ -32,6 +36,7 @@ class Arrival:
     needs_seen: bool
     num_bias: int
     n: int = 1
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,49 +49,82 @@ class Workload:
     page_size: int
     spare_pages: int
     overlap: bool
+    num_drafts: int = 0
+    caching: bool = True
+    policy: Callable[[], Policy] = FirstComeFirstServed
 
 
 MAX_LEN = 24
 MAX_BIAS = 8
 
+PREFIXES = ([], [3] * 20, [3] * 6 + [4] * 14, [7] * 9)
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=MAX_LEN - 1)
+sharing = st.builds(
+    lambda prefix, length, rest: (prefix[:length] + rest)[: MAX_LEN - 1],
+    st.sampled_from(PREFIXES),
+    st.integers(0, 20),
+    prompts,
+)
+
+
+def short_first() -> Length:
+    """The policy by length, as small as the prompts here are."""
+    return Length((4, 12), (6, 3, 1), 40)
+
+
 arrivals = st.builds(
     Arrival,
     step=st.integers(0, 30),
-    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=MAX_LEN - 1),
+    prompt=sharing,
     max_tokens=st.integers(1, MAX_LEN),
     abort_after=st.none() | st.none() | st.integers(0, 20),
     needs_seen=st.booleans(),
     num_bias=st.sampled_from([0, 0, 3, 5, MAX_BIAS]),
     n=st.sampled_from([1, 1, 1, 2, 4]),
+    priority=st.integers(-1, 1),
 )
 workloads = st.builds(
     Workload,
     arrivals=st.lists(arrivals, min_size=1, max_size=12),
     max_num_seqs=st.integers(1, 5),
-    token_budget=st.integers(5, 20),
+    token_budget=st.integers(20, 30) | st.integers(5, 20),
     max_prefill=st.integers(1, 20),
     max_lanes=st.integers(1, 4),
     page_size=st.sampled_from([1, 2, 4, 16]),
     spare_pages=st.integers(0, 12),
     overlap=st.booleans(),
-)
+    num_drafts=st.sampled_from([0, 0, 1, 3]),
+    caching=st.sampled_from([True, True, False]),
+    policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
+).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
 
 
 def make_request(
-    name: str, prompt: list[int], max_tokens: int, *, needs_seen=False, num_bias=0, group=None
+    name: str,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    needs_seen=False,
+    num_bias=0,
+    group=None,
+    priority=0,
 ) -> Request:
     rule = StopRule(frozenset({EOS}), frozenset(), 0, min(max_tokens, MAX_LEN - len(prompt)))
-    words = [[VOCAB + 1, VOCAB + 2]] if needs_seen else []
     params = SamplingParams(logit_bias=dict.fromkeys(range(num_bias), 1.0))
-    return Request(name, prompt, params, rule, seed=0, bad_words=words, group=group)
+    turn = Queueing(0.0, priority)
+    request = Request(name, prompt, params, rule, seed=0, group=group, queueing=turn)
+    request.needs_seen_tokens = needs_seen
+    request.takes_drafts = not (needs_seen or num_bias)
+    return request
 
 
 def make_scheduler(w: Workload) -> Scheduler:
-    pages = PageManager(-(-MAX_LEN // w.page_size) + 1 + w.spare_pages, w.page_size)
+    num_pages = -(-MAX_LEN // w.page_size) + 1 + w.spare_pages
+    pages = PageManager(num_pages, w.page_size, caching=w.caching)
     limits = SchedulerLimits(
-        w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, MAX_BIAS
+        w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, MAX_BIAS, w.num_drafts
     )
-    return Scheduler(limits, pages)
+    return Scheduler(limits, pages, w.policy())
 
 
 def alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:
@@ -111,6 +149,7 @@ class Run:
             num_slots=workload.max_num_seqs,
             vocab=VOCAB,
         )
+        self.names: list[str] = []  # of all sequences, and those that were made
         self.requests: list[Request] = []
         self.reasons: dict[str, FinishReason] = {}
         self.aborted: set[str] = set()
@@ -118,23 +157,12 @@ class Run:
 
     def to_the_end(self) -> Run:
         pending = sorted(enumerate(self.workload.arrivals), key=lambda a: a[1].step)
-        in_flight: tuple[StepPlan, list[int]] | None = None
+        in_flight: tuple[StepPlan, tuple[list[int], list[int]]] | None = None
         step = 0
         while pending or self.scheduler.has_unfinished or in_flight:
             while pending and pending[0][1].step <= step:
                 index, arrival = pending.pop(0)
-                group = SequenceGroup() if arrival.n > 1 else None
-                for sequence in range(arrival.n):
-                    request = make_request(
-                        f"{index}.{sequence}",
-                        arrival.prompt,
-                        arrival.max_tokens,
-                        needs_seen=arrival.needs_seen,
-                        num_bias=arrival.num_bias,
-                        group=group,
-                    )
-                    self.requests.append(request)
-                    self.scheduler.add(request)
+                self._add(index, arrival)
             self._abort_some(step)
             plan = self.scheduler.plan()
             self._check_plan(plan)
@@ -151,47 +179,71 @@ class Run:
             assert step < 5000, "a request starves"
         return self
 
+    def _add(self, index: int, arrival: Arrival) -> None:
+        first, *behind = ((f"{index}.{sequence}", 0) for sequence in range(arrival.n))
+
+        def make(name: str, seed: int, group: SequenceGroup | None) -> Request:
+            request = make_request(
+                name,
+                arrival.prompt,
+                arrival.max_tokens,
+                needs_seen=arrival.needs_seen,
+                num_bias=arrival.num_bias,
+                group=group,
+                priority=arrival.priority,
+            )
+            self.requests.append(request)
+            return request
+
+        self.names += (name for name, _ in (first, *behind))
+        self.scheduler.add(
+            make(*first, SequenceGroup(dict(reversed(behind)), make) if behind else None)
+        )
+
     def _abort_some(self, step: int) -> None:
-        for request in self.requests:
-            index, sequence = map(int, request.request_id.split("."))
+        for name in self.names:
+            index, sequence = map(int, name.split("."))
             arrival = self.workload.arrivals[index]
             # the sequences of a group end one by one
             delay = None if arrival.abort_after is None else arrival.abort_after + sequence
             if delay is None or step < arrival.step + delay:
                 continue
-            if self.scheduler.abort(request.request_id):
-                self.aborted.add(request.request_id)
+            if self.scheduler.abort(name):
+                self.aborted.add(name)
 
-    def _commit(self, plan: StepPlan, tokens: list[int]) -> None:
-        seen = self.scheduler.commit(plan, tokens)
+    def _commit(self, plan: StepPlan, sampled: tuple[list[int], list[int]]) -> None:
+        tokens, counts = sampled
+        seen = self.scheduler.commit(plan, tokens, counts if self.workload.num_drafts else None)
         for entry, end in seen.ends.items():
             self.reasons[seen.requests[entry].request_id] = end.reason
 
     def _check_plan(self, plan: StepPlan) -> None:
         w = self.workload
-        assert len(plan.decode) + plan.num_prefill_tokens <= w.token_budget
-        assert plan.num_prefill_tokens <= w.max_prefill
-        assert len(plan.lanes) <= w.max_lanes
+        rows, decodes = plan.rows, plan.num_decode
+        assert sum(rows.lengths) <= w.token_budget
+        assert sum(rows.lengths[decodes:]) <= w.max_prefill
+        assert max(len(plan.tokens), len(plan.samples) - decodes) <= w.max_lanes
         assert len(self.scheduler.running) <= w.max_num_seqs
-        decode = plan.decode
-        samples = decode.requests + [lane.request for lane in plan.lanes if lane.samples]
-        assert sum(request.num_bias for request in samples) <= MAX_BIAS
-        for request, slot, position in zip(
-            decode.requests, decode.slots, decode.positions, strict=True
-        ):
+        assert sum(request.num_bias for request in plan.samples.requests) <= MAX_BIAS
+        for request, slot, start, length in list(
+            zip(rows.requests, rows.slots, rows.starts, rows.lengths, strict=True)
+        )[:decodes]:
             planned = len(request.output_token_ids) + request.pending
             assert planned <= request.stop_rule.max_tokens, "a token that nobody can want"
+            assert length == 1 or request.takes_drafts
             assert not (request.needs_seen_tokens and request.pending > 1), "planned unseen"
-            assert slot == request.slot and position < MAX_LEN
-        rows = [(r.request_id, at, 1) for r, at in zip(decode.requests, decode.positions)]
-        self.plans.append(rows + [(r.request.request_id, r.start, r.length) for r in plan.lanes])
+            assert slot == request.slot and start + length <= MAX_LEN
+        ids = [request.request_id for request in rows.requests]
+        self.plans.append([*zip(ids, rows.starts, rows.lengths)])
 
 
 @settings(max_examples=300, deadline=None)
 @given(workloads)
 def test_every_request_gets_the_tokens_it_would_get_alone(workload: Workload) -> None:
     run = Run(workload).to_the_end()
-    assert len(run.requests) == sum(arrival.n for arrival in workload.arrivals)
+    made = {request.request_id for request in run.requests}
+    assert len(run.names) == sum(arrival.n for arrival in workload.arrivals)
+    assert made >= set(run.names) - run.aborted and len(made) == len(run.requests)
     for request in run.requests:
         arrival = workload.arrivals[int(request.request_id.split(".")[0])]
         expected, reason = alone(arrival.prompt, arrival.max_tokens)
@@ -228,7 +280,7 @@ def simple(**changes) -> Workload:
 
 def step(scheduler: Scheduler, device: FakeDevice) -> StepPlan:
     plan = scheduler.plan()
-    scheduler.commit(plan, device.run(plan))
+    scheduler.commit(plan, *device.run(plan))
     return plan
 
 
@@ -238,10 +290,9 @@ def start(workload: Workload) -> tuple[Scheduler, FakeDevice]:
 
 
 def names(plan: StepPlan) -> tuple[list[str], list[str]]:
-    return (
-        [r.request_id for r in plan.decode.requests],
-        [lane.request.request_id for lane in plan.lanes],
-    )
+    """Who decodes, and who computes tokens that the host knows."""
+    ids = [request.request_id for request in plan.rows.requests]
+    return ids[: plan.num_decode], ids[plan.num_decode :]
 
 
 def test_a_freed_slot_is_refilled_in_the_next_step() -> None:
@@ -266,8 +317,8 @@ def test_a_long_prompt_is_split_and_does_not_stop_decodes() -> None:
     scheduler.add(make_request("long", list(range(1, 11)) + [1] * 7, 4))
     plans = [step(scheduler, device) for _ in range(4)]
     assert [names(plan)[0][:1] for plan in plans] == [["short"]] * 4
-    assert [[lane.length for lane in plan.lanes] for plan in plans] == [[5], [5], [5], [2]]
-    assert [lane.samples for plan in plans for lane in plan.lanes] == [False, False, False, True]
+    assert [plan.rows.lengths[plan.num_decode :] for plan in plans] == [[5], [5], [5], [2]]
+    assert [len(plan.samples) - plan.num_decode for plan in plans] == [0, 0, 0, 1]
 
 
 def test_the_youngest_request_is_preempted_and_resumes_with_its_tokens() -> None:
@@ -287,101 +338,6 @@ def test_the_youngest_request_is_preempted_and_resumes_with_its_tokens() -> None
     assert young.output_token_ids == alone([6] * 10, 14)[0]
 
 
-def group_of(n: int, prompt: list[int], max_tokens: int = 9) -> list[Request]:
-    group = SequenceGroup()
-    return [make_request(f"s{i}", prompt, max_tokens, group=group) for i in range(n)]
-
-
-def test_the_sequences_of_a_group_compute_their_prompt_once() -> None:
-    scheduler, device = start(simple(max_num_seqs=4, token_budget=16, max_prefill=16))
-    sequences = group_of(4, [5] * 14)
-    for sequence in sequences:
-        scheduler.add(sequence)
-    computed = 0
-    for _ in range(4):
-        computed += step(scheduler, device).num_prefill_tokens
-        scheduler.check_integrity()
-    # pages of 4 tokens: 12 are shared, each of the others computes the last two
-    assert computed == 14 + 3 * 2
-    assert scheduler.pages.pool.num_used < 4 * 4
-    while scheduler.has_unfinished:
-        step(scheduler, device)
-        scheduler.check_integrity()
-    assert all(s.output_token_ids == alone([5] * 14, 9)[0] for s in sequences)
-    assert scheduler.pages.pool.num_used == 0
-
-
-def holding_group(other_prompt: int = 10) -> tuple[Scheduler, FakeDevice, Request, list[Request]]:
-    """A request that grows beside a group whose first sequence has ended and left 11 pages held.
-
-    Of the 24 pages too few are free for the group's next sequence.
-    """
-    scheduler, device = start(
-        simple(max_num_seqs=3, page_size=1, spare_pages=0, token_budget=24, max_prefill=24)
-    )
-    other = make_request("other", [6] * other_prompt, 14)
-    scheduler.add(other)
-    step(scheduler, device)
-    sequences = group_of(2, [5] * 12, 1)
-    for sequence in sequences:
-        scheduler.add(sequence)
-    step(scheduler, device)
-    step(scheduler, device)
-    assert sequences[0].state is RequestState.FINISHED
-    assert sequences[1].state is RequestState.WAITING
-    assert sum(len(group.pages) for group in scheduler._holding) == 11
-    return scheduler, device, other, sequences
-
-
-def test_what_a_group_holds_is_given_up_before_anybody_is_preempted() -> None:
-    scheduler, device, other, sequences = holding_group()
-    while scheduler.has_unfinished:
-        step(scheduler, device)
-        scheduler.check_integrity()
-    assert scheduler.num_preemptions == 0
-    assert other.output_token_ids == alone([6] * 10, 14)[0]
-    assert sequences[1].output_token_ids == alone([5] * 12, 1)[0]
-
-
-def test_what_a_group_holds_keeps_nobody_out_when_nothing_runs() -> None:
-    scheduler, device, other, sequences = holding_group()
-    first = make_request("first", [7] * 18, 2)
-    scheduler.add(first)
-    # it comes before the group, as a preempted request does, and needs more than is free
-    scheduler.waiting.discard(first)
-    first.order = -1
-    scheduler.waiting.push(first)
-    scheduler.abort(other.request_id)
-    assert names(step(scheduler, device)) == ([], ["first"])
-    while scheduler.has_unfinished:
-        step(scheduler, device)
-        scheduler.check_integrity()
-    assert sequences[1].output_token_ids == alone([5] * 12, 1)[0]
-
-
-def test_pages_that_others_own_too_are_not_given_up() -> None:
-    scheduler, device = start(simple(max_num_seqs=2, token_budget=16, max_prefill=16))
-    for sequence in group_of(4, [5] * 14, 9):
-        scheduler.add(sequence)
-    step(scheduler, device)
-    assert scheduler._holding and not scheduler._drop_held_pages()
-    assert scheduler._holding, "its first sequence still owns them: none would be free"
-
-
-def test_the_next_of_a_group_takes_over_when_the_first_is_aborted() -> None:
-    scheduler, device = start(simple(max_num_seqs=4, token_budget=6, max_prefill=6))
-    sequences = group_of(3, [5] * 14)
-    for sequence in sequences:
-        scheduler.add(sequence)
-    step(scheduler, device)
-    scheduler.abort("s0")
-    scheduler.check_integrity()
-    while scheduler.has_unfinished:
-        step(scheduler, device)
-        scheduler.check_integrity()
-    assert [s.output_token_ids for s in sequences[1:]] == [alone([5] * 14, 9)[0]] * 2
-
-
 def test_rows_whose_biases_do_not_fit_take_turns() -> None:
     scheduler, device = start(simple(max_num_seqs=3))
     for name in "abc":
@@ -397,9 +353,29 @@ def test_limits_are_checked_with_the_fields_named() -> None:
         SchedulerLimits(4, 2, 2, 1, 10)
     with pytest.raises(ValidationError, match="num_pages=3"):
         Scheduler(SchedulerLimits(1, 8, 8, 1, 64), PageManager(3, 16))
-    scheduler, _ = start(simple())
-    with pytest.raises(ValidationError, match="prompt='24 tokens'"):
-        scheduler.add(make_request("long", [1] * MAX_LEN, 1))
-    scheduler.add(make_request("twice", [1], 1))
-    with pytest.raises(ValidationError, match="request_id='twice'"):
-        scheduler.add(make_request("twice", [1], 1))
+
+
+def test_requests_that_need_seen_tokens_share_their_steps() -> None:
+    """Halves of them that take turns would need two steps for what one can do."""
+    w = Workload([], 4, 16, 16, 4, 4, 30, overlap=True)
+    scheduler = make_scheduler(w)
+    device = FakeDevice(num_pages=40, page_size=4, num_slots=4, vocab=VOCAB)
+    in_flight, sizes = None, list[tuple[int, int]]()
+    for step in range(16):
+        if step < 3:  # they come in different steps
+            name, prompt = f"seen{step}", [5, step + 1]
+            scheduler.add(make_request(name, prompt, 20, needs_seen=True))
+        if step == 3:
+            scheduler.add(make_request("free", [5, 9], 20))
+        plan = scheduler.plan()
+        decoding = plan.samples.requests[: plan.num_decode]
+        sizes.append((sum(r.needs_seen_tokens for r in decoding), len(decoding)))
+        ran = (plan, *device.run(plan)) if plan else None
+        if in_flight is not None:
+            done, tokens, counts = in_flight
+            # none ends: an end would change who is left
+            scheduler.commit(done, [1 + token % (VOCAB - 1) for token in tokens], counts)
+        in_flight = ran
+    seen = [count for count, _ in sizes[6:]]
+    assert set(seen) == {0, 3} and all(a != b for a, b in itertools.pairwise(seen))
+    assert all(total - count == 1 for count, total in sizes[6:]), "the other runs in each step"

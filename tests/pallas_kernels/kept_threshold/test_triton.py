@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.prove.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
 from pallas_kernels import KernelError, kept_threshold
-from pallas_kernels.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
 from pallas_kernels.kept_threshold import triton
 from tests.pallas_kernels.kept_threshold.checks import KINDS, bounds, check_rows, row
 from tests.pallas_kernels.lowering import A100, H200, lowered_for_cuda
@@ -59,7 +59,8 @@ def test_a_row_is_read_at_most_four_times():
     assert triton.COUNTS + 1 <= 4
 
 
-@pytest.mark.parametrize("times", [0, 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_counting_only_shortens_the_list(times, monkeypatch):
     """The list alone decides: a crowded row is exact however few reads have narrowed it."""
     monkeypatch.setattr(triton, "COUNTS", times)
@@ -70,6 +71,7 @@ def test_counting_only_shortens_the_list(times, monkeypatch):
     check_rows(weights, top_k, top_p, np.zeros(len(KINDS), np.float32), **INTERPRETED)
 
 
+@pytest.mark.slow
 def test_nothing_is_read_where_every_filter_is_off():
     weights = np.full((4, 9000), np.nan, np.float32)
     found = bounds(weights, [0, 9000, 0, 9001], 1.0, [0.0, 0.0, 0.25, 0.5], **INTERPRETED)

@@ -77,6 +77,7 @@ def test_min_p(min_p):
     check(logits, kept(logits, min_p=min_p), min_p=min_p)
 
 
+@pytest.mark.slow
 def test_all_filters_together():
     rng = np.random.default_rng(9)
     logits = rng.normal(0, 1.5, (8, 5000)).astype(np.float32)

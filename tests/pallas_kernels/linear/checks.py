@@ -12,7 +12,7 @@ from hypothesis import example
 from hypothesis import strategies as st
 
 from pallas_kernels import quantize_int8
-from pallas_kernels.linear import Norm, as_stored, linear, stored_dtype
+from pallas_kernels.linear import Norm, as_stored_weight, linear, stored_dtype
 from tests.pallas_kernels.strategies import SEEDS, numbers
 
 OPTIONS = ("plain", "bias", "norm", "residual", "gated")
@@ -124,7 +124,7 @@ def check(layer: Layer, backend: str, slack: float = 1.0) -> None:
     if layer.int8:
         weight, scale = quantize_int8(weight)
         dense = to64(weight) * to64(scale)[:, None]
-        weight = as_stored(weight, stored_dtype(backend))
+        weight = as_stored_weight(weight, stored_dtype(backend))
     found = jax.jit(lambda x, w: linear(x, w, scale=scale, backend=backend, **options))(x, weight)
     assert found.dtype == x.dtype
     assert error(found, expected(x, dense, options, layer.int8)) <= bound

@@ -20,6 +20,7 @@ from tests.pallas_kernels.strategies import examples
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.slow
 @at_boundaries
 @examples(4)
 @given(layer=layers(("bfloat16", "float32", "float16")))

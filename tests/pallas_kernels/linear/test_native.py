@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels import KernelError, quantize_int8
-from pallas_kernels.linear import Norm, as_stored, linear
+from pallas_kernels.linear import Norm, as_stored_weight, linear
 from tests.pallas_kernels.linear.checks import at_boundaries, check, layers, problem, to64
 from tests.pallas_kernels.native.requirements import require_native
 from tests.pallas_kernels.strategies import SEEDS, examples, numbers
@@ -21,7 +21,7 @@ require_native()
 def stored(weight):
     """Rounded to 8 bits, in the form that the kernel takes, and the scales."""
     values, scale = quantize_int8(weight)
-    return as_stored(values, "uint8"), scale
+    return as_stored_weight(values, "uint8"), scale
 
 
 @at_boundaries

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pallas_kernels.linear import Norm, as_stored, linear
+from pallas_kernels.linear import Norm, as_stored_weight, linear
 from pallas_kernels.linear.xla import rms_norm
 from tests.pallas_kernels.linear.checks import at_boundaries, check, layers
 from tests.pallas_kernels.strategies import examples
@@ -24,9 +24,9 @@ def test_linear(layer):
 
 def test_both_forms_of_8_bit_weights_are_the_same_numbers():
     values = jnp.asarray(RNG.integers(-127, 128, (6, 32)), jnp.int8)
-    shifted = as_stored(values, "uint8")
+    shifted = as_stored_weight(values, "uint8")
     np.testing.assert_array_equal(np.asarray(shifted, int), np.asarray(values, int) + 128)
-    np.testing.assert_array_equal(as_stored(shifted, "int8"), values)
+    np.testing.assert_array_equal(as_stored_weight(shifted, "int8"), values)
     x, scale = jnp.asarray(RNG.normal(size=(3, 32)), jnp.float32), jnp.ones(6)
     products = [linear(x, weight, scale=scale, backend="xla") for weight in (values, shifted)]
     np.testing.assert_array_equal(*products)

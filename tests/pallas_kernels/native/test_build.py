@@ -142,9 +142,35 @@ def test_kernels_are_right_on_other_cpus(flags):
         "real = build.build; "
         f"build.build = lambda: real({FLAGS[flags]!r}); "
         "sys.exit(pytest.main(['tests/pallas_kernels/linear/test_native.py', "
+        "'tests/pallas_kernels/linear/test_native_groups.py', "
+        "'tests/pallas_kernels/linear/test_row_invariance.py', "
         "'tests/pallas_kernels/rotary/test_rotary.py', "
         "'tests/pallas_kernels/paged_attention/test_native.py', "
-        "'-k', 'against_float64 or largest or live or beside or ragged']))"
+        "'-k', 'against_float64 or largest or live or beside or ragged or products or stands']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "instructions"),
+    [
+        ("linear.cc", ("tdpbf16ps", "tdpbusd")),
+        ("linear_in_groups.cc", ("tdpbf16ps", "tdpbsud")),
+        ("paged_attention.cc", ("tdpbf16ps",)),
+    ],
+)
+def test_kernels_compile_for_a_matrix_unit(source, instructions, tmp_path):
+    """To its own instructions, also on a machine without one."""
+    require_native()
+    if "x86" not in os.uname().machine:
+        pytest.skip("the flags are those of x86 compilers")
+    wide = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi")
+    unit = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+    output = tmp_path / "kernel.s"
+    command = [str(build.find_compiler()), *build.FLAGS, *wide, *unit, "-O1", "-S"]
+    subprocess.run([*command, str(build.SOURCES / source), "-o", str(output)], check=True)
+    text = output.read_text()
+    for instruction in ("ldtilecfg", "tileloadd", "tilestored", *instructions):
+        assert instruction in text

@@ -33,7 +33,8 @@ COMMON = [
     ({"k_scale": jnp.ones(())}, "k_scale"),
     ({**INT8, "k_scale": jnp.ones((4, 3))}, "k_scale"),
     ({**INT8, "v_scale": jnp.ones((), jnp.int32)}, "v_scale"),
-    ({**INT8, "v_scale": jnp.ones((4, 2))}, "v_scale.shape"),
+    ({**INT8, "k_scale": jnp.ones((4, 2, 16))}, "k_scale"),  # of tokens in bfloat16 alone
+    ({**INT8, "v_scale": jnp.ones((4, 2, 16), jnp.bfloat16)}, "v_scale.shape"),
     ({"sinks": jnp.zeros(5)}, "sinks"),
     ({"soft_cap": 0.0}, "soft_cap"),
     ({"tuning": 1}, "tuning"),
@@ -97,6 +98,7 @@ def test_decode_refuses_queries(change, field):
     assert caught.value.field == field
 
 
+@pytest.mark.slow
 def test_one_query_with_and_without_its_axis():
     """The result has the axis that q has; a row without its only query is idle."""
     q = jnp.arange(3 * 4 * 64, dtype=jnp.float32).reshape(3, 4, 64) % 7
@@ -119,6 +121,7 @@ def test_prefill_refuses(change, field):
     assert caught.value.field == field
 
 
+@pytest.mark.slow
 def test_import_loads_no_gpu_compiler():
     program = (
         "import sys, pallas_kernels;"

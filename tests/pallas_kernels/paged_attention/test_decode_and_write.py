@@ -6,15 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import DecodeTuning, KernelError, paged_decode_and_write
+from pallas_kernels import KernelError, paged_decode_and_write
+from pallas_kernels.backends.mosaic_tpu import TpuDecodeTuning
 from pallas_kernels.write_kv.api import stored_rows
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import paged_case, stored
 from tests.pallas_kernels.tpu_interpreter import INTERPRETER, no_races
 
 # small blocks, so that short contexts have several and the ring of buffers turns
-ONE_CORE = DecodeTuning(block_tokens=128, stages=3, multiprocessors=1)
-TWO_CORES = DecodeTuning(block_tokens=128, stages=2, multiprocessors=2)
+ONE_CORE = TpuDecodeTuning(block_tokens=128, stages=3, cores=1)
+TWO_CORES = TpuDecodeTuning(block_tokens=128, stages=2, cores=2)
 EVERYTHING = {"window": 140, "soft_cap": 5.0, "sinks": True}
 
 # heads, kv_heads, head_dim, page size, pool, options; one for each order of a page in memory
@@ -54,7 +55,7 @@ def check(shape, lengths, *, counts=None, backend="mosaic_tpu", trash=False, **c
         page_size=page_size,
         pool=pool,
         first_page=first_page,
-        per_page=False,
+        per_token=False,
         queries=counts and 5,
         share=counts is None,
     )
@@ -107,6 +108,7 @@ def test_the_two_operations_of_several_tokens(backend):
     check(shape, [40, 17, 0, 18], counts=COUNTS[:4], backend=backend, trash=True)
 
 
+@pytest.mark.slow
 def test_one_kernel_of_several_tokens(capfd):
     call = {"tuning": ONE_CORE, "interpret": INTERPRETER}
     check(QUICK, [66, 300, 2, 33], counts=COUNTS[:4], **call)
@@ -158,7 +160,7 @@ def operands(kv_heads=8, pool="bfloat16", **changes):
     return {**given, **changes}
 
 
-BY_PAGE = jnp.ones((4, 8), jnp.float32)
+BY_TOKEN = jnp.ones((4, 8, 16), jnp.bfloat16)
 REFUSED = [
     (operands(kv_heads=2, pool="int8"), "kv_heads"),
     (operands(backend="triton"), "backend"),
@@ -168,8 +170,8 @@ REFUSED = [
     (operands(query_lens=jnp.zeros(3, jnp.int32)), "query_lens"),
     (operands(kv_lens=jnp.zeros(2, jnp.int32)), "kv_lens"),
     (operands(backend="xla", interpret=True), "interpret"),
-    (operands(pool="int8", k_scale=BY_PAGE, v_scale=BY_PAGE), "k_scale"),
-    (operands(tuning=DecodeTuning(block_tokens=64)), "tuning.block_tokens"),
+    (operands(pool="int8", k_scale=BY_TOKEN, v_scale=BY_TOKEN), "k_scale"),
+    (operands(tuning=TpuDecodeTuning(block_tokens=64)), "tuning.block_tokens"),
 ]
 
 

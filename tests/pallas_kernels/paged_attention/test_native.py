@@ -35,10 +35,10 @@ PROGRAMS = [
     Program(8, 1, 256, 32, "uint16", columns=6, chunk=70, soft_cap=2.0),
     Program(6, 2, 80, 4, "uint8", columns=40, window=7, **ALL),
     Program(6, 2, 80, 4, "float32", columns=40),
-    Program(6, 2, 80, 4, "int8", columns=40, per_page=False, query="float32"),
+    Program(6, 2, 80, 4, "int8", columns=40, per_token=False, query="float32"),
     Program(71, 1, 16, 1, "uint16", columns=130, sinks=True),
     Program(71, 1, 16, 1, "float16", columns=130, window=1),
-    Program(3, 3, 36, 16, "float8_e4m3fn", per_page=False),
+    Program(3, 3, 36, 16, "float8_e4m3fn", per_token=False),
     Program(3, 3, 36, 16, "uint16", query="float32", window=19, **ALL),
 ]
 PART = 512  # kPartTokens of split.h: contexts longer than two are attended to in parts

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = textwrap.dedent(
     """
@@ -68,6 +70,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_heads_sharded_over_two_devices():
     environment = {
         **os.environ,

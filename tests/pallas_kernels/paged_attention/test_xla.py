@@ -24,7 +24,7 @@ PROGRAMS = [
     ("xla", Program(4, 4, 64, 16, "float32")),
     ("xla", Program(6, 2, 80, 8, "uint16", window=11, **ALL)),
     ("xla", Program(8, 2, 64, 16, "int8", window=19, **ALL)),
-    ("xla", Program(4, 2, 32, 16, "float8_e4m3fn", query="float16", per_page=False)),
+    ("xla", Program(4, 2, 32, 16, "float8_e4m3fn", query="float16", per_token=False)),
     ("xla", Program(4, 2, 32, 16, "float32", columns=20, chunk=130, window=100)),
     ("reference", Program(6, 2, 80, 8, "float32", window=11, **ALL)),
     ("reference", Program(4, 1, 64, 16, "int8")),
@@ -32,7 +32,7 @@ PROGRAMS = [
 MORE = [
     ("xla", Program(8, 1, 128, 32, "bfloat16", soft_cap=2.0)),
     ("xla", Program(3, 3, 16, 128, "float16", sinks=True, columns=2, chunk=130)),
-    ("xla", Program(6, 2, 80, 8, "uint8", per_page=False, query="float32")),
+    ("xla", Program(6, 2, 80, 8, "uint8", per_token=False, query="float32")),
     ("xla", Program(4, 2, 64, 16, "uint16", query="float32", window=1)),
 ]
 # 2 to 8 queries a slot; groups and pools as above
@@ -40,7 +40,7 @@ SEVERAL = [
     ("xla", Program(4, 2, 64, 16, "float32", queries=3)),
     ("xla", Program(6, 2, 80, 8, "uint16", window=11, queries=8, **ALL)),
     ("xla", Program(8, 2, 64, 16, "int8", window=19, queries=5, **ALL)),
-    ("xla", Program(4, 2, 32, 16, "float8_e4m3fn", query="float16", per_page=False, queries=2)),
+    ("xla", Program(4, 2, 32, 16, "float8_e4m3fn", query="float16", per_token=False, queries=2)),
     ("xla", Program(4, 1, 32, 16, "bfloat16", columns=20, window=100, queries=8, sinks=True)),
     ("reference", Program(6, 2, 80, 8, "float32", window=11, queries=5, **ALL)),
     ("reference", Program(4, 1, 64, 16, "int8", queries=8)),
@@ -55,6 +55,7 @@ def test_decode(backend, program, data):
     check_decode(program, data.draw(slots(program)), backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "program"), SEVERAL, ids=str)
 @examples(6)
 @given(data=st.data())
@@ -91,9 +92,9 @@ def loop_steps(function, *operands) -> int:
         nonlocal steps
         steps += 1
 
-    from pallas_kernels.paged_attention import xla, xla_prefill
+    from pallas_kernels.paged_attention.xla import decode, prefill
 
-    original = xla.gather_pages
+    original = decode.gather_pages
 
     def counted(kv_pages, ids):
         jax.debug.callback(count, ids[..., :1])
@@ -101,15 +102,16 @@ def loop_steps(function, *operands) -> int:
 
     jax.clear_caches()  # the traces of other tests do not count
     try:
-        xla.gather_pages = xla_prefill.gather_pages = counted
+        decode.gather_pages = prefill.gather_pages = counted
         jax.block_until_ready(jax.jit(lambda *a: function(*a))(*operands))
         jax.effects_barrier()
     finally:
-        xla.gather_pages = xla_prefill.gather_pages = original
+        decode.gather_pages = prefill.gather_pages = original
         jax.clear_caches()
     return steps
 
 
+@pytest.mark.slow
 def test_cost_follows_live_tokens_not_the_table():
     pool = jnp.zeros((3, 16, 2, 1, 16))
     q = jnp.ones((512, 2, 16))

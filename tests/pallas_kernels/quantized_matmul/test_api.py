@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pallas_kernels import KernelError, MatmulTuning
+from pallas_kernels import KernelError
+from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.quantized_matmul import Int4Weight, Int8Weight, quantized_matmul
 from tests.pallas_kernels.quantized_matmul import oracle
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
@@ -130,6 +131,6 @@ def test_uncovered_shapes_are_refused_with_the_shape(backend, outputs, inputs, k
 def test_a_tuning_that_no_kernel_could_have_is_refused(backend, kind, tuning, allowed):
     (field, value), *_ = tuning.items()
     with pytest.raises(KernelError) as caught:
-        call(kind, rows=300, backend=backend, tuning=MatmulTuning(**tuning))
+        call(kind, rows=300, backend=backend, tuning=OPERATIONS["matmul"][backend].tuning(**tuning))
     assert (caught.value.field, caught.value.value) == (f"tuning.{field}", value)
     assert caught.value.allowed == allowed

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pallas_kernels import KernelError, gpu_targets
+from benchmarks.prove import Requirements, gpu_targets, prove
+from pallas_kernels import KernelError
+from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.compat import mosaic_gpu_interpreter
-from pallas_kernels.prove import Requirements, prove
 from pallas_kernels.quantized_matmul import mosaic_gpu, nibbles, quantized_matmul
-from pallas_kernels.tuning import MatmulTuning
 from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, Values, check
 from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_text
@@ -70,7 +70,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 @examples(2)
 @given(values=VALUES)
 def test_against_float64(product, tile_m, stages, splits, values):
-    tuning = MatmulTuning(tile_m=tile_m, stages=stages, splits=splits)
+    tuning = HopperMatmulTuning(tile_m=tile_m, stages=stages, splits=splits)
     check(product, values, tuning=tuning, backend="mosaic_gpu", interpret=INTERPRETER())
 
 
@@ -79,7 +79,7 @@ def test_no_data_race(capfd):
     check(
         Product(8, 128, 1024, "int4 128 zeros", "bfloat16"),
         Values(any_bits=True, zero_row=False, seed=2),
-        tuning=MatmulTuning(stages=2, splits=1),
+        tuning=HopperMatmulTuning(stages=2, splits=1),
         backend="mosaic_gpu",
         interpret=INTERPRETER(detect_races=True),
     )
@@ -126,11 +126,11 @@ def test_lowers_for_cuda_without_a_gpu(rows, kind, dtype, activations):
 @pytest.mark.parametrize(
     ("rows", "kind", "tuning", "most"),
     [
-        (300, "int8", MatmulTuning(splits=2), 5),
-        (300, "int4 128", MatmulTuning(splits=1), 4),
-        (300, "int4 128", MatmulTuning(splits=2), 3),
-        (16, "int4 32 zeros", MatmulTuning(splits=1), 7),
-        (256, "fp8", MatmulTuning(tile_m=256, splits=1), 1),
+        (300, "int8", HopperMatmulTuning(splits=2), 5),
+        (300, "int4 128", HopperMatmulTuning(splits=1), 4),
+        (300, "int4 128", HopperMatmulTuning(splits=2), 3),
+        (16, "int4 32 zeros", HopperMatmulTuning(splits=1), 7),
+        (256, "fp8", HopperMatmulTuning(tile_m=256, splits=1), 1),
     ],
 )
 def test_the_most_stages_are_those_that_jax_takes(rows, kind, tuning, most, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from pallas_kernels.tuning import MatmulTuning
+from pallas_kernels.backends.mosaic_tpu import TpuMatmulTuning
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
 from tests.pallas_kernels.strategies import examples
 
@@ -30,5 +30,5 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 @examples(3)
 @given(values=VALUES)
 def test_against_float64(product, tile_k, values):
-    tuning = MatmulTuning(tile_m=32, tile_n=128, tile_k=tile_k)
+    tuning = TpuMatmulTuning(tile_m=32, tile_n=128, tile_k=tile_k)
     check(product, values, tuning=tuning, backend="mosaic_tpu", interpret=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from pallas_kernels.tuning import MatmulTuning
+from pallas_kernels.backends.triton import TritonMatmulTuning
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, check
 from tests.pallas_kernels.quantized_matmul.lowering import lowered_text
 from tests.pallas_kernels.strategies import examples
@@ -35,7 +35,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 @given(values=VALUES)
 def test_against_float64(product, splits, values):
     tile_m = 16 if product.activations == "int8" else 32
-    tuning = MatmulTuning(tile_m=tile_m, tile_n=64, tile_k=64, splits=splits)
+    tuning = TritonMatmulTuning(tile_m=tile_m, tile_n=64, tile_k=64, splits=splits)
     check(product, values, tuning=tuning, backend="triton", interpret=True)
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels import KernelError, write_kv
+from pallas_kernels import KernelError, ScaledPages, write_kv
 from tests.pallas_kernels.native.requirements import require_native
 from tests.pallas_kernels.strategies import examples
-from tests.pallas_kernels.write_kv.checks import Writing, check, places
+from tests.pallas_kernels.write_kv.checks import Writing, check, places, write_scaled
 
 require_native()
 
@@ -55,6 +55,25 @@ def test_layers_of_one_donated_pool() -> None:
         for token, (page, offset) in enumerate(zip(*where)):
             want[4 * layer + page, offset] = np.stack([k[token] + layer, -k[token]])
     np.testing.assert_array_equal(compiled(*operands), want)
+
+
+@pytest.mark.parametrize("pool", ["int8", "uint8"])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_scaled_rows_are_the_bits_of_xla(pool, head_dim) -> None:
+    """So that a request can go on where another backend has written."""
+    rng = np.random.default_rng(1)
+    k, v = (
+        jnp.asarray(rng.standard_normal((300, 3, head_dim)) * 10 ** rng.uniform(-6, 3, (300, 3, 1)))
+        for _ in range(2)
+    )
+    where = jnp.arange(300, dtype=jnp.int32) // 16, jnp.arange(300, dtype=jnp.int32) % 16
+    scales = jnp.zeros((20, 3, 16), jnp.uint16)
+    pages = ScaledPages(jnp.zeros((20, 16, 2, 3, head_dim), pool), scales, scales)
+    for dtype in ("float32", "bfloat16"):
+        rows = k.astype(dtype), v.astype(dtype)
+        got, want = (write_scaled(pages, *rows, *where, backend=b) for b in ("native", "xla"))
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_refusals_name_the_operand() -> None:

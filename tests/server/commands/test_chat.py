@@ -14,6 +14,7 @@ from jaxserve.errors import ValidationError
 from server.app import create_app
 from server.cli import main
 from server.commands.chat import Message, converse
+from server.keys import ApiKey
 from tests.server.fake_engine import FakeEngine
 
 
@@ -82,7 +83,7 @@ def test_a_refused_turn_is_taken_back(type_lines: Any, capsys: pytest.CaptureFix
 @pytest.fixture
 def server() -> Iterator[tuple[FakeEngine, str]]:
     engine = FakeEngine("héllo 😀", served_model_name=("fake",))
-    app = create_app(engine, api_keys=["key"])
+    app = create_app(engine, api_keys=[ApiKey("key", "a")])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
+from jaxserve.flags import integer, json_object
 from server.cli import build_parser
-from server.commands.engine_flags import engine_config, integer
+from server.commands.engine_flags import SERVER_QUEUE, engine_config
 
 
 @pytest.fixture
@@ -27,7 +30,11 @@ def config(*words: str) -> EngineConfig:
 
 def test_every_flag_reaches_its_field(model: str) -> None:
     given = {
+        "revision": "v1",
         "tokenizer": "/t",
+        "tokenizer_revision": "v2",
+        "hf_token": "hf_t",
+        "download_dir": "/d",
         "dtype": "float32",
         "load_format": "dummy",
         "seed": 7,
@@ -38,6 +45,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "block_size": 32,
         "num_pages": 99,
         "gpu_memory_utilization": 0.5,
+        "memory_reserve": 0.3,
         "tensor_parallel_size": 2,
         "max_logprobs": 5,
         "decode_backend": "xla",
@@ -48,29 +56,66 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "compilation_cache": "/c",
         "preset": "bulk",
         "kv_cache_memory_bytes": 1000,
+        "scheduling_policy": "length",
+        "max_overtaken_tokens": 9,
+        "max_num_queued_reqs": 5,
+        "max_num_queued_tokens": 6,
+        "max_queue_wait": 0.5,
+        "metrics_prefix": "vllm",
+        "stream_interval": 5,
+        "generation_config": "vllm",
+        "chat_template": "{{ messages }}",
+        "kv_cache_dtype": "fp8",
+        "kv_cache_scales": "/s",
     }
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    overrides = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}
+    words += ["--hf-overrides", json.dumps(overrides), "--no-enable-prefix-caching"]
+    words += shlex.split("--length-classes 3 4 --length-shares 5 2 1")
+    words += ["--override-generation-config", '{"temperature": 0.5}']
+    words += ["--enable-embeddings", "--enable-prompt-embeds", "--row-invariant"]
     words += ["--no-overlap", "--no-compile-in-background", "--served-model-name", "a", "b"]
     made = config(model, *words)
     expected = {
         **given,
         "model": model,
+        "hf_overrides": overrides,
+        "override_generation_config": {"temperature": 0.5},
         "overlap": False,
+        "enable_prefix_caching": False,
+        "enable_embeddings": True,
+        "enable_prompt_embeds": True,
+        "row_invariant": True,
         "compile_in_background": False,
         "served_model_name": ("a", "b"),
+        "length_classes": (3, 4),
+        "length_shares": (5, 2, 1),
         "skip_tokenizer_init": False,  # the commands make text, so it has no flag
     }
     assert dataclasses.asdict(made) == expected
+    assert "hf_t" not in repr(made)
 
 
 def test_defaults_are_those_of_the_config(model: str) -> None:
-    assert config(model) == EngineConfig(model=model)
-    assert config("--model", model) == EngineConfig(model=model)
+    assert config(model) == EngineConfig(model=model, **SERVER_QUEUE)
+    assert config("--model", model) == EngineConfig(model=model, **SERVER_QUEUE)
+    other = engine_config(build_parser().parse_args(["generate", model]))
+    assert (other.max_num_queued_reqs, other.max_queue_wait) == (None, None)
+
+
+def test_limits_of_the_queue_can_be_taken_away(model: str) -> None:
+    words = [f"--{name.replace('_', '-')}=none" for name in SERVER_QUEUE]
+    assert config(model, *words) == EngineConfig(model=model)
+    with pytest.raises(ValidationError, match="max_queue_wait"):
+        config(model, "--max-queue-wait", "0")
 
 
 def test_models_that_cannot_be(model: str) -> None:
     with pytest.raises(ValidationError, match="/nowhere"):
         config("/nowhere")
+    with pytest.raises(ValidationError, match=r"nowhere.*owner/name"):
+        config("nowhere")
+    assert config("owner/name").model == "owner/name"
     with pytest.raises(ValidationError, match="--model"):
         config(model, "--model", "/other")
     with pytest.raises(ValidationError, match="block_size"):
@@ -94,3 +139,20 @@ def test_numbers_for_people(text: str, value: int) -> None:
 def test_numbers_for_nobody(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         integer(text)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "1", "null"])
+def test_overrides_that_are_no_object(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        json_object(text)
+
+
+@pytest.mark.parametrize("flag", ["--max-logprobs", "--max_logprobs"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_number_may_be_negative_and_a_flag_may_have_underscores(
+    model: str, flag: str, joined: bool
+) -> None:
+    words = [f"{flag}=-1"] if joined else [flag, "-1"]
+    assert config(model, *words).max_logprobs == -1
+    with pytest.raises(ValidationError, match="max_num_seqs"):
+        config(model, "--max_num_seqs", "-5")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,22 +13,9 @@ from server.cli import main
 from tests.server.fake_engine import FakeEngine
 
 
-class TextEngine(FakeEngine):
-    """Takes text prompts, as the engine does."""
-
-    async def generate(
-        self, prompt: Any, params: Any, request_id: str, *, priority: int = 0
-    ) -> Any:  # type: ignore[override]
-        params.max_tokens = params.max_tokens or self.max_model_len
-        if isinstance(prompt, str):
-            prompt = {"prompt_token_ids": self.tokenizer.encode(prompt)}
-        async for output in super().generate(prompt, params, request_id):
-            yield output
-
-
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> TextEngine:
-    engine = TextEngine()
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine()
     monkeypatch.setattr(jaxserve.async_engine, "AsyncEngine", lambda config: engine)
     return engine
 
@@ -41,7 +27,7 @@ def model(tmp_path: Path) -> str:
 
 
 def test_text_comes_to_standard_output(
-    engine: TextEngine, model: str, capsys: pytest.CaptureFixture[str]
+    engine: FakeEngine, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--prompt", "ab", "--max-tokens", "3", "--temperature", "0.5", "--stop", "x"]
     assert main(["generate", model, *words]) == 0
@@ -52,7 +38,7 @@ def test_text_comes_to_standard_output(
 
 
 def test_the_prompt_may_come_from_standard_input(
-    engine: TextEngine, model: str, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("xy"))
     assert main(["generate", model]) == 0
@@ -60,7 +46,7 @@ def test_the_prompt_may_come_from_standard_input(
 
 
 def test_refusals_are_one_line(
-    engine: TextEngine, model: str, capsys: pytest.CaptureFixture[str]
+    engine: FakeEngine, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", model, "--prompt", "a", "--temperature", "9"]) == 1
     assert main(["generate", "/nowhere", "--prompt", "a"]) == 1
@@ -76,7 +62,7 @@ def test_refusals_are_one_line(
     ]
 
 
-def test_ctrl_c_ends_it(engine: TextEngine, model: str) -> None:
+def test_ctrl_c_ends_it(engine: FakeEngine, model: str) -> None:
     def interrupt() -> Exception:
         raise KeyboardInterrupt
 

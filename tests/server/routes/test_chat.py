@@ -39,7 +39,7 @@ def test_answer(client: TestClient, engine: FakeEngine) -> None:
     prompt = "[user]hi[assistant]"
     assert prompt_of(engine) == prompt
     assert answer["usage"]["prompt_tokens"] == len(prompt)
-    assert engine.params[0].max_tokens == engine.max_model_len - len(prompt)
+    assert engine.limits == [engine.max_model_len - len(prompt)]
 
 
 def test_stream_starts_with_the_role_and_ends_with_the_reason(client: TestClient) -> None:
@@ -74,6 +74,19 @@ def test_logprobs(client: TestClient, stream: bool, top: int | None) -> None:
     assert content[0]["bytes"] == [104] and content[0]["logprob"] == -0.5
     if top:
         assert [one["token"] for one in content[0]["top_logprobs"]] == ["i", "h", "k"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_asked_for_by_id_are_among_the_alternatives(
+    client: TestClient, stream: bool
+) -> None:
+    asked = [ord("h"), ord("x")]
+    answer = chat(client, logprobs=True, logprob_token_ids=asked, stream=stream)
+    parts = answer[1:] if stream else [answer]
+    content = [e for part in parts for e in part["choices"][0]["logprobs"]["content"]]
+    listed = [[one["token"] for one in entry["top_logprobs"]] for entry in content]
+    assert listed == [["h", "x"]] * 5, "also where the first is the token itself"
+    assert content[0]["top_logprobs"][0]["logprob"] == content[0]["logprob"]
 
 
 def test_text_parts_are_joined(client: TestClient, engine: FakeEngine) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.outputs import Logprob
 from jaxserve.sampling_params import RequestOutputKind
+from server.app import create_app
+from server.options import Options
 from server.protocol.logprobs import completion_logprobs
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import events, joined
@@ -41,7 +44,7 @@ def test_answers_with_every_field(client: TestClient, engine: FakeEngine) -> Non
         "prompt_tokens": 4,
         "completion_tokens": 5,
         "total_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 3},
+        "prompt_tokens_details": None,
     }
     params = engine.params[0]
     assert params.max_tokens == 16 and params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -82,6 +85,24 @@ def test_stream_usage(client: TestClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     every = complete(client, stream=True, stream_options=options)
     assert [chunk["usage"]["completion_tokens"] for chunk in every] == [1, 2, 3, 4, 5, 5]
+
+
+def test_cached_tokens_are_told_only_where_the_server_says_so(engine: FakeEngine) -> None:
+    with TestClient(create_app(engine, options=Options(tells_cached_tokens=True))) as client:
+        told = {"cached_tokens": 3}
+        assert complete(client)["usage"]["prompt_tokens_details"] == told
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = complete(client, stream=True, stream_options=options)
+        assert all(chunk["usage"]["prompt_tokens_details"] == told for chunk in chunks)
+    with TestClient(create_app(FakeEngine(served_model_name=("fake",)))) as client:
+        chunks = complete(client, stream=True, stream_options=options)
+        assert all(chunk["usage"]["prompt_tokens_details"] is None for chunk in chunks)
+
+
+def test_a_cache_salt_reaches_the_engine(client: TestClient, engine: FakeEngine) -> None:
+    complete(client, cache_salt="tenant")
+    complete(client)
+    assert engine.cache_salts == ["tenant", None]
 
 
 def test_n_choices_interleave_and_each_finishes_once(client: TestClient) -> None:
@@ -202,7 +223,7 @@ def test_parameters_reach_the_engine(client: TestClient, engine: FakeEngine) -> 
 
 def test_max_tokens_is_cut_to_the_context(client: TestClient, engine: FakeEngine) -> None:
     complete(client, max_tokens=64, prompt="a" * 50)
-    assert engine.params[0].max_tokens == 64 - 51
+    assert engine.limits == [64 - 51]
 
 
 def test_prompts_share_the_lists_of_their_parameters(
@@ -211,12 +232,21 @@ def test_prompts_share_the_lists_of_their_parameters(
     allowed = list(range(1, 50))
     complete(client, prompt=["a" * 50, "b"], max_tokens=60, allowed_token_ids=allowed)
     one, two = engine.params
-    assert (one.max_tokens, two.max_tokens) == (64 - 51, 60)
+    assert engine.limits == [64 - 51, 60]
     assert one.allowed_token_ids == allowed and one.allowed_token_ids is two.allowed_token_ids
 
 
+def test_tokens_asked_for_by_id(client: TestClient) -> None:
+    asked = {"logprobs": 0, "logprob_token_ids": [ord("h"), ord("x")], "echo": True}
+    (choice,) = complete(client, prompt="ab", **asked)["choices"]
+    listed = [set(one) for one in choice["logprobs"]["top_logprobs"][-5:]]
+    assert listed == [{"h", "x"}, {"e", "h", "x"}, *[{"l", "h", "x"}] * 2, {"o", "h", "x"}]
+
+
 def test_no_field_is_needed_but_the_prompt(client: TestClient) -> None:
-    response = client.post("/v1/completions", content=b'{"prompt": "x"}')
+    response = client.post(
+        "/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "application/json"}
+    )
     assert response.status_code == 200 and response.json()["model"] == "fake"
 
 
@@ -234,6 +264,35 @@ def test_harmless_and_unknown_fields_are_accepted(client: TestClient) -> None:
         response_format={"type": "text"},
         never_heard_of={"this": 1},
     )
+
+
+def test_a_beam_search_reaches_the_engine(client: TestClient, engine: FakeEngine) -> None:
+    complete(
+        client,
+        use_beam_search=True,
+        n=3,
+        max_tokens=7,
+        temperature=0.5,
+        length_penalty=0.5,
+        early_stopping="never",
+        shrink_under_pressure=True,
+        ignore_eos=True,
+        top_p=1.0,
+        top_k=-1,
+        thinking_token_budget=-1,
+        stop=[],
+        stream=False,
+    )
+    expected = BeamSearchParams(
+        3,
+        7,
+        length_penalty=0.5,
+        early_stopping="never",
+        shrink_under_pressure=True,
+        ignore_eos=True,
+        temperature=0.5,
+    )
+    assert engine.beams == [expected] and engine.limits == [7]
 
 
 def test_an_abort_ends_only_what_had_not_ended(client: TestClient, engine: FakeEngine) -> None:

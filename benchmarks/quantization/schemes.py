@@ -1,0 +1,62 @@
+"""What is measured: schemes, texts, and the checkpoints that are made of them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from random import Random
+
+from checkpoints.quantize.policy import Policy, read_policy, uniform_policy
+from checkpoints.quantize.schemes import SCHEMES
+from checkpoints.tiny.docstrings import load_docstrings
+from checkpoints.tiny.tasks import training_pair
+from checkpoints.writing import write_folder
+from jaxserve.bench.shapes import write_config
+from jaxserve.config import EngineConfig
+from jaxserve.loading import load_bare
+from jaxserve.models.export import hf_tensors
+
+SENSITIVITY = "by sensitivity"
+POLICY = {
+    "attention": "int8-dynamic",
+    "mlp": {"scheme": "int8-static", "calibration": "mse"},
+    "embeddings": "keep",
+    "lm_head": "keep",
+    "norms": "keep",
+}
+# of a model with random weights, of which a calibration would learn nothing
+UNCALIBRATED = tuple(name for name, scheme in SCHEMES.items() if not scheme.needs_text)
+
+
+def policies() -> dict[str, Policy]:
+    """What is measured, by name."""
+    found = {name: uniform_policy(name, "mse") for name in SCHEMES}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "policy.json"
+        file.write_text(json.dumps(POLICY))
+        return {**found, SENSITIVITY: read_policy(file)}
+
+
+def calibration_text(pairs: int) -> str:
+    """Texts and questions with answers of the training side of the split."""
+    rng = Random("calibration")
+    texts = [item.document for item in load_docstrings() if not item.held_out]
+    drawn = [training_pair(rng) for _ in range(pairs)]
+    texts = rng.sample(texts, pairs) + [f"{pair.prompt}\n{pair.answer}" for pair in drawn]
+    rng.shuffle(texts)
+    return "\n\n".join(texts)
+
+
+def held_out_text(characters: int | None) -> str:
+    """Texts of the other side of the split, cut."""
+    return "\n\n".join(item.document for item in load_docstrings() if item.held_out)[:characters]
+
+
+def write_random(shape: str, folder: Path) -> Path:
+    """A checkpoint of random weights, without a tokenizer."""
+    config = write_config(shape, folder / "config")
+    model, _ = load_bare(EngineConfig(model=str(config), load_format="dummy"))
+    small = {"config.json": (config / "config.json").read_bytes()}
+    write_folder(folder / "model", hf_tensors(model), small)
+    return folder / "model"

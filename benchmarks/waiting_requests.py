@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""What requests that wait cost: memory of each, and the time of a plan with few and many of them.
+
+Engine and client are the real ones, the device is one in pure Python. Memory is what Python's
+allocator counts, without the prompts' tokens and the parameters that the caller made. The plans are
+of a scheduler whose slots are all taken, some by a new request in each step; who ends is replaced
+by one more that waits.
+
+    python -m benchmarks.waiting_requests --requests 1000 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+import tracemalloc
+
+from jaxserve import SamplingParams
+from jaxserve.bench.measure import describe, environment
+from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
+from jaxserve.memory.manager import PageManager
+from jaxserve.request import Request, StopRule
+from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.policies import make_policy
+from jaxserve.scheduling.scheduler import Scheduler
+from tests.jaxserve.test_waiting import PROMPT, System
+
+SLOTS, OUTPUT, LONGEST = 64, 32, 128
+
+
+def bytes_each(count: int) -> float:
+    """Bytes of a request that waits, engine and client together."""
+    system = System()
+    params = [SamplingParams(seed=index, detokenize=False) for index in range(count)]
+    gc.collect()
+    tracemalloc.start()
+    for index in range(count):
+        system.add(f"r{index}", params[index])
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tokens = 2 * sys.getsizeof(PROMPT.copy())  # the engine's list and the client's
+    return held / count - tokens
+
+
+def plan_times(count: int, policy: str, steps: int) -> list[float]:
+    """Seconds of each plan while so many wait."""
+    limits = SchedulerLimits(SLOTS, 256, 256, 16, LONGEST)
+    pages = PageManager(SLOTS * LONGEST // 16 + 1, 16)
+    scheduler = Scheduler(
+        limits, pages, make_policy(EngineConfig(model="none", scheduling_policy=policy))
+    )
+    rule, params, added = StopRule(frozenset(), frozenset(), 0, OUTPUT), SamplingParams(), 0
+
+    def add() -> None:
+        nonlocal added
+        prompt = [added % 7] * (8 + added % 90)
+        scheduler.add(Request(str(added), prompt, params, rule, 0))
+        added += 1
+
+    for _ in range(count):
+        add()
+    gc.collect()
+    gc.freeze()  # as an engine does before it serves
+    times: list[float] = []
+    for step in range(steps + 3 * OUTPUT):  # until those with slots are at different tokens
+        begin = time.perf_counter()
+        plan = scheduler.plan()
+        if step >= 3 * OUTPUT:
+            times.append(time.perf_counter() - begin)
+        seen = scheduler.commit(plan, [1] * len(plan.samples))
+        for _ in seen.ends:
+            add()
+    gc.unfreeze()
+    return times
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1000, 100_000])
+    parser.add_argument("--steps", type=int, default=1000, help="plans that are timed")
+    options = parser.parse_args(arguments)
+    print(
+        "| that wait | bytes each | policy | plan, median us | p99 us |\n|---:|---:|---|---:|---:|"
+    )
+    for count in options.requests:
+        size = f"{bytes_each(count):,.0f}"
+        for policy in SCHEDULING_POLICIES:
+            times = plan_times(count, policy, options.steps)
+            p99 = sorted(times)[len(times) * 99 // 100]
+            print(
+                f"| {count:,} | {size} | {policy} | {1e6 * statistics.median(times):.0f} | "
+                f"{1e6 * p99:.0f} |",
+                flush=True,
+            )
+    print(f"\n{SLOTS} slots; {describe(environment())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

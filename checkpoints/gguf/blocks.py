@@ -1,0 +1,123 @@
+"""How ggml's tensor types store numbers: blocks of inputs with their scales, row by row.
+
+Layouts are those of ggml's block structures. From blocks uint8 [rows, blocks, bytes] are read
+elements [rows, blocks, n], and scales and, where a block has minima, offsets [rows, blocks,
+groups]: value = element * scale - offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from checkpoints.quantized.stored import Stored
+
+Read = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of ggml.
+
+    Attributes:
+        name: ggml's.
+        elements: numbers of a block.
+        bytes: of a block.
+        stored: how the numbers are quantised; None: they are `dtype`.
+        read_elements, read_scales, read_offsets: blocks -> numbers of quantised ones.
+        dtype: of numbers that are not quantised.
+    """
+
+    name: str
+    elements: int
+    bytes: int
+    stored: Stored | None = None
+    read_elements: Read | None = None
+    read_scales: Read | None = None
+    read_offsets: Read | None = None
+    dtype: np.dtype | None = None
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """float32 [rows, blocks, 1] of the float16 at a byte of each block."""
+    two = np.ascontiguousarray(blocks[..., at : at + 2])
+    return two.view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """[..., n] -> [..., 2 n]: the low nibbles of all, then the high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _at(place: int) -> Read:
+    return lambda blocks: _half(blocks, place)
+
+
+def _from(place: int) -> Read:
+    """Nibbles of the bytes from a place on."""
+    return lambda blocks: _nibbles(blocks[..., place:])
+
+
+def _bytes_from(place: int) -> Read:
+    return lambda blocks: np.ascontiguousarray(blocks[..., place:]).view(np.int8)
+
+
+def _k_scales(blocks: np.ndarray) -> np.ndarray:
+    """Scales of Q4_K and Q5_K: 8 of 6 bits, packed with the minima in 12 bytes."""
+    low, high = blocks[..., 4:8], blocks[..., 12:16]
+    six = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
+    return six * _half(blocks, 0)
+
+
+def _k_minima(blocks: np.ndarray) -> np.ndarray:
+    low, high = blocks[..., 8:12], blocks[..., 12:16]
+    six = np.concatenate([low & 63, (high >> 4) | (low >> 6 << 4)], axis=-1)
+    return six * _half(blocks, 2)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    chunks = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
+    return _nibbles(chunks).reshape(*blocks.shape[:2], 256)
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    chunks = blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)
+    low = _nibbles(chunks).reshape(*blocks.shape[:2], 8, 32)
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    fifth = (blocks[..., None, 16:48] >> bits) & 1
+    return (low | fifth << 4).astype(np.int8).reshape(*blocks.shape[:2], 256)
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    shape = blocks.shape[:2]
+    low = blocks[..., :128].reshape(*shape, 2, 64)
+    high = blocks[..., 128:192].reshape(*shape, 2, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    six = _nibbles(low).reshape(*shape, 2, 4, 32) | ((high >> shifts) & 3) << 4
+    return (six.astype(np.int8) - np.int8(32)).reshape(*shape, 256)
+
+
+def _q6_k_scales(blocks: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(blocks[..., 192:208]).view(np.int8) * _half(blocks, 208)
+
+
+def _plain(name: str, dtype: np.dtype) -> BlockType:
+    return BlockType(name, 1, dtype.itemsize, dtype=dtype)
+
+
+TYPES = {
+    0: _plain("F32", np.dtype(np.float32)),
+    1: _plain("F16", np.dtype(np.float16)),
+    2: BlockType("Q4_0", 32, 18, Stored("int4", 32), _from(2), _at(0)),
+    3: BlockType(
+        "Q4_1", 32, 20, Stored("int4", 32, "offset"), _from(4), _at(0), lambda b: -_half(b, 2)
+    ),
+    8: BlockType("Q8_0", 32, 34, Stored("int8", 32), _bytes_from(2), _at(0)),
+    12: BlockType("Q4_K", 256, 144, Stored("int4", 32, "offset"), _q4_k, _k_scales, _k_minima),
+    13: BlockType("Q5_K", 256, 176, Stored("int8", 32, "offset"), _q5_k, _k_scales, _k_minima),
+    14: BlockType("Q6_K", 256, 210, Stored("int8", 16), _q6_k, _q6_k_scales),
+    30: _plain("BF16", np.dtype(ml_dtypes.bfloat16)),
+}

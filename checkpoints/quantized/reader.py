@@ -1,0 +1,74 @@
+"""A safetensors checkpoint whose matrices are quantised, as if they were not or as stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from checkpoints.closing import Closing
+from checkpoints.errors import CheckpointError
+from checkpoints.quantized.parts import HasShape, Part, Shape
+from checkpoints.quantized.stored import Matrix
+from checkpoints.safetensors_reader import FLOATS, SafetensorsReader
+
+
+class QuantizedReader(Closing):
+    """The tensors of a checkpoint of which some are quantised.
+
+    Attributes:
+        path: of the checkpoint.
+        format: name of the format, such as "awq".
+        matrices: the quantised ones, by the name of the weight that each stands for.
+        tensors: these and all others.
+        zero_biases: biases of quantised layers that are 0, which tools write whether the model has
+            any or not.
+    """
+
+    def __init__(
+        self,
+        reader: SafetensorsReader,
+        format: str,
+        matrices: Mapping[str, Matrix],
+        parts: set[str],
+    ):
+        """`parts` are the names of the tensors that the matrices are made of."""
+        self.path = reader.path
+        self.format = format
+        self.matrices = dict(matrices)
+        self._reader = reader
+        rest = {
+            name: info
+            for name, info in reader.tensors.items()
+            if name not in parts and name not in self.matrices
+        }
+        self.tensors: dict[str, HasShape] = {
+            **rest,
+            **{name: Shape(matrix.shape) for name, matrix in self.matrices.items()},
+        }
+        modules = (name.rpartition(".")[0] for name in self.matrices)
+        self.zero_biases = frozenset(
+            name
+            for name in (f"{module}.bias" for module in modules)
+            if name in rest and not reader.read(name).any()
+        )
+        for name, info in rest.items():
+            if info.dtype not in FLOATS.values():
+                problem = f"{info.dtype.name}, and it is no part of a matrix that {format} stores"
+                raise CheckpointError(self.path, problem, name)
+
+    def read_into(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
+        """As `SafetensorsReader.read_into`; a quantised matrix is dequantised.
+
+        Raises:
+            CheckpointError: as there, and for scales that are not finite.
+        """
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            self._reader.read_into(name, index, out)
+        else:
+            Part(self.matrices, "values").read_into(name, index, out)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._reader.close()

@@ -1,0 +1,100 @@
+"""The one file that knows Orbax: how the arrays of a part are written and restored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+
+# restored at once: what is read lies beside what is made of it
+RESTORE_BYTES = 256 << 20
+
+
+def save_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays of any sharding as one Orbax checkpoint; the folder must not exist.
+
+    Plain files, a chunk for each shard, without compression: weights hardly become smaller.
+
+    Raises:
+        CheckpointError: they cannot be written, for lack of room for example.
+    """
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True, use_compression=False)
+    try:
+        with _without_words_of_merging(), ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
+    except Exception as error:  # tensorstore raises ValueError where a file cannot be written
+        raise CheckpointError(folder, f"cannot be written ({_first_line(error)})") from error
+
+
+@contextmanager
+def _without_words_of_merging() -> Iterator[None]:
+    """Orbax warns that there is nothing of another format to be merged."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "Skipping merge of OCDBT" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
+def restore_arrays(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Read arrays, each straight to its devices.
+
+    Args:
+        folder: of `save_arrays`.
+        wanted: name -> something with `shape`, `dtype` and `sharding`; floats are cast.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True)
+    found: dict[str, Any] = {}
+    try:
+        with ocp.Checkpointer(handler) as checkpointer:
+            for names in _batches(wanted):
+                how = {
+                    name: ocp.ArrayRestoreArgs(
+                        sharding=wanted[name].sharding,
+                        global_shape=wanted[name].shape,
+                        dtype=wanted[name].dtype,
+                    )
+                    for name in names
+                }
+                tree = dict.fromkeys(names, 0)
+                restore = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
+                found |= checkpointer.restore(folder, args=restore)
+    except Exception as error:  # tensorstore raises ValueError, Orbax a dozen kinds
+        raise CheckpointError(folder, f"cannot be restored ({_first_line(error)})") from error
+    return found
+
+
+def _batches(wanted: Mapping[str, Any]) -> list[list[str]]:
+    """Names in order, together at most `RESTORE_BYTES` where they can be."""
+    batches: list[list[str]] = []
+    room = 0
+    for name, like in wanted.items():
+        size = int(np.prod(like.shape)) * np.dtype(like.dtype).itemsize
+        if not batches or size > room:
+            batches.append([])
+            room = RESTORE_BYTES
+        batches[-1].append(name)
+        room -= size
+    return batches
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:300]

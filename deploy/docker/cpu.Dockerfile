@@ -1,0 +1,46 @@
+# The server on CPUs. Built from the repository's root:
+#   docker build -f deploy/docker/cpu.Dockerfile -t jaxserve:cpu .
+# With --build-arg NATIVE=1 it has a C++ compiler, with which the server makes its own kernels for the machine at the
+# first start; without, it runs on XLA's alone, which is slower, and its start-up line says so.
+FROM python:3.12.11-slim-bookworm AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY jaxserve jaxserve
+COPY pallas_kernels pallas_kernels
+COPY checkpoints checkpoints
+COPY server server
+COPY deploy/docker/slim.py /tmp/slim.py
+RUN python -m venv /opt/jaxserve \
+    && /opt/jaxserve/bin/pip install --no-cache-dir ".[server]" \
+    && python /tmp/slim.py /opt/jaxserve
+
+FROM python:3.12.11-slim-bookworm
+LABEL org.opencontainers.image.title="jaxserve" \
+    org.opencontainers.image.licenses="Apache-2.0"
+ARG NATIVE=0
+# a release of Debian keeps its versions
+# hadolint ignore=DL3008
+RUN if [ "$NATIVE" = 1 ]; then \
+        apt-get update \
+        && apt-get install -y --no-install-recommends g++ \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin jaxserve \
+    && mkdir -p /home/jaxserve/.cache/huggingface \
+    && chown -R jaxserve:jaxserve /home/jaxserve/.cache
+COPY --from=build /opt/jaxserve /opt/jaxserve
+COPY --chmod=755 deploy/docker/entrypoint.sh /usr/local/bin/entrypoint
+COPY deploy/docker/healthcheck.py /opt/healthcheck.py
+ENV PATH=/opt/jaxserve/bin:$PATH \
+    HOME=/home/jaxserve \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /home/jaxserve
+VOLUME /home/jaxserve/.cache
+EXPOSE 8000
+# a model may take minutes to load: until it has, the container is "starting"
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
+    CMD ["python", "/opt/healthcheck.py"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["entrypoint"]
+CMD ["serve", "--host", "0.0.0.0"]

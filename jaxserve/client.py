@@ -1,0 +1,367 @@
+"""The engine as those who use it see it: prompts in, outputs out, whatever lies between.
+
+A client checks requests, sends messages and makes text of the tokens that come back; the engine
+sees neither strings nor callers.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from jaxserve.deadlines import Deadlines
+from jaxserve.errors import QueueFullError, ValidationError
+from jaxserve.inputs import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.messages import (
+    Abort,
+    Action,
+    Body,
+    Control,
+    EngineStats,
+    Inbox,
+    Message,
+    Outbox,
+    StepOutput,
+)
+from jaxserve.model_facts import ModelFacts
+from jaxserve.observability.engine_view import EngineView
+from jaxserve.observability.metrics import Metrics
+from jaxserve.observability.request_lives import RequestLives
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.observability.step_history import StepHistory
+from jaxserve.output_processor import OutputProcessor
+from jaxserve.outputs import TIMEOUT, RequestOutput
+from jaxserve.request import Queueing
+from jaxserve.resolved import ResolvedConfig
+from jaxserve.scheduling.admission import Admission
+from jaxserve.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxserve.loading import Loaded  # imports jax, which a client of a process can do without
+
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient(Protocol):
+    """What serves requests; used by one thread, but for `prepare`, which any may call.
+
+    Attributes:
+        config: of the engine, once it is there.
+        metrics: of the requests and the engine.
+        history: its last steps.
+    """
+
+    config: ResolvedConfig
+    metrics: Metrics
+    history: StepHistory
+
+    @property
+    def model_config(self) -> ModelFacts: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ValidationError where the engine has none."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is unfinished."""
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError once the engine has failed or was closed."""
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: Params,
+        request_id: str,
+        queueing: Queueing | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenise one request; see `InputProcessor.prepare`."""
+
+    def check_room(self, requests: int = 1) -> None:
+        """Refuse requests before any work is spent on them. Raises QueueFullError."""
+
+    def add(self, prepared: PreparedRequest) -> None:
+        """Begin a request.
+
+        Raises:
+            ValidationError: its id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+            EngineDeadError: the engine has ended.
+        """
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its last output, None if it is not live."""
+
+    def drop(self, request_id: str) -> None:
+        """End a request now whose caller has gone, so that no output need be made."""
+
+    def outputs(self) -> list[RequestOutput]:
+        """What has come since the last call, and the last outputs of requests whose time is over.
+
+        Raises EngineDeadError if nothing more can come.
+        """
+
+    def take_failures(self) -> dict[str, Exception]:
+        """Requests that have ended without a last output since the last call, and why."""
+
+    def stats(self) -> EngineStats:
+        """The engine's newest snapshot: queues, pages, steps, where their time went."""
+
+    def reset_prefix_cache(self) -> None:
+        """Have nothing found any more that was computed so far; requests that run go on."""
+
+    def look(self) -> None:
+        """Ask for a view of the engine, which comes with the outputs of a step."""
+
+    def take_view(self) -> EngineView | None:
+        """What came since the last call; its slots bear the ids of requests."""
+
+    def close(self) -> None:
+        """End the engine, which gives back its device memory."""
+
+
+class MessagingClient(ABC):
+    """What clients have in common: they differ in how messages get to the engine and back."""
+
+    config: ResolvedConfig
+    resumes: ClassVar[bool] = False  # whether requests may be sent to a second engine
+
+    def __init__(self, model_name: str, metrics_prefix: str, clock: ClientClock):
+        self.metrics = Metrics(_label(model_name), metrics_prefix)
+        self.history = StepHistory()
+        self._clock = clock
+        self._inbox, self._outbox = Inbox(), Outbox()
+        self._deadlines = Deadlines()
+        self._failures: dict[str, Exception] = {}
+        self._view: EngineView | None = None
+
+    def _bind(
+        self,
+        config: ResolvedConfig,
+        model: ModelFacts,
+        tokenizer: Tokenizer | None,
+        page_bytes: int,
+    ) -> None:
+        """The engine is there.
+
+        Args:
+            config: of the engine.
+            model: of the engine.
+            tokenizer: None when `skip_tokenizer_init` is set.
+            page_bytes: of one KV page over all layers and devices.
+        """
+        self.config = config
+        self._model_config = model
+        self._tokenizer = tokenizer
+        self._inputs = InputProcessor(config, model, tokenizer)
+        self.page_bytes = page_bytes
+        self.metrics.set_engine(config, page_bytes)
+        self._processor = OutputProcessor(
+            tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
+        )
+        self._admission = Admission(config)
+
+    @abstractmethod
+    def _send(self, message: Message) -> None: ...
+
+    @property
+    def model_config(self) -> ModelFacts:
+        return self._model_config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
+        return self._tokenizer
+
+    @property
+    def has_work(self) -> bool:
+        return self._processor.has_live
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: Params,
+        request_id: str,
+        queueing: Queueing | None = None,
+    ) -> PreparedRequest:
+        return self._inputs.prepare(prompt, params, request_id, queueing)
+
+    def add(self, prepared: PreparedRequest) -> None:
+        if self._processor.is_live(prepared.request_id):
+            raise ValidationError("request_id", prepared.request_id, "an id that is not in use")
+        group = prepared.group
+        turn, num_prompt = group.queueing, len(group.prompt_token_ids)
+        with self._counted():
+            self._admission.check(num_prompt, turn.priority, turn.arrival_time)
+        self._post(group)
+        self._processor.add(prepared)
+        self._admission.added(
+            group.sequence_ids[0],
+            num_prompt,
+            turn.priority,
+            turn.arrival_time,
+            compiles=group.grammar is not None or group.thoughts is not None,
+        )
+        if turn.timeout is not None:
+            self._deadlines.add(prepared.request_id, turn.arrival_time + turn.timeout)
+
+    def check_room(self, requests: int = 1) -> None:
+        with self._counted():
+            self._admission.check_room(requests)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        return self._end(request_id, None)
+
+    def take_failures(self) -> dict[str, Exception]:
+        found, self._failures = self._failures, {}
+        return found
+
+    def num_generated(self, request_id: str) -> int:
+        """Tokens so far of all sequences of a request; 0 of one that has ended."""
+        return self._processor.num_generated(request_id)
+
+    def drop(self, request_id: str) -> None:
+        self._end_sequences(request_id, self._processor.drop(request_id))
+
+    def stats(self) -> EngineStats:
+        return self.metrics.stats
+
+    def reset_prefix_cache(self) -> None:
+        self._post(Control(Action.RESET_PREFIX_CACHE))
+
+    def look(self) -> None:
+        self._post(Control(Action.LOOK))
+
+    def take_view(self) -> EngineView | None:
+        found, self._view = self._view, None
+        return found
+
+    def close(self) -> None:
+        self._post(Control(Action.CLOSE))
+
+    def _post(self, body: Body) -> None:
+        self._send(self._outbox.seal(body))
+
+    def _end(self, request_id: str, why: str | None) -> RequestOutput | None:
+        output, sequences = self._processor.abort(request_id, why)
+        self._end_sequences(request_id, sequences)
+        return output
+
+    def _end_sequences(self, request_id: str, sequences: list[str]) -> None:
+        """Have the engine end them."""
+        self._deadlines.discard(request_id)
+        if sequences:
+            self._admission.ended(sequences[0])
+            self._post(Abort(sequences))
+
+    def _expired(self) -> list[RequestOutput]:
+        """The last outputs of requests whose time is over."""
+        if not self._deadlines:
+            return []
+        ended = [self._end(name, TIMEOUT) for name in self._deadlines.due(self._clock.now())]
+        return [output for output in ended if output is not None]
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFullError as error:
+            self.metrics.record_refused(error.limit)
+            raise
+
+    def _take(self, message: Message) -> list[RequestOutput]:
+        """Make outputs of one step's tokens; sequences that met a stop string are ended."""
+        step = self._inbox.open(message)
+        assert isinstance(step, StepOutput)
+        return self._take_step(step)
+
+    def _take_step(self, step: StepOutput) -> list[RequestOutput]:
+        if step.step is not None:
+            self.history.record(step.step)
+        self.metrics.record_step(step)
+        processed = self._processor.process(step)
+        self._admission.stepped(step.first_steps, self._clock.now(), step.stats.num_running)
+        if self._deadlines:
+            for output in processed.outputs:
+                if output.finished:
+                    self._deadlines.discard(output.request_id)
+        if processed.stopped:
+            for sequence_id in processed.stopped:
+                self._admission.ended(sequence_id)
+            self._post(Abort(processed.stopped))
+        self.metrics.record_stats(self._with_own_times(step.stats))
+        if step.view is not None:
+            self._view = self._with_request_ids(step.view)
+        return processed.outputs
+
+    def _with_request_ids(self, view: EngineView) -> EngineView:
+        name_of = self._processor.request_of
+        slots = [one._replace(sequence_id=name_of(one.sequence_id) or "") for one in view.slots]
+        return view._replace(slots=slots)
+
+    def _with_own_times(self, stats: EngineStats) -> EngineStats:
+        return stats._replace(times=self._clock.add_to(stats.times))
+
+
+def _label(model_name: str) -> str:
+    """What metrics call the model: its name, but no path of this machine."""
+    return Path(model_name).name if Path(model_name).exists() else model_name
+
+
+class LocalClient(MessagingClient):
+    """The client of an engine that the caller's own thread steps.
+
+    Attributes:
+        engine: for those who look inside, such as benchmarks of its parts.
+        lives: what became of the last requests.
+    """
+
+    def __init__(self, loaded: Loaded):
+        server = loaded.config.server
+        super().__init__(server.model_names[0], server.metrics_prefix, ClientClock())
+        self.engine = loaded.engine
+        self.lives = RequestLives()
+        self.engine.on_dispatch = self.lives.planned
+        self._bind(loaded.config, loaded.model_config, loaded.tokenizer, loaded.page_bytes)
+
+    @property
+    def has_work(self) -> bool:
+        """True also while a step is in flight."""
+        return self.engine.has_work
+
+    def check_alive(self) -> None:
+        self.engine.check_alive()
+
+    def outputs(self) -> list[RequestOutput]:
+        """Those of one step, which is run."""
+        expired = self._expired()
+        self._inbox.next = self.engine.outbox.next  # see `_post`
+        found = expired + self._take(self.engine.step())
+        self.lives.ended(found)
+        return found
+
+    def add(self, prepared: PreparedRequest) -> None:
+        super().add(prepared)
+        self.lives.added(prepared)
+
+    def _take_step(self, step: StepOutput) -> list[RequestOutput]:
+        self.lives.took(step, self._clock.now())
+        return super()._take_step(step)
+
+    def stats(self) -> EngineStats:
+        return self._with_own_times(self.engine.stats())
+
+    def _post(self, body: Body) -> None:
+        # between two calls nothing is on its way: what a Ctrl-C has cost is not waited for
+        self._outbox.next = self.engine.inbox.next
+        super()._post(body)
+
+    def _send(self, message: Message) -> None:
+        self.engine.handle(message)

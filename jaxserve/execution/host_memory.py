@@ -1,0 +1,157 @@
+"""The memory that a process on a CPU may still use: the host's, or what its cgroups leave of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import jax
+
+from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
+from jaxserve.execution.memory_plan import DEFAULT_HOST_CACHE_BYTES, Demand
+
+# for what no plan counts: the interpreter, the tokenizer, compilations, a weight that is quantised
+RESERVE_BYTES = 1 << 30
+_DONTNEED = 4  # MADV_DONTNEED of Linux
+
+
+def host_pool_bytes(
+    available: int, demand: Demand, devices: int, least: int, most: int, config: EngineConfig
+) -> int:
+    """Bytes of KV pages for each CPU device: those that were asked for, or what is left over.
+
+    Args:
+        available: of the host, less `config.memory_reserve`.
+        demand: of each device.
+        devices: that share the host's memory.
+        least: bytes without which a device cannot serve.
+        most: bytes that all slots can use, or of the pages that were asked for.
+        config: what was asked for.
+
+    Raises:
+        ValidationError: all together is more than what is available; names each part.
+    """
+    held = devices * sum(demand) + RESERVE_BYTES
+    asked = None
+    if config.num_pages is not None:
+        asked, pool = "num_pages", most
+    elif config.kv_cache_memory_bytes is not None:
+        asked, pool = "kv_cache_memory_bytes", min(most, config.kv_cache_memory_bytes)
+    else:
+        left = (available - held) // devices
+        pool = max(least, min(most, left, DEFAULT_HOST_CACHE_BYTES))
+    needed = held + devices * pool
+    if needed <= available:
+        return pool
+    if asked is not None and held + devices * least <= available:
+        field, helps = asked, "lower it"
+    else:
+        field, helps = "model", "take a smaller one"
+        if config.quantization is None:
+            helps = f"set quantization to int8, which halves the weights, or {helps}"
+    beside = devices * (sum(demand) - demand.weights)
+    raise ValidationError(
+        field,
+        getattr(config, field),
+        f"{_gb(needed)} of memory are needed and {_gb(max(0, available))} are available here, a "
+        f"memory_reserve of {config.memory_reserve:.0%} left alone: weights "
+        f"{_gb(devices * demand.weights)}, KV cache {_gb(devices * pool)}, temporaries and tables "
+        f"{_gb(beside)}, reserve {_gb(RESERVE_BYTES)}; {helps}",
+    )
+
+
+def forget_zeros(arrays: Iterable[jax.Array]) -> int:
+    """Gives whole pages of arrays that hold zeros alone back to Linux; bytes that it took.
+
+    They read as zeros as before, and take memory when they are written. The arrays must be on the
+    CPU, whose memory XLA takes from malloc.
+    """
+    if sys.platform != "linux":
+        return 0
+    libc, page, taken = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE, 0
+    for array in arrays:
+        for shard in array.addressable_shards:
+            begin = shard.data.unsafe_buffer_pointer()
+            first = -(-begin // page) * page
+            size = (begin + shard.data.nbytes) // page * page - first
+            if size > 0:
+                _check(libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _DONTNEED))
+                taken += size
+    return taken
+
+
+def trim() -> None:
+    """Gives what malloc holds and nobody uses back to the system: compilers leave much of it."""
+    trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim_heap is not None:
+        trim_heap(ctypes.c_size_t(0))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"madvise: {os.strerror(number)}")
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def available_bytes(root: Path = Path("/"), *, reserve: float = 0.0) -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say (no /proc).
+
+    Page cache counts as free, of the host as of a cgroup: it is dropped when memory is wanted.
+
+    Args:
+        root: of the file system, for tests.
+        reserve: share of the host's memory, and of each limit, that is left alone: what is left may
+            be less than nothing.
+    """
+    meminfo = _numbers(root / "proc/meminfo")
+    host = meminfo.get("MemAvailable:")
+    if host is None:
+        return None
+    kept = int(reserve * meminfo.get("MemTotal:", 0)) * 1024
+    return min([host * 1024 - kept, *_left_of_cgroups(root, reserve)])
+
+
+def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
+    """What each limit of the process's cgroups and of those above them leaves."""
+    left = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            base, limit, usage, cache = "", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, limit = "memory", "memory.limit_in_bytes"
+            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        # in a container the path may be the host's, of which only the root is there
+        group = PurePosixPath(path.lstrip("/"))
+        for place in {group, *group.parents}:
+            folder = root / "sys/fs/cgroup" / base / place
+            most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
+            if most.isdigit() and used.isdigit():
+                reclaimable = _numbers(folder / "memory.stat").get(cache, 0)
+                free = max(0, int(most) - int(used) + reclaimable)
+                left.append(free - int(reserve * int(most)))
+    return left
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    words = [line.split() for line in _text(file).splitlines()]
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,160 @@
+"""The engine's own process: `python -m jaxserve.isolation.child SOCKET`.
+
+It says when it is ready, steps while there is work, and ends when it is told to or when the other
+side has gone. An error ends it too: whoever started it knows what to do.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jaxserve.errors import JaxServeError
+from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Refused, Start, Sync
+from jaxserve.messages import AddGroup, Begun, Inbox, Message, Outbox
+from jaxserve.observability.json_log import JSON, JsonFormatter
+
+logger = logging.getLogger(__name__)
+
+# Of 1000: where memory runs out, the kernel ends this process and not the server.
+OOM_SCORE = 800
+PARENT_POLL_S = 1.0
+
+
+def main(arguments: list[str]) -> int:
+    """Serve whoever listens on a socket; returns the exit code."""
+    # a signal to the whole group is for the server, which lets requests finish
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _offer_to_oom_killer()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.connect(arguments[0])
+    except OSError:
+        return 0  # the server has gone
+    channel, inbox, outbox = Channel(stream), Inbox(), Outbox()
+    # a spare is told what to load when another one has died: this is done by then
+    gc.disable()  # imports make hundreds of thousands of objects, and nearly no garbage
+    import jaxserve.loading  # noqa: F401
+
+    gc.enable()
+    message = channel.receive()
+    if message is None:
+        return 0
+    start = inbox.open(message)
+    assert isinstance(start, Start)
+    _log_as(start.log_level, start.log_format)
+    try:
+        return _run(start, channel, inbox, outbox)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the server has gone
+
+
+def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox) -> int:
+    from checkpoints.errors import CheckpointError
+    from jaxserve.isolation.probe import probe
+    from jaxserve.loading import load_engine
+
+    try:
+        loaded = load_engine(start.config, with_tokenizer=False)
+    except (JaxServeError, CheckpointError, OSError) as error:
+        channel.send(outbox.seal(Refused(str(error))))
+        return 1
+    engine, files, model = loaded.engine, loaded.files, loaded.model_config
+    probe(engine, loaded.config.scheduler.max_model_len)
+    engine.inbox, engine.outbox = inbox, outbox
+
+    def tell(message: Message) -> None:
+        channel.send(message)
+
+    engine.announce = tell
+    sizes = ModelSizes(
+        model.vocab_size, model.hidden_size, model.num_layers, tuple(model.eos_token_ids)
+    )
+    folders = str(files.model), str(files.tokenizer)
+    tell(outbox.seal(Ready(loaded.config, sizes, *folders, loaded.page_bytes)))
+    while True:
+        for message in _sent(channel, wait=not engine.has_work):
+            if message.header.kind == Sync.kind:
+                inbox.open(message)
+                tell(outbox.seal(Sync()))
+                continue
+            try:
+                engine.handle(message)
+            except Exception:
+                if isinstance(message.body, AddGroup):  # whoever it is, it is that one
+                    tell(outbox.seal(Begun(message.body.sequence_ids)))
+                raise
+            if engine.is_closed:
+                return 0
+        tell(engine.step())  # also where nothing is left to do: who counts is told so
+
+
+def _sent(channel: Channel, *, wait: bool) -> Iterator[Message]:
+    """What was sent; `wait`: at least one message."""
+    if wait:
+        first = channel.receive()
+        if first is None:
+            raise EOFError("the other side has gone")
+        yield first
+    yield from channel.arrived()
+
+
+def _end_with(parent: int) -> None:
+    """End with the server, also in the middle of a download or a compilation."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os._exit(0)
+
+
+def _offer_to_oom_killer() -> None:
+    file = Path("/proc/self/oom_score_adj")
+    try:
+        if int(file.read_text()) < OOM_SCORE:
+            file.write_text(str(OOM_SCORE))
+    except OSError as error:  # not Linux, or a container that forbids it
+        logger.debug("oom_score_adj stays as it is: %s", error)
+
+
+def _log_as(level: int, form: str) -> None:
+    """Messages in the form of the server's."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(levelname)s:     %(message)s")
+    handler.setFormatter(JsonFormatter() if form == JSON else text)
+    ours = logging.getLogger("jaxserve")
+    ours.addHandler(handler)
+    ours.setLevel(level)
+    ours.propagate = False
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Ends the process when the block is left: a thread may be in a compilation."""
+    code = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    with ended_at_once():
+        sys.exit(main(sys.argv[1:]))

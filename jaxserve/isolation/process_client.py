@@ -1,0 +1,365 @@
+"""The client of an engine in a process of its own: what a death means for requests.
+
+The supervisor starts the process and says when it has died and when another one is there. What that
+one is sent, and which requests go on, is decided here, in the thread that uses the client.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from jaxserve.client import MessagingClient
+from jaxserve.config import EngineConfig, Isolation
+from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
+from jaxserve.inputs import PreparedRequest
+from jaxserve.isolation.engine_process import EngineProcess
+from jaxserve.isolation.launch import EarlyProcess
+from jaxserve.isolation.replay import resumed
+from jaxserve.isolation.supervisor import Died, Started, Supervisor
+from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
+from jaxserve.isolation.wire import MAX_MESSAGE_BYTES, Ready, Sync
+from jaxserve.messages import (
+    Abort,
+    Action,
+    AddGroup,
+    Begun,
+    Body,
+    Control,
+    EngineStats,
+    Message,
+    StepOutput,
+)
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.outputs import ERROR, RequestOutput
+from jaxserve.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILE = "tokenizer.json"
+TIDY = 1024  # groups that are remembered, beside twice the live ones
+MOST_TRIED = 256  # sequences of a request that is taken out of the engine again after its trial
+
+
+class ProcessClient(MessagingClient):
+    """Serves by an engine in a child process.
+
+    Args:
+        asked: what the user asked for; `config` is there once ready.
+        clock: of the thread that uses the client.
+        notify: called in a thread of the client's own when outputs have come, when the engine has
+            died or is there again, and when it has ended.
+        isolation: how it is watched.
+        early: the first process, where it has been started already.
+    """
+
+    resumes = True
+
+    def __init__(
+        self,
+        asked: EngineConfig,
+        clock: ClientClock,
+        notify: Callable[[], None],
+        isolation: Isolation,
+        early: EarlyProcess | None = None,
+    ):
+        super().__init__(asked.model_names[0], asked.metrics_prefix, clock)
+        self.asked = asked
+        self._supervisor = Supervisor(
+            asked,
+            isolation,
+            on_start=self._load_tokenizer,
+            on_ready=self._bind_ready,
+            has_work=lambda: self.has_work,
+            notify=notify,
+            early=early,
+        )
+        self._early_tokenizer: Tokenizer | None = None
+        self._process: EngineProcess | None = None
+        self._begun: set[str] = set()  # numbers of the groups that may have been in a step
+        self._tidy_at = TIDY
+        self._suspects = Suspects()
+        self._settling = False  # the one on trial is being taken out of the engine
+        self._earlier: EngineStats | None = None  # what engines that have died had counted
+        self._outputs: list[RequestOutput] = []
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._supervisor.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """True while an engine serves."""
+        return self._supervisor.serving.is_set() and not self.is_dead
+
+    @property
+    def is_restarting(self) -> bool:
+        """True while there is none, because one has died and the next one loads."""
+        return self._supervisor.loaded.is_set() and not self.is_ready and not self.is_dead
+
+    @property
+    def is_dead(self) -> bool:
+        """True once nothing will be served any more."""
+        return self._supervisor.ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended it."""
+        return self._error or self._supervisor.error
+
+    @error.setter
+    def error(self, error: BaseException) -> None:
+        self._error = error
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process; None while there is none."""
+        return self._supervisor.pid
+
+    @property
+    def processes(self) -> dict[str, Callable[[], int | None]]:
+        """Those that serve, by name: what finds the id of each."""
+        return {"server": os.getpid, "engine": lambda: self.pid}
+
+    def check_alive(self) -> None:
+        if self.is_dead:
+            raise self.death()
+        if not self._supervisor.loaded.is_set():
+            raise EngineDeadError("the engine is still loading")
+
+    def death(self) -> EngineDeadError:
+        """What every caller is told, a new error each."""
+        if self.error is None:
+            return ShutdownError("the engine was shut down: make a new one, or restart the server")
+        death = EngineDeadError(str(self.error))
+        death.__cause__ = self.error
+        return death
+
+    def add(self, prepared: PreparedRequest) -> None:
+        self.check_alive()
+        size = len(prepared.group.prompt_embeds or "")
+        if size > MAX_MESSAGE_BYTES // 2:
+            raise ValidationError(
+                "prompt_embeds", f"{size} bytes", f"{MAX_MESSAGE_BYTES // 2} bytes"
+            )
+        self._handle_events()
+        if self._suspects.is_guilty(prepared.group):
+            allowed = "one that has not ended the engine's process twice, the second time alone"
+            raise ValidationError("request", prepared.request_id, allowed)
+        if not self.has_work:
+            self._supervisor.has_new_work()
+        try:
+            super().add(prepared)
+        except MessageError as error:
+            allowed = f"values that can be sent to the engine ({error})"
+            raise ValidationError("request", prepared.request_id, allowed) from error
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        output = super().abort(request_id)
+        self._ended_request(request_id)
+        return output
+
+    def drop(self, request_id: str) -> None:
+        super().drop(request_id)
+        self._ended_request(request_id)
+
+    def outputs(self) -> list[RequestOutput]:
+        is_dead = self.is_dead  # nothing comes after that
+        self._handle_events()
+        found, self._outputs = self._outputs, []
+        for output in self._expired():
+            self._ended_request(output.request_id)
+            found.append(output)
+        if not found and is_dead:
+            raise self.death()
+        return found
+
+    def look(self) -> None:
+        self._handle_events()
+        super().look()
+
+    def close(self) -> None:
+        self._supervisor.close()
+        self._handle_events()
+        if self._process is not None:
+            self._process.send(self._outbox.seal(Control(Action.CLOSE)))
+
+    def join(self) -> None:
+        """Wait for the process, which `close` ends."""
+        self._supervisor.join()
+
+    # -- what is sent ----------------------------------------------------------------------------
+
+    def _post(self, body: Body) -> None:
+        """Send, if an engine may hear it now; what one has to know it is sent when it may."""
+        if self._process is None or (self._suspects and isinstance(body, AddGroup)):
+            return
+        self._send(self._outbox.seal(body))
+
+    def _send(self, message: Message) -> None:
+        assert self._process is not None
+        try:
+            self._process.send(message)
+        except MessageError:
+            self._outbox.next = message.header.number  # nothing was sent
+            raise
+
+    def _send_again(self, request_id: str) -> None:
+        for group in resumed(self._processor.unfinished(request_id)):
+            self._send(self._outbox.seal(group))
+
+    # -- what has come, in the thread that uses the client ---------------------------------------
+
+    def _handle_events(self) -> None:
+        events = self._supervisor.events
+        while events:
+            event = events.popleft()
+            match event:
+                case Started(process):
+                    self._started(process)
+                case Died(how):
+                    self._died(how)
+                case _:
+                    self._outputs += self._take(event)
+
+    def _take(self, message: Message) -> list[RequestOutput]:
+        body = self._inbox.open(message)
+        match body:
+            case StepOutput():
+                return self._take_step(body)
+            case Begun():
+                self._take_begun(body)
+            case Sync():
+                self._settled()
+        return []
+
+    def _take_begun(self, body: Begun) -> None:
+        self._begun.update(map(_number, body.sequence_ids))
+        if len(self._begun) > self._tidy_at:  # most of them have ended
+            live = {self._number_of(name) for name in self._processor.live_requests()}
+            self._begun &= live
+            self._tidy_at = 2 * len(live) + TIDY
+
+    def _take_step(self, step: StepOutput) -> list[RequestOutput]:
+        if self._earlier is not None:
+            step = replace(step, stats=step.stats.after(self._earlier))
+        outputs = super()._take_step(step)
+        for output in outputs:
+            if output.finished:
+                self._ended_request(output.request_id)
+        for request_id in self._failures:
+            self._ended_request(request_id)
+        if self._suspects.on_trial is not None and not self._settling:
+            self._tried(len(set(step.sequence_ids)))  # forced tokens come many at a time
+        return outputs
+
+    def _ended_request(self, request_id: str) -> None:
+        self._suspects.forget(request_id)
+        if self._suspects.on_trial == request_id and not self._settling:
+            self._settle([])
+
+    def _started(self, process: EngineProcess) -> None:
+        """There is an engine, which knows nothing."""
+        self._process = process
+        self._inbox, self._outbox = process.inbox, process.outbox
+        self._settling = False
+        self._begun.clear()
+        if self._earlier is not None:
+            self._admission.restarted(self._clock.now())
+            self.metrics.record_restart()
+        self._try_next()
+
+    def _died(self, how: str) -> None:
+        """The engine has died with what it was doing."""
+        if self._process is None:
+            return  # the next one died while it loaded
+        self._process = None
+        self._earlier = self.metrics.stats
+        live = self._processor.live_requests()
+        dead = [name for name in live if self._number_of(name) in self._begun]
+        alone = dead == [self._suspects.on_trial]
+        ended = self._suspects.died(dead, live)
+        if alone and ended == dead:
+            self._suspects.convict(self._processor.group(dead[0]))
+            self._supervisor.forgive(MOST_DEATHS)
+        for request_id in ended:
+            self._fail(request_id, how)
+        logger.warning(
+            "the engine's process %s: %d requests were in its last steps, of which %d end with an "
+            "error and the others go on; %d waited",
+            how,
+            len(dead),
+            len(ended),
+            len(live) - len(dead),
+        )
+
+    def _fail(self, request_id: str, how: str) -> None:
+        for sequence_id in self._processor.drop(request_id, finish=ERROR):
+            self._admission.ended(sequence_id)
+        self._deadlines.discard(request_id)
+        self._suspects.forget(request_id)
+        self._failures[request_id] = EngineDeadError(
+            f"the engine's process {how} while this request was in its steps, for the second time"
+        )
+
+    # -- one at a time, after a death ------------------------------------------------------------
+
+    def _try_next(self) -> None:
+        """Have the next suspect run alone, or, once there is none, all that are left."""
+        request_id = self._suspects.next()
+        if request_id is None:
+            for name in self._processor.live_requests():
+                self._send_again(name)
+            return
+        self._suspects.begin(len(self._processor.unfinished(request_id).tokens))
+        self._send_again(request_id)
+
+    def _tried(self, num_sequences: int) -> None:
+        """Sequences of the one that runs alone got tokens."""
+        if not self._suspects.got(num_sequences):
+            return
+        assert self._suspects.on_trial is not None
+        ids = [*self._processor.unfinished(self._suspects.on_trial).tokens]
+        if len(ids) <= MOST_TRIED:
+            self._settle(ids)
+
+    def _settle(self, sequence_ids: list[str]) -> None:
+        """Take what was on trial out of the engine, and wait until that is done."""
+        if self._process is None:
+            return
+        if sequence_ids:
+            self._send(self._outbox.seal(Abort(sequence_ids)))
+        self._settling = True
+        self._send(self._outbox.seal(Sync()))
+
+    def _settled(self) -> None:
+        self._settling = False
+        self._begun.clear()
+        self._try_next()
+
+    def _number_of(self, request_id: str) -> str:
+        return _number(self._processor.group(request_id).sequence_ids[0])
+
+    def _load_tokenizer(self) -> None:
+        """Where it is here already: a broken one is found before the weights are loaded."""
+        folder = Path(self.asked.tokenizer or self.asked.model)
+        if not self.asked.skip_tokenizer_init and (folder / TOKENIZER_FILE).is_file():
+            self._early_tokenizer = Tokenizer(folder, self.asked.chat_template)
+
+    def _bind_ready(self, ready: Ready) -> None:
+        """The first engine is there; in the supervisor's thread, before anybody may add."""
+        config, tokenizer = ready.config, self._early_tokenizer
+        if config.model.skip_tokenizer_init:
+            tokenizer = None
+        elif tokenizer is None or Path(tokenizer.path) != Path(ready.tokenizer_folder):
+            tokenizer = Tokenizer(ready.tokenizer_folder, self.asked.chat_template)
+        self._bind(config, ready.model, tokenizer, ready.page_bytes)
+
+
+def _number(sequence_id: str) -> str:
+    """What all sequences of a group have in common."""
+    return sequence_id.partition(".")[0]

@@ -1,0 +1,321 @@
+"""Starts an engine's process, watches it, and starts another one when it has died.
+
+One thread starts the process and reads what it says; another one watches that it says something
+while it has work. What is said, and that a process is there or has died, are events in the order in
+which they happened, for the thread that uses them.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from jaxserve.config import EngineConfig, Isolation
+from jaxserve.errors import EngineDeadError, JaxServeError
+from jaxserve.isolation.engine_process import EngineProcess
+from jaxserve.isolation.launch import EarlyProcess, Listener
+from jaxserve.isolation.spare import Spare
+from jaxserve.isolation.wire import Ready, Refused, Start
+from jaxserve.messages import Message, StepOutput
+
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 3  # within DEATHS_S, or in a row without a token served: then it is given up
+DEATHS_S = 60.0
+MOST_CONVICTIONS = 10  # in a row without a token served: it is not all those requests' doing
+CLOSE_S = 5.0  # that a process gets to end when it is told to
+LOAD_SLACK_S, LOAD_FACTOR = 60.0, 2.0  # that a later engine may take, and times the first one
+LEAST_AHEAD = 1  # programs: the first one serves any step
+
+
+class Started(NamedTuple):
+    """An engine is ready, and knows of no request."""
+
+    process: EngineProcess
+
+
+class Died(NamedTuple):
+    """It has died, and another one is being started."""
+
+    how: str
+
+
+class Supervisor:
+    """Keeps a process with an engine running.
+
+    Args:
+        config: what the user asked for.
+        isolation: how it is watched.
+        on_start: called once, in the supervisor's thread, while the first engine loads; an error of
+            it ends everything.
+        on_ready: told once, in the supervisor's thread, what the first engine says of itself.
+        has_work: asked in the watchdog's thread whether the engine owes an answer.
+        notify: called in the supervisor's thread when there is an event, and when it has ended.
+        early: the first process, where it has been started already.
+
+    Attributes:
+        events: what has happened and was not taken yet; one thread takes them.
+        loaded: set once the first engine was ready.
+        serving: set while one is.
+        ended: set once none will be.
+        error: what has ended it; None after `close`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        isolation: Isolation,
+        *,
+        on_start: Callable[[], None],
+        on_ready: Callable[[Ready], None],
+        has_work: Callable[[], bool],
+        notify: Callable[[], None],
+        early: EarlyProcess | None = None,
+    ):
+        self.events: deque[Message | Started | Died] = deque()
+        self.loaded, self.serving, self.ended = (threading.Event() for _ in range(3))
+        self.error: BaseException | None = None
+        self._asked, self._isolation = config, isolation
+        self._on_start, self._on_ready = on_start, on_ready
+        self._has_work, self._notify = has_work, notify
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jaxserve-supervisor", daemon=True)
+        self._early = early
+        self._current: EngineProcess | None = None
+        self._heard = 0.0  # when it said something, or was given work
+        self._spare: Spare | None = None
+        self._loading_since: float | None = None
+        self._load_seconds: float | None = None  # of the first engine
+        self._counting = threading.Lock()
+        self._deaths: deque[float] = deque()
+        self._in_a_row = self._convictions = 0
+        self._forgiven = 0  # deaths in a row, once an engine has served its probe
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process; None while there is none."""
+        current = self._current
+        return None if current is None else current.pid
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._thread.start()
+
+    def has_new_work(self) -> None:
+        """An engine that had none is given some now."""
+        self._heard = time.monotonic()
+
+    def forgive(self, deaths: int) -> None:
+        """The last deaths were the doing of one request, which is gone.
+
+        That they came in a row counts until an engine has served its own probe: one that serves
+        nobody is no request's doing.
+        """
+        with self._counting:
+            for _ in range(min(deaths, len(self._deaths))):
+                self._deaths.pop()
+            self._forgiven = deaths
+            self._convictions += 1
+            if self.serving.is_set():
+                self._forget_forgiven()
+
+    def close(self) -> None:
+        """Start no other process; one that loads is killed."""
+        self._closing.set()
+        if self._current is not None and not self.serving.is_set():
+            self._current.kill()
+
+    def join(self) -> None:
+        """Wait for the process, which has been told to end."""
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive() and self._current is not None:
+                self._current.kill()
+            self._thread.join()
+        self.ended.set()
+
+    # -- the supervising thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        watchdog = threading.Thread(target=self._watch, name="jaxserve-watchdog", daemon=True)
+        watchdog.start()
+        listener: Listener | None = None
+        try:
+            first = None
+            if self._early is None:
+                listener = Listener()
+            else:
+                listener, first = self._early.take()
+            self._spare = Spare(partial(EngineProcess, listener, self._isolation.module))
+            while not self._closing.is_set():
+                how = self._serve_once(listener, first)
+                first = None
+                self.serving.clear()
+                if self._closing.is_set():
+                    break
+                self._count_death(how)
+                self._tell(Died(how))
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, JaxServeError):
+                logger.exception("the supervisor of the engine's process ended with an error")
+        finally:
+            self.serving.clear()
+            if self._current is not None:
+                self._current.kill()
+            if self._spare is not None:
+                self._spare.close()
+            self.ended.set()
+            self._notify()
+            if listener is not None:
+                listener.close()
+
+    def _tell(self, event: Message | Started | Died) -> None:
+        self.events.append(event)
+        self._notify()
+
+    def _serve_once(self, listener: Listener, first: subprocess.Popen[bytes] | None) -> str:
+        """The life of one process, of `first` if there is one; how it ended."""
+        level = logging.getLogger("jaxserve").getEffectiveLevel()
+        start = Start(self._asked, level, self._isolation.log_format)
+        assert self._spare is not None
+        try:
+            process = self._spare.take() or EngineProcess(listener, self._isolation.module, first)
+        except EngineDeadError as error:
+            if not self.loaded.is_set():
+                raise
+            return f"did not start: {error}"
+        self._current = process
+        process.begin(start)
+        self._loading_since = time.monotonic()
+        if self._closing.is_set():
+            process.kill()
+        try:
+            if not self.loaded.is_set():
+                self._on_start()  # while the process loads
+            message = process.receive()
+            if message is not None:
+                self._is_there(process, message)
+            while (message := process.receive()) is not None:
+                self._heard = time.monotonic()
+                if isinstance(message.body, StepOutput) and message.body.tokens:
+                    self._in_a_row = self._convictions = 0
+                self._tell(message)
+        finally:
+            self._loading_since = None
+            how = process.wait(CLOSE_S)
+        if not self.loaded.is_set() and not self._closing.is_set():
+            raise EngineDeadError(f"the engine's process {how} while it loaded")
+        return how
+
+    def _is_there(self, process: EngineProcess, message: Message) -> None:
+        body = process.inbox.open(message)
+        if isinstance(body, Refused):
+            if not self.loaded.is_set():
+                raise EngineDeadError(body.text)
+            logger.error("the engine cannot be loaded again: %s", body.text)
+            return
+        assert isinstance(body, Ready)
+        since, self._loading_since = self._loading_since, None
+        if self._load_seconds is None and since is not None:
+            self._load_seconds = time.monotonic() - since
+        if not self.loaded.is_set():
+            self._on_ready(body)
+            self._asked = _again(self._asked, body)
+            self.loaded.set()
+        else:
+            logger.warning("the engine serves again")
+        self._heard = time.monotonic()
+        with self._counting:
+            self.serving.set()
+            self._forget_forgiven()
+        self._tell(Started(process))
+        if self._isolation.spare:
+            assert self._spare is not None
+            self._spare.prepare()
+
+    def _forget_forgiven(self) -> None:
+        self._in_a_row, self._forgiven = max(0, self._in_a_row - self._forgiven), 0
+
+    def _count_death(self, how: str) -> None:
+        """Raises EngineDeadError once it has died too often."""
+        now = time.monotonic()
+        with self._counting:
+            self._deaths.append(now)
+            self._in_a_row += 1
+            while now - self._deaths[0] > DEATHS_S:
+                self._deaths.popleft()
+            is_too_often = (
+                max(len(self._deaths), self._in_a_row) >= MOST_DEATHS
+                or self._convictions >= MOST_CONVICTIONS
+            )
+        logger.error("the engine's process %s", how)
+        if is_too_often:
+            raise EngineDeadError(
+                f"the engine's process died {MOST_DEATHS} times within {DEATHS_S:.0f} s or without "
+                f"serving anything between, or {MOST_CONVICTIONS} requests in a row ended it: it "
+                f"is given up. The last one {how}"
+            )
+
+    # -- the watchdog's thread -------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Kill an engine that has work and says nothing, or loads for too long."""
+        limit = self._isolation.step_timeout
+        limits = [one for one in (limit, self._isolation.load_timeout) if one is not None]
+        if not limits:
+            return
+        interval = min(1.0, min(limits) / 4)
+        before = time.monotonic()
+        while not self.ended.wait(interval):
+            slept, before = time.monotonic() - before, time.monotonic()
+            if slept > 2 * interval:  # this process was stopped too: nobody could hear anything
+                self._heard = before
+                continue
+            self._check_loading(before)
+            silent = before - self._heard
+            if limit is None:
+                continue
+            if self.serving.is_set() and self._has_work() and silent > limit:
+                logger.error("no step has ended for %.1f s (step_timeout=%g)", silent, limit)
+                self.serving.clear()
+                if self._current is not None:
+                    self._current.kill()
+
+    def _check_loading(self, now: float) -> None:
+        """A later one may take longer than the first: the machine may be busy by then."""
+        since, first = self._loading_since, self._load_seconds
+        most = self._isolation.load_timeout
+        if first is not None:
+            most = LOAD_SLACK_S + LOAD_FACTOR * first
+        if since is None or most is None or now - since < most:
+            return
+        logger.error("the engine has been loading for %.0f s, %.0f are allowed", now - since, most)
+        self._loading_since = None
+        if self._current is not None:
+            self._current.kill()
+
+
+def _again(asked: EngineConfig, ready: Ready) -> EngineConfig:
+    """What the next process is told: the files that are here, and what requests were promised.
+
+    It begins as soon as it can, where the rest is compiled in the background.
+    """
+    resolved, programs = ready.config, ready.config.programs
+    return replace(
+        asked,
+        model=ready.model_folder,
+        tokenizer=ready.tokenizer_folder,
+        revision=None,
+        tokenizer_revision=None,
+        hf_token=None,
+        max_model_len=resolved.scheduler.max_model_len,
+        compile_ahead=LEAST_AHEAD if programs.compile_in_background else programs.compile_ahead,
+    )

@@ -1,0 +1,1 @@
+"""Adapters: their names only, until the engine has them."""

@@ -1,0 +1,321 @@
+"""What crosses the engine's boundary: plain data under numbered headers.
+
+A client sends `AddGroup`, `Abort` and `Control`; the engine answers each step with one
+`StepOutput`, by sequence id. Nothing in a message is alive: it could cross a process, and the same
+messages sent to a second engine give the same tokens. Lists in a message are not changed once it
+is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, NamedTuple, Protocol
+
+from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.errors import MessageError
+from jaxserve.observability.engine_view import EngineView
+from jaxserve.observability.step_history import StepRecord
+from jaxserve.observability.step_times import StepTimes
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.request import End, Queueing, StopRule
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.structured_outputs_params import Thoughts
+
+
+@dataclass(frozen=True, slots=True)
+class AddGroup:
+    """Queue the sequences that continue one prompt; it is computed once.
+
+    Attributes:
+        sequence_ids: one a completion, unique for the life of the engine.
+        seeds: 64-bit seeds of their random numbers.
+        prompt_token_ids: the prompt, checked: not empty, tokens of the model, room for one more.
+        params: how tokens are chosen; what concerns the client alone is left out.
+        stop_rule: which tokens end a sequence.
+        bad_words: token sequences that must not be generated.
+        queueing: what decides whose turn it is; deadlines are kept by the client.
+        cache_salt: the prefix cache finds for it what requests with the same salt computed.
+        beams: search for the most likely sequences, as many as there are ids; the first id stands
+            for all, and `stop_rule` has no other ends than end-of-sequence tokens and `max_tokens`.
+        pooling: what is wanted of the prompt's hidden states, beside one token; None: nothing.
+        prompt_embeds: base64 of little-endian float32[T, E], one row a prompt token, whose ids are
+            0 then; None: the ids are the prompt.
+        grammar: what the output must be, in llguidance's notation, of the end-of-sequence tokens of
+            `stop_rule`; None: anything.
+        output_token_ids: what an engine that has died had generated of the only sequence, with the
+            same seed and parameters: it goes on from there.
+        thoughts: what comes before the text of the grammar, and has the tokens of
+            `thinking_token_budget` at most; None: nothing.
+    """
+
+    kind: ClassVar[str] = "add"
+    sequence_ids: list[str]
+    seeds: list[int]
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stop_rule: StopRule
+    bad_words: list[list[int]]
+    queueing: Queueing
+    cache_salt: str | None = None
+    beams: BeamSearchParams | None = None
+    pooling: PoolingParams | None = None
+    prompt_embeds: str | None = None
+    grammar: str | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    thoughts: Thoughts | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End sequences now; those that are not live any more are passed over."""
+
+    kind: ClassVar[str] = "abort"
+    sequence_ids: list[str]
+
+    @property
+    def size(self) -> int:
+        return len(self.sequence_ids)
+
+
+class Action(StrEnum):
+    """What a client may ask of the engine as a whole."""
+
+    CLOSE = "close"  # end every sequence, give back the device
+    RESET_PREFIX_CACHE = "reset_prefix_cache"  # nothing computed so far is found any more
+    LOOK = "look"  # the next output brings a view of the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something that concerns no sequence."""
+
+    kind: ClassVar[str] = "control"
+    action: Action
+
+    @property
+    def size(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Who is in the step that is about to run and may not have been in one before.
+
+    An engine that runs alone in its process says so: if the process dies, its client knows who was
+    in the last steps.
+    """
+
+    kind: ClassVar[str] = "begun"
+    sequence_ids: list[str]
+
+    @property
+    def size(self) -> int:
+        return len(self.sequence_ids)
+
+
+class TokenLogprobs(NamedTuple):
+    """Raw log-probabilities at one position: of the token itself, and of others asked for.
+
+    Attributes:
+        ids: token ids, the token itself first; it may come again.
+        logprobs: theirs.
+        ranks: theirs, 1 for the most likely token; None where only the id was asked for.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    ranks: list[int | None]
+
+
+class Hypothesis(NamedTuple):
+    """A finished sequence of a beam search.
+
+    Attributes:
+        token_ids: what was generated, an end-of-sequence token included.
+        cum_logprob: sum of the tokens' raw log-probabilities.
+        end: how its last token ended it.
+    """
+
+    token_ids: list[int]
+    cum_logprob: float
+    end: End
+
+
+class FirstStep(NamedTuple):
+    """How a sequence came to its first step.
+
+    Attributes:
+        time: when the step was handed to the device, by `time.monotonic()`.
+        queue_overhead: seconds from arrival to then, without those in which the engine waited for
+            the step in flight; None for a sequence that was not in the first step planned after it
+            had come, because no slot or too few pages were free.
+        num_cached_tokens: prompt tokens that the prefix cache had.
+    """
+
+    time: float
+    queue_overhead: float | None
+    num_cached_tokens: int
+
+
+class PageStats(NamedTuple):
+    """The KV pages at one moment, and what was found in them since the engine started.
+
+    Attributes:
+        num_pages: that can be given to requests.
+        num_active: that requests own.
+        num_reclaimable: that nobody owns, but that hold what could be found again.
+        num_cached: that can be found, owned or not.
+        page_size: tokens that a page has room for.
+        num_tokens: tokens whose keys and values are in owned pages, or will be after the step.
+        num_queried, num_found: prompt tokens that were looked for, and found.
+    """
+
+    num_pages: int = 0
+    num_active: int = 0
+    num_reclaimable: int = 0
+    num_cached: int = 0
+    num_tokens: int = 0
+    page_size: int = 1
+    num_queried: int = 0
+    num_found: int = 0
+
+
+class EngineStats(NamedTuple):
+    """A snapshot for metrics."""
+
+    num_running: int
+    num_waiting: int
+    page_usage: float  # share of KV pages that requests own, 0 to 1
+    num_preemptions: int  # since the engine started
+    num_steps: int  # dispatched since the engine started
+    num_programs: int  # compiled so far; grows only while the background thread compiles
+    times: StepTimes  # seconds by phase since the engine started
+    pages: PageStats = PageStats()
+    num_integrity_failures: int = 0  # checks of pages and slots that found something wrong
+    num_beam_shrinks: int = 0  # beams that searches gave up for want of pages
+
+    def after(self, earlier: EngineStats) -> EngineStats:
+        """With what an engine before this one had counted until it died."""
+        pages, before = self.pages, earlier.pages
+        return self._replace(
+            num_preemptions=self.num_preemptions + earlier.num_preemptions,
+            num_steps=self.num_steps + earlier.num_steps,
+            times=self.times.plus(earlier.times),
+            pages=pages._replace(
+                num_queried=pages.num_queried + before.num_queried,
+                num_found=pages.num_found + before.num_found,
+            ),
+            num_integrity_failures=self.num_integrity_failures + earlier.num_integrity_failures,
+            num_beam_shrinks=self.num_beam_shrinks + earlier.num_beam_shrinks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did for its sequences: parallel lists with an entry a token.
+
+    Attributes:
+        sequence_ids, tokens: whose token each entry is; a sequence's own are in order.
+        ends: entry -> how its token ended its sequence; most tokens end none.
+        logprobs: of the entries whose sequences asked for them.
+        prompt_logprobs: by sequence, once, with its first token: one item a prompt token after the
+            first.
+        embeddings: by sequence, with its only token: what was wanted of its hidden states.
+        first_steps: of sequences whose first step was dispatched since the last output; of a group
+            its first sequence.
+        preempted: sequences that lost their slots since then, and how often each has so far.
+        stats: the engine after the step.
+        beams: what searches that are over have found, the best first; by first sequence. Nothing
+            is said of their tokens before.
+        failed: sequences that an error of their own has ended, which the log tells.
+        step: the step that the tokens are of; None where none has run.
+        page_waits: of sequences that got a slot in the step dispatched last, the seconds that each
+            waited for KV pages.
+        view: of the engine after the step; None unless somebody wants to look.
+    """
+
+    kind: ClassVar[str] = "output"
+    sequence_ids: list[str]
+    tokens: list[int]
+    ends: dict[int, End]
+    logprobs: dict[int, TokenLogprobs]
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
+    embeddings: dict[str, list[float]]
+    first_steps: dict[str, FirstStep]
+    preempted: dict[str, int]
+    stats: EngineStats
+    beams: dict[str, list[Hypothesis]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    step: StepRecord | None = None
+    page_waits: list[float] = field(default_factory=list)
+    view: EngineView | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+
+class Body(Protocol):
+    """What a message says: a dataclass of plain data."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class Header(NamedTuple):
+    """What a receiver knows of a message before it looks inside.
+
+    Attributes:
+        number: 0, 1, 2, ... in the order in which one side sends.
+        kind: how the body is to be read.
+        size: items of the body, so that one that was cut is told from a whole one.
+    """
+
+    number: int
+    kind: str
+    size: int
+
+
+class Message(NamedTuple):
+    header: Header
+    body: Body
+
+
+class Outbox:
+    """Numbers what one side sends; used by one thread."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def seal(self, body: Body) -> Message:
+        header = Header(self.next, body.kind, body.size)
+        self.next += 1
+        return Message(header, body)
+
+
+class Inbox:
+    """Opens what the other side sent, in its order."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def open(self, message: Message) -> Body:
+        """The body of the next message.
+
+        Raises:
+            MessageError: one was lost, came twice or is not whole.
+        """
+        header, body = message
+        expected = Header(self.next, body.kind, body.size)
+        if header != expected:
+            raise MessageError(f"a message with {header} instead of {expected}")
+        self.next += 1
+        return body

@@ -1,0 +1,98 @@
+"""The parts of a decoder that families share: token table, the run through the layers, head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.linear import LinearForm, Projection, parameter
+from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
+from jaxserve.models.protocol import Angles, Attend, Cache, TokenRows
+from jaxserve.models.rope import rope_tables
+from pallas_kernels.linear import linear
+
+
+class Decoder(nnx.Module):
+    """Embeddings, blocks, last norm and lm head; a `protocol.Model`.
+
+    A block is called as block(x, rows, angles, layer, cache, attend) -> (x, cache). A new module
+    holds zeros in `dtype`; `jaxserve.models.load_model` fills it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: str,
+        form: LinearForm,
+        block: Callable[[int], Any],
+        norm: type[RMSNorm] | type[OffsetRMSNorm] = RMSNorm,
+    ):
+        """`block` makes the block of a layer, `norm` is the kind of the last norm."""
+        self.config = config
+        self.form = form
+        self.embedding = parameter(
+            (config.vocab_size, config.hidden_size), dtype, ("vocab", "hidden")
+        )
+        self.blocks = nnx.List([block(layer) for layer in range(config.num_layers)])
+        self.norm = norm(config.hidden_size, config.rms_norm_eps, dtype)
+        # a tied table is looked up in full precision and multiplied in the quantised form
+        own_head = not config.tie_word_embeddings or form.quantizes_head
+        self.lm_head = _lm_head(config, dtype, form) if own_head else None
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Ids int32[T] -> [T, E]."""
+        return jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
+
+    def layers(
+        self,
+        x: jax.Array,
+        rows: TokenRows,
+        cache: Cache,
+        attend: Attend[Cache],
+        start: int = 0,
+        stop: int | None = None,
+    ) -> tuple[jax.Array, Cache]:
+        """Runs the layers [start, stop); see `protocol.Model`."""
+        end = self.config.num_layers if stop is None else stop
+        angles = self.angles(rows)
+        for layer in range(start, end):
+            x, cache = self.blocks[layer](x, rows, angles[layer], layer, cache, attend)
+            if rows.hooks.layer is not None:
+                x = rows.hooks.layer(layer, x)
+        return (self.norm(x) if end == self.config.num_layers else x), cache
+
+    def angles(self, rows: TokenRows) -> list[Angles]:
+        """Rotary angles of each layer."""
+        config = self.config
+        tables = rope_tables(config.rope, config.head_dim, rows.positions[0], rows.rope_lengths)
+        return [Angles(*tables)] * config.num_layers
+
+    def logits(self, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
+        """Normed hidden states [R, E] -> float32 [R, V]."""
+        if self.lm_head is not None:
+            return self.lm_head(hidden, out_dtype=jnp.float32, live=live)
+        return linear(
+            hidden,
+            self.embedding[...],
+            out_dtype=jnp.float32,
+            live=live,
+            row_invariant=self.form.row_invariant,
+            backend=self.form.backend,
+        )
+
+
+def _lm_head(config: ModelConfig, dtype: str, form: LinearForm) -> Projection:
+    return Projection(
+        config.hidden_size,
+        (config.vocab_size,),
+        axes=("vocab", "hidden"),
+        bias=False,
+        dtype=dtype,
+        form=form,
+        role="head",
+    )

@@ -1,0 +1,227 @@
+"""Linear layers: how they keep and multiply their weights.
+
+Weights are stored [out, in] and contracted on their last axis: the only form in which XLA:CPU
+reaches its fast bfloat16 matmul, and as good as any on GPU and TPU. Every parameter names its
+logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.errors import ValidationError
+from jaxserve.models.quant_array import QuantArray
+from pallas_kernels import Backends
+from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts
+from pallas_kernels.residual_norm import residual_norm
+
+
+def parameter(
+    shape: tuple[int, ...],
+    dtype: Any,
+    axes: tuple[str | None, ...],
+    fill: float | None = None,
+    role: str | None = None,
+) -> nnx.Param:
+    """A zero parameter whose axes have logical names; loading replaces the value.
+
+    Args:
+        shape, dtype: of the value.
+        axes: their logical names.
+        fill: the value of dummy weights; None: a matrix, whose elements are drawn.
+        role: how its module multiplies it, if it may become a `QuantArray`: "linear", "head" or
+            "experts"; None: it may not.
+    """
+    return nnx.Param(jnp.zeros(shape, dtype), logical_axes=axes, fill=fill, role=role)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearForm:
+    """How the weights of linear layers are stored and multiplied.
+
+    Attributes:
+        backend: of `pallas_kernels.linear`.
+        quantization: what weights that are not quantised yet become when they are loaded: None
+            keeps the model's type, "int8", "int4" and "fp8" are in `weight_plan`.
+        matmul: backends of `pallas_kernels.quantized_matmul` for quantised weights, the best first.
+        residual_norm: backend of `pallas_kernels.residual_norm`; None where the linear layers
+            themselves add the residual stream and norm it.
+        qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
+        interpret: parameters of the interpreter of a kernel; None compiles it.
+        row_invariant: whether a row's result may not depend on the rows beside it.
+    """
+
+    backend: str = "xla"
+    quantization: str | None = None
+    matmul: tuple[str, ...] = ("xla",)
+    residual_norm: str | None = None
+    qkv_in_parts: bool = False
+    interpret: Any = None
+    row_invariant: bool = False
+
+    @staticmethod
+    def of(backends: Backends, quantization: str | None, row_invariant: bool = False) -> LinearForm:
+        """The form that suits the backends of a device.
+
+        Raises:
+            ValidationError: `row_invariant`, and the backend of linear layers has no such products.
+        """
+        if row_invariant and backends.linear != "native":
+            raise ValidationError(
+                "row_invariant",
+                True,
+                f"False where linear layers are {backends.linear}: only "
+                "linear_backend native sums every row in one order",
+            )
+        return LinearForm(
+            backend=backends.linear,
+            quantization=quantization,
+            matmul=backends.matmul,
+            residual_norm=backends.residual_norm,
+            qkv_in_parts=backends.rotate_and_write is not None,
+            interpret=backends.interpret,
+            row_invariant=row_invariant,
+        )
+
+    @property
+    def quantizes_head(self) -> bool:
+        """Whether the lm head is quantised with the layers."""
+        return self.quantization == "int8"
+
+    def residual_normed(
+        self, x: jax.Array, product: jax.Array, norm: Norm
+    ) -> tuple[jax.Array, jax.Array]:
+        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum."""
+        assert self.residual_norm
+        interpret = self.interpret if self.residual_norm == "triton" else None
+        return residual_norm(x, product, norm, backend=self.residual_norm, interpret=interpret)
+
+
+PLAIN_LINEAR = LinearForm()
+
+
+class Projection(nnx.Module):
+    """Linear map from [T, in] to [T, *out_shape], with weight [*out_shape, in].
+
+    The weight may be a `QuantArray`: loading decides that.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_shape: tuple[int, ...],
+        *,
+        axes: tuple[str | None, ...],
+        bias: bool,
+        dtype: Any,
+        form: LinearForm,
+        role: str | None = "linear",
+    ):
+        """`axes` are the logical names of the weight's axes, `in` last; `role` see `parameter`."""
+        self.backend = form.backend
+        self.matmul = form.matmul
+        self.row_invariant = form.row_invariant
+        self.out_shape = out_shape
+        self.weight = parameter((*out_shape, in_size), dtype, axes, role=role)
+        self.bias = parameter(out_shape, dtype, axes[:-1], fill=0.0) if bias else None
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        norm: Norm | None = None,
+        residual: jax.Array | None = None,
+        gated: bool = False,
+        out_dtype: Any = None,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        """[T, in] -> [T, *out_shape] in x's dtype, or in `out_dtype`.
+
+        Args:
+            x: input rows.
+            norm: applied to x first.
+            residual: [T, *out_shape], added to the result.
+            gated: outputs come in pairs (gate, up); the result is silu(gate) * up, half as wide.
+            live: int32[R, 2] ranges of the rows that count; None: all.
+        """
+        product = self._product()
+        if product.order is not None:
+            x = reordered(x, product.order)
+            norm = None if norm is None else Norm(norm.weight[product.order], norm.eps)
+        out = linear(
+            x,
+            product.weight,
+            scale=product.scale,
+            activations=product.activations,
+            input_scale=product.input_scale,
+            matmul=self.matmul,
+            bias=product.bias,
+            norm=norm,
+            residual=residual,
+            gated=gated,
+            out_dtype=out_dtype,
+            live=live,
+            row_invariant=self.row_invariant,
+            backend=self.backend,
+        )
+        return out if gated else out.reshape(x.shape[0], *self.out_shape)
+
+    def in_parts(self, x: jax.Array) -> jax.Array:
+        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`."""
+        product = self._product()
+        if product.order is not None:
+            x = reordered(x, product.order)
+        out = linear_in_parts(
+            x,
+            product.weight,
+            scale=product.scale,
+            activations=product.activations,
+            input_scale=product.input_scale,
+            matmul=self.matmul,
+            bias=product.bias,
+            backend=self.backend,
+        )
+        return out.reshape(*out.shape[:2], *self.out_shape)
+
+    def _product(self) -> Operands:
+        """What the kernels take."""
+        weight: Any = self.weight.get_value()
+        bias = None if self.bias is None else self.bias[...].reshape(-1)
+        if isinstance(weight, QuantArray):
+            scale = weight.scale.reshape(-1) if weight.format.is_channel8 else None
+            rounding = weight.format.stored.activations
+            operand = weight.operand()
+            return Operands(operand, scale, rounding, bias, weight.order, weight.input_scale)
+        # XLA:CPU is 10 times slower when the weight has more than two axes; merging is free
+        return Operands(weight.reshape(-1, weight.shape[-1]), None, "float", bias, None)
+
+
+def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
+    """x [T, in] with its inputs in another order."""
+    # without a barrier XLA:CPU gives the gather a layout for which it has no bfloat16 product
+    return jax.lax.optimization_barrier(x[:, order])
+
+
+class Operands(NamedTuple):
+    """A projection as `pallas_kernels.linear` takes it.
+
+    Attributes:
+        weight: [N, K].
+        scale: float32[N] of a weight that is an array of 8 bits.
+        activations: what is done to them before the product.
+        bias: [N].
+        order: int32[K], the input that each column of the weight multiplies; None: its own.
+        input_scale: float32[1] of rounded activations; None: their own.
+    """
+
+    weight: Weight
+    scale: jax.Array | None
+    activations: str
+    bias: jax.Array | None
+    order: jax.Array | None
+    input_scale: jax.Array | None = None

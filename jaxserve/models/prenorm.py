@@ -1,0 +1,95 @@
+"""The pre-norm decoder (Llama's): each half of a layer behind a norm, added to the stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxserve.models.attention_block import Attention
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.decoder import Decoder
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.norms import RMSNorm
+from jaxserve.models.protocol import Angles, Attend, Cache, TokenRows
+
+
+class PreNormBlock(nnx.Module):
+    """Attention and MLP, each behind an RMS norm and added to the residual stream.
+
+    `mlp` is called as `MLP` is, and has its `product`.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: Any, form: LinearForm, mlp: Any):
+        self.form = form
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, dtype, form)
+        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = mlp
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rows: TokenRows,
+        angles: Angles,
+        layer: int,
+        cache: Cache,
+        attend: Attend[Cache],
+    ) -> tuple[jax.Array, Cache]:
+        """x [T, E] -> (x [T, E], cache)."""
+        x, cache = self.attention(
+            x, rows, angles, layer, cache, attend, norm=self.input_norm, residual=x
+        )
+        return self.mlp(x, rows, layer, norm=self.post_attention_norm, residual=x), cache
+
+    def product(
+        self,
+        x: jax.Array,
+        normed: jax.Array,
+        rows: TokenRows,
+        angles: Angles,
+        layer: int,
+        cache: Cache,
+        attend: Attend[Cache],
+    ) -> tuple[jax.Array, jax.Array, Cache]:
+        """The layer where the residual stream is added and normed between the linear layers.
+
+        x [T, E] and its norm -> (x with the attention added, parts [S, T, E] of the MLP, cache).
+        """
+        product, cache = self.attention.product(normed, angles, layer, cache, attend)
+        normed, x = self.form.residual_normed(x, product, self.post_attention_norm.as_operand())
+        return x, self.mlp.product(normed, rows, layer), cache
+
+
+class PreNormDecoder(Decoder):
+    """A decoder of pre-norm blocks, whose norms a kernel may fuse with the residual stream."""
+
+    def layers(
+        self,
+        x: jax.Array,
+        rows: TokenRows,
+        cache: Cache,
+        attend: Attend[Cache],
+        start: int = 0,
+        stop: int | None = None,
+    ) -> tuple[jax.Array, Cache]:
+        """Runs the layers [start, stop); see `protocol.Model`."""
+        end = self.config.num_layers if stop is None else stop
+        hooks = rows.hooks
+        if (
+            self.form.residual_norm is None
+            or hooks.linear is not None
+            or hooks.layer is not None
+            or end == start
+        ):
+            return super().layers(x, rows, cache, attend, start, stop)
+        angles = self.angles(rows)
+        norms = [block.input_norm for block in self.blocks] + [self.norm]
+        normed = norms[start](x)
+        for layer in range(start, end):
+            x, product, cache = self.blocks[layer].product(
+                x, normed, rows, angles[layer], layer, cache, attend
+            )
+            normed, x = self.form.residual_normed(x, product, norms[layer + 1].as_operand())
+        return (normed if end == self.config.num_layers else x), cache

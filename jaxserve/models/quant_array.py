@@ -1,0 +1,224 @@
+"""QuantArray: a weight of few bits with its scales, as one parameter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints.quantized import ELEMENTS, INT4_ZERO, Stored
+from pallas_kernels.linear import NativeWeight
+from pallas_kernels.native.weights import native_shape, pack_native, unpack_native
+from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
+from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
+from pallas_kernels.quantized_matmul.formats import pack_int4, packed_columns
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a weight is kept on a device, and what is done to activations before the product.
+
+    Attributes:
+        stored: kind, group and zeros. `stored.activations`: what the product does: "float"
+            multiplies them as they are, "int8" and "fp8" round them, by row, or by group where the
+            weight has groups.
+        native: kept for the C++ kernels of a CPU, else for the other kernels.
+    """
+
+    stored: Stored
+    native: bool
+
+    @property
+    def is_channel8(self) -> bool:
+        """Whether the weight is the 8-bit one of `pallas_kernels.linear`, with rounded rows."""
+        stored = self.stored
+        plain = stored.kind == "int8" and stored.group is None and stored.zeros == "none"
+        rounded = stored.activations == "int8" and not stored.static
+        return plain and rounded and not stored.ordered
+
+    @property
+    def by_output(self) -> bool:
+        """Whether scales are one an output."""
+        return self.is_channel8 or (not self.native and self.stored.kind != "int4")
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether stored elements are in blocks of outputs, as a `NativeWeight` has them."""
+        return self.native and not self.is_channel8
+
+    def values_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the stored elements of a weight [*out, in]."""
+        if self.in_blocks:
+            return native_shape(math.prod(shape[:-1]), shape[-1], self.stored.kind == "int4")
+        columns = packed_columns(shape[-1]) if self.stored.kind == "int4" else shape[-1]
+        return (*shape[:-1], columns)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the stored elements."""
+        if self.stored.kind == "int4":
+            return np.dtype(np.int8 if self.native else np.uint16)
+        if self.stored.kind == "int8" and self.native:
+            return np.dtype(np.uint8)
+        return ELEMENTS[self.stored.kind]
+
+    @property
+    def zero_dtype(self) -> np.dtype | None:
+        """Of zeros: integers, or what is to be subtracted from the products; None: none."""
+        if self.stored.zeros == "none":
+            return None
+        return np.dtype(np.float32 if self.native else np.uint8)
+
+    def as_kept(
+        self, elements: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Elements [rows, in] and zeros [rows, groups] of a checkpoint as they are kept.
+
+        Rows in blocks are 16 or a multiple, or the last.
+        """
+        kind = self.stored.kind
+        kept = elements
+        if kind == "int4" and not self.native:
+            kept = pack_int4(elements)
+        elif self.dtype == np.uint8:
+            kept = elements.view(np.uint8) ^ np.uint8(0x80)
+        if self.in_blocks:
+            kept = pack_native(kept, kind == "int4")
+        if zeros is None or self.zero_dtype != np.float32:
+            return kept, zeros
+        return kept, zeros if zeros.dtype == np.float32 else zeros.astype(np.float32) * scales
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "scale", "zero", "order", "input_scale"),
+    meta_fields=("shape", "format"),
+)
+@dataclass(frozen=True, slots=True)
+class QuantArray:
+    """A weight [*out, in] of few bits.
+
+    Attributes:
+        values: as `format` keeps them.
+        scale: float32 [*out] where `format.by_output`, else [groups, *out].
+        zero: of the shape of `scale`; None: none.
+        order: int32 [in], the input of each column; None: as they stand.
+        input_scale: float32 [1] of activations that are rounded with it; None: with their own.
+        shape: [*out, in].
+        format: how it is kept.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+    zero: jax.Array | None
+    order: jax.Array | None
+    input_scale: jax.Array | None
+    shape: tuple[int, ...]
+    format: WeightFormat
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], format: WeightFormat) -> QuantArray:
+        """A weight [*out, in] with zeros everywhere in the arrays."""
+        out, inputs = shape[:-1], shape[-1]
+        by_group = (format.stored.groups(inputs), *out)
+        scale = jnp.zeros(out if format.by_output else by_group, jnp.float32)
+        zero = None if format.zero_dtype is None else jnp.zeros(scale.shape, format.zero_dtype)
+        order = jnp.zeros(inputs, jnp.int32) if format.stored.ordered else None
+        values = jnp.zeros(format.values_shape(shape), format.dtype)
+        input_scale = jnp.zeros(1, jnp.float32) if format.stored.static else None
+        return QuantArray(values, scale, zero, order, input_scale, shape, format)
+
+    def leaf_axes(self, axes: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
+        """Logical axes of each array, given those of [*out, in], in the order of the tree."""
+        out, last = axes[:-1], axes[-1]
+        scale = out if self.format.by_output else (last, *out)
+        values: tuple[str | None, ...] = (None, None) if self.format.in_blocks else axes
+        zero = [] if self.zero is None else [scale]
+        order: list[tuple[str | None, ...]] = [] if self.order is None else [(None,)]
+        static: list[tuple[str | None, ...]] = [] if self.input_scale is None else [(None,)]
+        return [values, scale, *zero, *order, *static]
+
+    def with_arrays(
+        self,
+        values: Any,
+        scales: Any,
+        zeros: Any,
+        order: Any,
+        input_scale: Any,
+    ) -> QuantArray:
+        """The same weight of arrays whose scales and zeros are [*out, groups]."""
+
+        def placed(by_group: Any) -> Any:
+            if by_group is None:
+                return None
+            if self.format.by_output:
+                return by_group[..., 0]
+            return np.ascontiguousarray(np.moveaxis(by_group, -1, 0))
+
+        return replace(
+            self,
+            values=values,
+            scale=placed(scales),
+            zero=placed(zeros),
+            order=order,
+            input_scale=input_scale,
+        )
+
+    def operand(self) -> jax.Array | QuantizedWeight | NativeWeight:
+        """The weight as a matrix [N, K] for `pallas_kernels.linear`."""
+        values = self.values.reshape(-1, self.values.shape[-1])
+        if self.format.is_channel8:
+            return values
+        if self.format.by_output:
+            kind: Any = Int8Weight if self.format.stored.kind == "int8" else Fp8Weight
+            weight: QuantizedWeight = kind(values, self.scale.reshape(-1))
+            return weight
+        scale = self.scale.reshape(len(self.scale), -1)
+        zero = None if self.zero is None else self.zero.reshape(scale.shape)
+        if self.format.native:
+            return NativeWeight(values, scale, zero)
+        return Int4Weight(values, scale, zero)
+
+    def operand_of_groups(self) -> QuantizedWeight | NativeWeight:
+        """A weight [E, out, in] of experts for `pallas_kernels.grouped_linear`."""
+        if self.format.native:
+            values = self.values.reshape(self.shape[0], -1, self.values.shape[-1])
+            return NativeWeight(values, self.scale, self.zero)
+        if self.format.stored.kind == "int4":
+            return Int4Weight(self.values, self.scale, self.zero)
+        kind: Any = Int8Weight if self.format.stored.kind == "int8" else Fp8Weight
+        weight: QuantizedWeight = kind(self.values, self.scale)
+        return weight
+
+    def dequantize(self) -> jax.Array:
+        """The weight float32 [*out, in]."""
+        operand = self.operand()
+        if isinstance(operand, NativeWeight):
+            wide = _native_values(operand, self)
+        elif isinstance(operand, jax.Array):
+            integers = operand.astype(jnp.float32) - (128 if operand.dtype == jnp.uint8 else 0)
+            wide = integers * self.scale.reshape(-1, 1)
+        else:
+            wide = dequantize_operand(operand, self.shape[-1])
+        if self.order is not None:
+            wide = jnp.zeros_like(wide).at[:, self.order].set(wide)
+        return wide.reshape(self.shape)
+
+
+def _native_values(weight: NativeWeight, array: QuantArray) -> jax.Array:
+    """float32 [N, K] of a weight for native kernels."""
+    stored, inputs = array.format.stored, array.shape[-1]
+    elements = unpack_native(weight.values, weight.scale.shape[1], inputs).astype(jnp.float32)
+    middles = {"int4": INT4_ZERO if stored.zeros == "none" else 0, "int8": 128, "fp8": 0}
+    elements = elements - middles[stored.kind]
+
+    def spread(by_group: jax.Array) -> jax.Array:
+        return jnp.repeat(by_group.T, stored.group or inputs, axis=1)[:, :inputs]
+
+    wide = elements * spread(weight.scale)
+    return wide if weight.offset is None else wide - spread(weight.offset)

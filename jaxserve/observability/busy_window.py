@@ -1,0 +1,41 @@
+"""How busy the device was of late."""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic
+
+import numpy as np
+
+WINDOW_S = 10.0
+INTERVAL_S = 1.0  # between two of the moments that are kept
+
+
+class BusyWindow:
+    """The share of the last seconds in which the device computed steps.
+
+    One thread may record, any may ask.
+    """
+
+    def __init__(self) -> None:
+        self._newest = (monotonic(), 0.0)  # a moment, and how long it had been busy by then
+        self._moments: deque[tuple[float, float]] = deque([self._newest])
+
+    def record(self, busy: float) -> None:
+        """The device has been busy for that many seconds in all."""
+        (last, before), now = self._newest, monotonic()
+        if now - last > INTERVAL_S:  # nothing ran until lately
+            self._moments.append((max(last, now - (busy - before)), before))
+        self._newest = now, busy
+        if now - self._moments[-1][0] >= INTERVAL_S:
+            self._moments.append(self._newest)
+        while len(self._moments) > 1 and self._moments[1][0] <= now - WINDOW_S:
+            self._moments.popleft()
+
+    def fraction(self) -> float:
+        """0 to 1, of the last ten seconds, or of the time since the start where that is less."""
+        moments, now = [*self._moments, self._newest], monotonic()
+        times, busy = zip(*moments, strict=True)
+        since = max(times[0], now - WINDOW_S)
+        seconds = busy[-1] - float(np.interp(since, times, busy))
+        return min(1.0, max(0.0, seconds / max(now - since, 1e-9)))

@@ -1,0 +1,72 @@
+"""The engine's numbers by name: what `/metrics` exposes and `LLM.memory_report` prints."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxserve.messages import EngineStats
+
+
+class Reading(NamedTuple):
+    """One number: its name without the prefix, a line of help, and its value."""
+
+    name: str
+    text: str
+    value: float
+
+
+def memory_gauges(stats: EngineStats, page_bytes: int) -> list[Reading]:
+    """What the KV pages hold now.
+
+    Args:
+        stats: a snapshot of the engine.
+        page_bytes: of one page over all layers and devices.
+    """
+    pages = stats.pages
+    held = pages.num_tokens / pages.num_active if pages.num_active else 0.0
+    size = page_bytes / pages.page_size
+    return [
+        Reading("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", stats.page_usage),
+        Reading("kv_pages", "KV pages that requests can have.", pages.num_pages),
+        Reading("kv_pool_bytes", "Bytes of these pages.", pages.num_pages * page_bytes),
+        Reading("kv_pages_in_use", "Pages that requests own.", pages.num_active),
+        Reading(
+            "kv_pages_reclaimable",
+            "Pages that nobody owns and the prefix cache keeps until they are needed.",
+            pages.num_reclaimable,
+        ),
+        Reading("kv_pages_cached", "Pages that the prefix cache can find.", pages.num_cached),
+        Reading(
+            "kv_allocated_bytes", "Bytes of pages that requests own.", pages.num_active * page_bytes
+        ),
+        Reading(
+            "kv_active_bytes", "Bytes of computed tokens in these pages.", pages.num_tokens * size
+        ),
+        Reading(
+            "kv_active_ratio",
+            "Active bytes over allocated bytes, 0 to 1; 0 without a request.",
+            held / pages.page_size,
+        ),
+    ]
+
+
+def memory_counters(stats: EngineStats) -> list[Reading]:
+    """What happened to the KV pages since the engine started."""
+    pages = stats.pages
+    return [
+        Reading("num_preemptions", "Requests preempted for want of pages.", stats.num_preemptions),
+        Reading(
+            "beam_shrinks", "Beams that searches gave up for want of pages.", stats.num_beam_shrinks
+        ),
+        Reading(
+            "prefix_cache_queries",
+            "Prompt tokens that the prefix cache was asked for.",
+            pages.num_queried,
+        ),
+        Reading("prefix_cache_hits", "Prompt tokens that it had.", pages.num_found),
+        Reading(
+            "integrity_failures",
+            "Idle checks that found pages or slots lost, or owned twice.",
+            stats.num_integrity_failures,
+        ),
+    ]

@@ -1,0 +1,77 @@
+"""What somebody who watches an engine sees of it: sizes and counts, and no text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_CELLS = 8192  # of the map: what a screen can show, and a message hold
+MAX_SLOTS = 1024
+
+
+class SlotView(NamedTuple):
+    """A request that runs.
+
+    Attributes:
+        slot: its row of the device state.
+        sequence_id: its name in the engine; of a beam search that of its first sequence.
+        rank: its class: what `Policy.rank` says of it.
+        num_prompt, num_output: tokens that the host knows.
+        num_computed: tokens whose keys and values are in pages, or will be after the step.
+        max_tokens: of output.
+        num_pages: that it owns, alone or not.
+        num_cached: prompt tokens that the prefix cache had.
+        is_prefilling: its prompt is not computed yet.
+        num_preemptions: times that it lost its slot.
+        age: seconds since it arrived.
+    """
+
+    slot: int
+    sequence_id: str
+    rank: int
+    num_prompt: int
+    num_output: int
+    num_computed: int
+    max_tokens: int
+    num_pages: int
+    num_cached: int
+    is_prefilling: bool
+    num_preemptions: int
+    age: float
+
+
+class QueueView(NamedTuple):
+    """Requests of one class that wait for a slot.
+
+    Attributes:
+        rank: the class.
+        num_waiting: how many.
+        oldest: seconds since the first of them arrived.
+    """
+
+    rank: int
+    num_waiting: int
+    oldest: float
+
+
+class EngineView(NamedTuple):
+    """An engine at one moment.
+
+    Attributes:
+        num_slots: that there are.
+        slots: of requests that run, by slot; at most MAX_SLOTS.
+        queues: of requests that wait, by class.
+        num_pages: of the pool, without the one that nobody gets.
+        pages_per_cell: pages that a cell of the map stands for.
+        cells: the map, little-endian uint16[ceil(num_pages / pages_per_cell)]: the `PageState` of a
+            page in the two lowest bits, above them 1 + the slot of a request that owns it, 0 for
+            none. A cell of several pages shows the one with the highest state.
+        seconds: that it took to look.
+    """
+
+    num_slots: int
+    slots: list[SlotView]
+    queues: list[QueueView]
+    num_pages: int
+    pages_per_cell: int
+    cells: bytes
+    seconds: float

@@ -1,0 +1,75 @@
+"""The values of an engine's metrics as plain objects, for those who have no Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric as Family
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One series. `name` is that of `/metrics`, `labels` its labels."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    """A number that only grows."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    """A number."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """A distribution: `buckets` has the count of values up to each bound, as text."""
+
+    count: int = 0
+    sum: float = 0.0
+    buckets: dict[str, int] = field(default_factory=dict)
+
+
+def metric_values(registry: CollectorRegistry) -> list[Metric]:
+    """Every series of a registry, in the registry's order."""
+    found: list[Metric] = []
+    for family in registry.collect():
+        if family.type == "histogram":
+            found.extend(_histograms(family))
+        else:
+            kind = Counter if family.type == "counter" else Gauge
+            found.extend(
+                kind(family.name, dict(sample.labels), sample.value)
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            )
+    return found
+
+
+def _histograms(family: Family) -> list[Histogram]:
+    parts: dict[tuple[tuple[str, str], ...], Histogram] = {}
+    counts: dict[tuple[tuple[str, str], ...], tuple[float, float]] = {}
+    for sample in family.samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        key = tuple(labels.items())
+        one = parts.setdefault(key, Histogram(family.name, labels))
+        count, total = counts.get(key, (0.0, 0.0))
+        if sample.name.endswith("_bucket"):
+            one.buckets[sample.labels["le"]] = int(sample.value)
+        elif sample.name.endswith("_count"):
+            counts[key] = sample.value, total
+        elif sample.name.endswith("_sum"):
+            counts[key] = count, sample.value
+    return [
+        Histogram(one.name, one.labels, int(counts[key][0]), counts[key][1], one.buckets)
+        for key, one in parts.items()
+    ]

@@ -1,0 +1,63 @@
+"""What waits for one stream's reader: bounded, however slowly it reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jaxserve.outputs import RequestOutput
+from jaxserve.sampling_params import RequestOutputKind
+
+MOST_WAITING = 64  # outputs that wait apart; what comes behind them is put together
+MOST_TOKENS = 1024  # of what is put together: texts that grow without end would be copied each time
+
+
+class OutputQueue(asyncio.Queue[RequestOutput | BaseException]):
+    """A queue of outputs whose newest are put together when its reader does not keep up.
+
+    Nothing of them is lost: of a delta stream a later output is added to the one before, of a
+    cumulative one it takes its place.
+
+    Attributes:
+        kind: what each output holds; None before it is known, when nothing waits yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: RequestOutputKind | None = None
+
+    def _put(self, item: RequestOutput | BaseException) -> None:
+        waiting = self._queue  # type: ignore[attr-defined]
+        if len(waiting) >= MOST_WAITING and isinstance(item, RequestOutput):
+            last = waiting[-1]
+            if isinstance(last, RequestOutput):
+                if self.kind is RequestOutputKind.CUMULATIVE:
+                    waiting[-1] = item
+                    return
+                if self.kind is RequestOutputKind.DELTA and _num_tokens(last) < MOST_TOKENS:
+                    waiting[-1] = merged(last, item)
+                    return
+        waiting.append(item)
+
+
+def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
+    """Two outputs of a delta stream as one; `first` is used up."""
+    by_index = {one.index: one for one in first.outputs}
+    for new in then.outputs:
+        old = by_index.get(new.index)
+        if old is None:
+            first.outputs.append(new)
+            continue
+        if old.finish_reason is not None:
+            continue  # an aborted request reports all its choices once more
+        old.text += new.text
+        old.token_ids += new.token_ids
+        if old.logprobs is not None and new.logprobs is not None:
+            old.logprobs += new.logprobs
+        old.cumulative_logprob = new.cumulative_logprob
+        old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+    then.outputs = first.outputs
+    return then
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    return sum(len(one.token_ids) for one in output.outputs)

@@ -1,0 +1,243 @@
+"""Beam searches on the scheduler: their sequences fork, are dropped, and wait for each other."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxserve.messages import Hypothesis, TokenLogprobs
+from jaxserve.request import End, FinishReason, Request, RequestState, StopRule
+from jaxserve.scheduling.beam_search import BeamSearch
+from jaxserve.scheduling.plan import SeenTokens
+from jaxserve.scheduling.scheduler import Scheduler
+
+_NO_TOKENS = frozenset[int]()
+_FAILED = Hypothesis([], 0.0, End(FinishReason.ERROR, None))
+
+
+def _beam_rule(rule: StopRule) -> StopRule:
+    """Of a sequence in a search that ends by `rule`: the search always comes first."""
+    return StopRule(_NO_TOKENS, _NO_TOKENS, 0, rule.max_tokens + 1)
+
+
+@dataclass(slots=True)
+class _Member:
+    """What becomes of one beam.
+
+    Attributes:
+        request: that computes it; None once the candidates are known and its slot was given up.
+        candidates: the tokens that may follow; None until they are known.
+    """
+
+    request: Request | None
+    candidates: list[tuple[int, float]] | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """One search.
+
+    Attributes:
+        name: its id, which is that of its first sequence.
+        search: decides who is followed.
+        make: makes the request of a sequence from its id.
+        members: by beam.
+        orders: places in the order of arrival that no member has: as many as the width in all, so
+            that a sequence made late has the turn of its group.
+        num_made: sequences so far.
+    """
+
+    name: str
+    search: BeamSearch
+    make: Callable[[str], Request]
+    members: list[_Member]
+    orders: list[int]
+    num_made: int = 1
+
+
+def _candidates(request: Request, found: TokenLogprobs) -> list[tuple[int, float]]:
+    """What may follow a beam; the sampled token is told first, and comes again."""
+    if request.grammar is not None and request.grammar.error is not None:
+        return []
+    pairs = zip(found.ids[1:], found.logprobs[1:], strict=True)
+    return [(token, logprob) for token, logprob in pairs if logprob > -math.inf]
+
+
+class BeamGroups:
+    """All beam searches of a scheduler.
+
+    Each beam is a request. It samples a token for which the device reports the most likely ones;
+    then it is paused. When those of all beams are known, some are forced to go on with another
+    token, some fork, and some are dropped. A beam never holds a slot for nothing: while another
+    one of its group waits for one, those that are paused give theirs up. What they had computed is
+    found by the prefix cache, or computed again: a search may be wider than there are slots, and
+    blocks nobody. One that may shrink gives its least likely beams up instead while another beam
+    waits for pages.
+
+    Attributes:
+        num_shrinks: beams that were given up for want of pages.
+    """
+
+    def __init__(self, scheduler: Scheduler):
+        self.num_shrinks = 0
+        self._scheduler = scheduler
+        self._groups: dict[str, _Group] = {}
+        self._by_request: dict[str, _Group] = {}
+        self._found: dict[str, list[Hypothesis]] = {}  # what nobody has been told yet
+
+    def __bool__(self) -> bool:
+        return bool(self._groups or self._found)
+
+    def add(
+        self, name: str, search: BeamSearch, width: int, make: Callable[[str], Request]
+    ) -> None:
+        """Begin a search.
+
+        Args:
+            name: of the group, and of its first sequence.
+            search: at its start.
+            width: most beams.
+            make: the request of a sequence, by its id, prepared for the device.
+        """
+        group = _Group(name, search, make, [], self._scheduler.take_orders(width))
+        self._groups[name] = group
+        first = self._make(group, name)
+        group.members = [_Member(first)]
+        self._scheduler.add(first)
+
+    def name_of(self, request_id: str) -> str | None:
+        """The search that one of its sequences belongs to; None if it is of none."""
+        group = self._by_request.get(request_id)
+        return None if group is None else group.name
+
+    def abort(self, name: str) -> bool:
+        """End a search; False if there is none of that name."""
+        group = self._groups.pop(name, None)
+        if group is None:
+            return False
+        for member in group.members:
+            self._drop(group, member)
+        return True
+
+    def settle(self) -> None:
+        """Before a plan: nobody holds a slot while another one of its group waits for one."""
+        for group in list(self._groups.values()):
+            if group.search.may_shrink:
+                self._shrink(group)
+            waits = any(
+                member.candidates is None
+                and member.request is not None
+                and member.request.state is RequestState.WAITING
+                for member in group.members
+            )
+            for member in group.members:
+                request = member.request
+                if member.candidates is None or request is None:
+                    continue
+                if waits or request.state is RequestState.WAITING:
+                    self._drop(group, member)
+
+    def _shrink(self, group: _Group) -> None:
+        """Give beams up, the least likely first, while one waits for pages that are not free."""
+        lacks_pages = self._scheduler.lacks_pages
+        while len(group.members) > 1 and any(
+            member.request is not None and lacks_pages(member.request) for member in group.members
+        ):
+            self._drop(group, group.members.pop())
+            group.search.shrink()
+            self.num_shrinks += 1
+            if all(member.candidates is not None for member in group.members):
+                self._advance(group)
+
+    def take(
+        self, seen: SeenTokens, logprobs: dict[int, TokenLogprobs]
+    ) -> tuple[SeenTokens, dict[int, TokenLogprobs], dict[str, list[Hypothesis]]]:
+        """Take in what a step says of beams.
+
+        Returns:
+            what it says of the others, and what has been found by searches that are over.
+        """
+        rest, scores = SeenTokens(), dict[int, TokenLogprobs]()
+        told: dict[str, tuple[_Group, dict[str, _Member]]] = {}  # by group, of its requests
+        for entry, request in enumerate(seen.requests):
+            group = self._by_request.get(request.request_id)
+            if group is None:
+                place = len(rest.requests)
+                rest.requests.append(request)
+                rest.tokens.append(seen.tokens[entry])
+                rest.samples.append(seen.samples[entry])
+                if entry in seen.ends:
+                    rest.ends[place] = seen.ends[entry]
+                if entry in logprobs:
+                    scores[place] = logprobs[entry]
+                continue
+            if group.name not in told:
+                members = {m.request.request_id: m for m in group.members if m.request is not None}
+                told[group.name] = group, members
+            member = told[group.name][1][request.request_id]
+            member.candidates = _candidates(request, logprobs[entry])
+            request.is_paused = True
+        for group, _ in told.values():
+            if all(member.candidates is not None for member in group.members):
+                self._advance(group)
+        found_by, self._found = self._found, {}
+        return rest, scores, found_by
+
+    def _advance(self, group: _Group) -> None:
+        """All candidates are known: the next beams begin, none if the search is over."""
+        parents = group.members
+        followed = group.search.advance([member.candidates or [] for member in parents])
+        children: dict[int, list[int]] = {}  # parent -> indices of the beams that continue it
+        for index, continuation in enumerate(followed):
+            children.setdefault(continuation.parent, []).append(index)
+        for index, member in enumerate(parents):
+            if index not in children:
+                self._drop(group, member)
+        group.members = [_Member(None) for _ in followed]
+        for parent, beams in children.items():
+            request = parents[parent].request
+            if request is not None and request.state is not RequestState.RUNNING:
+                self._drop(group, parents[parent])
+                request = None
+            # the parent goes on last: the others fork from what it has computed so far
+            for index in beams[1:] if request is not None else beams:
+                group.members[index].request = self._begin(group, request, index)
+            if request is not None:
+                group.members[beams[0]].request = request
+                self._scheduler.force(request, [followed[beams[0]].token])
+        if not followed:
+            # a grammar may have failed in all of them
+            self._found[group.name] = group.search.finished or [_FAILED]
+            del self._groups[group.name]
+
+    def _begin(self, group: _Group, parent: Request | None, index: int) -> Request:
+        """A new sequence for a beam; it computes what it cannot share."""
+        name, tokens = f"{group.name}.{group.num_made}", group.search.beams[index].token_ids
+        group.num_made += 1
+        child = self._make(group, name)
+        if parent is not None and parent.grammar is not None:
+            child.grammar = parent.grammar.forked()
+        # who is not next in line waits like any other
+        may_fork = parent is not None and self._scheduler.waiting.lets_pass(child)
+        if not (may_fork and parent and self._scheduler.fork(parent, child, tokens[-1:])):
+            child.output_token_ids = [*tokens]
+            self._scheduler.add(child)
+        return child
+
+    def _make(self, group: _Group, name: str) -> Request:
+        request = group.make(name)
+        request.stop_rule = _beam_rule(request.stop_rule)
+        request.needs_seen_tokens, request.takes_drafts, request.is_beam = True, False, True
+        request.order = group.orders.pop(0)
+        self._by_request[name] = group
+        return request
+
+    def _drop(self, group: _Group, member: _Member) -> None:
+        """The request of a beam ends, if there is one."""
+        request, member.request = member.request, None
+        if request is not None:
+            self._scheduler.abort(request.request_id)
+            del self._by_request[request.request_id]
+            insort(group.orders, request.order)

@@ -1,0 +1,40 @@
+"""What one step may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.errors import ValidationError
+from jaxserve.sampling_params import MAX_BIAS_ENTRIES
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one step may hold.
+
+    Attributes:
+        max_num_seqs: slots.
+        max_num_batched_tokens: decode rows plus prefill tokens of a step.
+        max_prefill_tokens: tokens of the prefill region.
+        max_lanes: requests that share the prefill region, and that sample from it.
+        max_model_len: most tokens of a request, prompt and output.
+        max_bias_entries: logit_bias values that the sampling rows of a step may bring along.
+        num_drafts: tokens that a decode row may compute beside the newest one, to be verified.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int
+    max_lanes: int
+    max_model_len: int
+    max_bias_entries: int = MAX_BIAS_ENTRIES
+    num_drafts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs * (1 + self.num_drafts):
+            raise ValidationError(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"at least {self.max_num_seqs * (1 + self.num_drafts)}: for each of max_num_seqs="
+                f"{self.max_num_seqs} running requests {1 + self.num_drafts} a step",
+            )

@@ -1,0 +1,150 @@
+"""Short prompts before long ones, by shares, and with a bound on who is overtaken.
+
+Requests fall into three classes by the tokens of their prompts. Prompt tokens are shared out among
+the classes that want some by fair queueing (Demers, Keshav and Shenker, 1989): each class has a
+virtual time, its computed tokens divided by its share, and the request that would be done first by
+these times is next. A class that comes back after a pause goes on from the present, which is the
+time of whoever computed last (Goyal, Vin and Cheng, 1996): a pause earns nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from jaxserve.request import Request
+from jaxserve.scheduling.waiting_queue import WaitingQueue
+
+
+class Length:
+    """Three classes, a share of the computed tokens each, first come first served in a class.
+
+    Who does not fit into the free pages lets others pass. But the request that has waited longest
+    is passed by later arrivals only while the tokens that these have been given, those that they
+    are certain to get and those of the next one's prompt are at most `max_overtaken_tokens`; then
+    it is next. So what later arrivals are served before a request begins is at most that, and the
+    output that at most `max_num_seqs` of them, which run by then, have left. One that was preempted
+    begins again, with the same bound. The youngest running request is preempted first: the oldest
+    one always goes on.
+
+    Args:
+        bounds: prompt tokens from which a request is of the second and of the third class.
+        shares: of the classes, above 0.
+        max_overtaken_tokens: see above; 0 is first come, first served.
+    """
+
+    def __init__(
+        self,
+        bounds: Sequence[int] = (128, 512),
+        shares: Sequence[float] = (6, 3, 1),
+        max_overtaken_tokens: int = 32768,
+    ):
+        self._bounds, self._shares = tuple(bounds), tuple(shares)
+        self._most = max_overtaken_tokens
+        self._queues = [WaitingQueue(self.key) for _ in shares]
+        self._times = [0.0] * len(shares)  # virtual
+        self._now = 0.0  # the time of the class that computed last, before it did
+        self._running: set[Request] = set()
+        self._gone: list[tuple[int, int]] = []  # order and tokens of those that left their slots
+        self._next_tidy = 256
+        self._passed: tuple[int, int] | None = None  # an order and what `_given` said of it
+
+    def rank(self, num_prompt: int, priority: int) -> int:
+        return bisect_right(self._bounds, num_prompt)
+
+    def key(self, request: Request) -> int:
+        return request.order
+
+    def push(self, request: Request) -> None:
+        rank = self._rank(request)
+        if not self._queues[rank]:
+            self._times[rank] = max(self._times[rank], self._now)
+        self._queues[rank].push(request)
+
+    def discard(self, request: Request) -> None:
+        self._queues[self._rank(request)].discard(request)
+
+    def peek(self, fits: Callable[[Request], bool]) -> Request | None:
+        heads = self._heads()
+        if not heads:
+            return None
+        oldest = min(heads, key=self.key)
+        allowed = [head for head in heads if head is oldest or self._may_pass(oldest, head)]
+        return next(filter(fits, allowed), allowed[0])
+
+    def lets_pass(self, request: Request) -> bool:
+        oldest = min(self._heads(), key=self.key, default=None)
+        return oldest is None or request.order < oldest.order or self._may_pass(oldest, request)
+
+    def requests(self) -> list[Request]:
+        return [request for queue in self._queues for request in queue.requests()]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues))
+
+    def arrange(self, prefilling: list[Request]) -> tuple[list[Request], list[Request]]:
+        self._passed = None  # what is given has changed since the last step
+        # the class's turn is that of the one that came first in it, running or not
+        waiting = self._heads()
+        fronts: dict[int, Request] = {}
+        for request in sorted([*prefilling, *waiting], key=self.key):
+            fronts.setdefault(self._rank(request), request)
+
+        def turn(request: Request) -> tuple[float, int, int]:
+            rank = self._rank(request)
+            return self._turn(fronts[rank]), rank, request.order
+
+        ordered = sorted(prefilling, key=turn)
+        first = min(map(turn, waiting), default=(math.inf, 0, 0))
+        before = [request for request in ordered if turn(request) < first]
+        return before, ordered[len(before) :]
+
+    def computes(self, request: Request, num_tokens: int) -> None:
+        rank = self._rank(request)
+        self._now = max(self._now, self._times[rank])
+        self._times[rank] += num_tokens / self._shares[rank]
+
+    def entered(self, request: Request) -> None:
+        self._running.add(request)
+        if self._passed is not None and request.order > self._passed[0]:
+            self._passed = self._passed[0], self._passed[1] + request.num_tokens
+
+    def left(self, request: Request) -> None:
+        self._running.discard(request)
+        self._gone.append((request.order, _given(request)))
+        if len(self._gone) >= self._next_tidy:
+            oldest = min((head.order for head in self._heads()), default=request.order)
+            self._gone = [entry for entry in self._gone if entry[0] > oldest]
+            self._next_tidy = max(256, 2 * len(self._gone))
+
+    def _rank(self, request: Request) -> int:
+        return bisect_right(self._bounds, request.num_prompt)
+
+    def _turn(self, request: Request) -> float:
+        """When it would be done by its class's virtual time."""
+        rank = self._rank(request)
+        left = max(request.num_tokens, request.prefill_target) - request.num_computed
+        return self._times[rank] + left / self._shares[rank]
+
+    def _heads(self) -> list[Request]:
+        """The first of each class, whose turn is next first."""
+        heads = [head for queue in self._queues if (head := queue.peek()) is not None]
+        return sorted(heads, key=self._turn)
+
+    def _may_pass(self, oldest: Request, request: Request) -> bool:
+        """Whether `oldest`, which has waited longest of all, may be passed by a later arrival.
+
+        What is given to arrivals after `oldest` contains what is given to those after anybody else
+        who waits: one look says it for all.
+        """
+        if self._passed is None or self._passed[0] != oldest.order:
+            given = sum(_given(r) for r in self._running if r.order > oldest.order)
+            given += sum(tokens for order, tokens in self._gone if order > oldest.order)
+            self._passed = oldest.order, given
+        return self._passed[1] + request.num_tokens <= self._most
+
+
+def _given(request: Request) -> int:
+    """Tokens that a request with a slot has computed or is certain to."""
+    return max(request.num_computed, request.prefill_target)

@@ -1,0 +1,69 @@
+"""What a policy decides: who gets a slot, who computes first, who loses a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jaxserve.request import Request
+
+
+class Policy(Protocol):
+    """Holds the requests without a slot and says whose turn it is; the scheduler asks and tells.
+
+    A policy that only orders requests is a `FirstComeFirstServed` with another `key`.
+    """
+
+    def rank(self, num_prompt: int, priority: int) -> int:
+        """Requests of a smaller or the same rank may be served before this one if they wait.
+
+        For the prediction of a wait, by who has only the request's sizes.
+        """
+
+    def key(self, request: Request) -> Any:
+        """A running request's place, the same while it runs: the last one is preempted first.
+
+        Keys of two requests must compare, and be equal for none.
+        """
+
+    def push(self, request: Request) -> None:
+        """A request waits: it is new, or has lost its slot."""
+
+    def discard(self, request: Request) -> None:
+        """It does not wait any more: it has a slot or has ended."""
+
+    def peek(self, fits: Callable[[Request], bool]) -> Request | None:
+        """Who gets the next slot, None if nobody waits.
+
+        If it does not fit, nobody gets a slot in this step.
+
+        Args:
+            fits: whether the free pages hold a request's tokens and one more.
+        """
+
+    def lets_pass(self, request: Request) -> bool:
+        """Whether one that does not wait, but could begin for free now, may do so before all."""
+
+    def requests(self) -> list[Request]:
+        """All waiting requests."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+
+    def arrange(self, prefilling: list[Request]) -> tuple[list[Request], list[Request]]:
+        """Who computes known tokens before the waiting ones of this step, and who after them.
+
+        Asked once a step; tokens that the ones before leave over go to the ones behind.
+
+        Args:
+            prefilling: running requests with tokens to compute, by their keys.
+        """
+
+    def computes(self, request: Request, num_tokens: int) -> None:
+        """A chunk of known tokens is planned."""
+
+    def entered(self, request: Request) -> None:
+        """A request has got a slot."""
+
+    def left(self, request: Request) -> None:
+        """A request is about to give its slot up: it has ended or is preempted."""

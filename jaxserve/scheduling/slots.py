@@ -1,0 +1,55 @@
+"""Who has a slot. Apart from the scheduler, since neither tokens nor pages play a part in it."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from jaxserve.request import Request, RequestState
+from jaxserve.scheduling.bias_turns import BiasTurns
+from jaxserve.scheduling.policies import Policy
+
+
+class Slots:
+    """Rows in the device state: the requests that have one, and those that are free.
+
+    Args:
+        count: slots.
+        policy: told of who enters and leaves; its keys order those that run.
+        turns: told likewise.
+
+    Attributes:
+        running: the requests with a slot, by the policy's keys.
+    """
+
+    def __init__(self, count: int, policy: Policy, turns: BiasTurns):
+        self.running: list[Request] = []
+        self._count, self._policy, self._turns = count, policy, turns
+        self._free = list(range(count - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def enter(self, request: Request) -> None:
+        """Give a request a slot, of which one is free."""
+        request.slot = self._free.pop()
+        request.state = RequestState.RUNNING
+        insort(self.running, request, key=self._policy.key)
+        self._turns.add(request)
+        self._policy.entered(request)
+
+    def leave(self, request: Request) -> None:
+        """Take the slot of a request back."""
+        assert request.slot is not None
+        self._policy.left(request)
+        self.running.remove(request)
+        self._turns.remove(request)
+        self._free.append(request.slot)
+        request.slot = None
+        request.decode_until = 0
+
+    def check_integrity(self) -> None:
+        """Assert that each slot is free or of one request."""
+        owned = [request.slot for request in self.running if request.slot is not None]
+        if sorted(owned + self._free) != list(range(self._count)):
+            raise AssertionError("slots leaked or are owned twice")

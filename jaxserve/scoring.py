@@ -1,0 +1,65 @@
+"""Similarity of texts by their embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxserve.errors import ValidationError
+from jaxserve.outputs import PoolingRequestOutput
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """The cosine similarity of a pair, in [-1, 1]."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """What `LLM.score` returns of one pair.
+
+    Attributes:
+        request_id: ids of both prompts.
+        outputs: its score.
+        prompt_token_ids: of both.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+def pair_up(first: int, second: int) -> list[tuple[int, int]]:
+    """Which of `first` texts meet which of `second`: one meets all, otherwise each its own.
+
+    Raises:
+        ValidationError: neither is one and their numbers differ.
+    """
+    if first == 1:
+        return [(0, index) for index in range(second)]
+    if first != second:
+        raise ValidationError(
+            "data_2", f"{second} texts", f"{first} texts, as data_1, or data_1 one"
+        )
+    return [(index, index) for index in range(first)]
+
+
+def score(one: PoolingRequestOutput, other: PoolingRequestOutput) -> ScoringRequestOutput:
+    """The output of a pair."""
+    return ScoringRequestOutput(
+        f"{one.request_id}_{other.request_id}",
+        ScoringOutput(cosine(one.outputs.data, other.outputs.data)),
+        one.prompt_token_ids + other.prompt_token_ids,
+    )
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine of the angle between two vectors; 0 where one is zero."""
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / norm if norm else 0.0

@@ -1,0 +1,10 @@
+"""GPU: what XLA makes of linear layers whose contraction is divided."""
+
+from __future__ import annotations
+
+from pallas_kernels.backends.record import GPUS, OTHER_NVIDIA, Backend, Implementation
+
+BACKEND = Backend(
+    "gpu",
+    (Implementation("linear", "linear.gpu", runs=(*GPUS, OTHER_NVIDIA)),),
+)

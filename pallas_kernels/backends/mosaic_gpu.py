@@ -1,0 +1,205 @@
+"""Mosaic GPU: kernels for the matrix instructions of NVIDIA Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+
+from pallas_kernels.backends.problems import Attention, Matmul
+from pallas_kernels.backends.record import (
+    HOPPER,
+    HOPPER_CHIPS,
+    Backend,
+    Implementation,
+    Proven,
+    Tuning,
+)
+from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.errors import KernelError
+from pallas_kernels.pages import is_quantized
+
+if TYPE_CHECKING:
+    from pallas_kernels.quantized_matmul.coverage import MatmulShape
+
+POOLS = tuple(jnp.dtype(name) for name in ("bfloat16", "float16", "int8", "float8_e4m3fn"))
+
+
+@dataclass(frozen=True, slots=True)
+class HopperDecodeTuning(Tuning):
+    """How decode on Hopper (`mosaic_gpu`) divides its work.
+
+    Attributes:
+        block_tokens: keys a step of the inner loop, 64 or 128.
+        stages: blocks of keys and values on their way or being attended.
+        waves: thread blocks wanted for every multiprocessor, as far as two fit.
+    """
+
+    block_tokens: int = 64
+    stages: int = 4
+    waves: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPrefillTuning(Tuning):
+    """How prefill on Hopper (`mosaic_gpu`) divides its work; as far as shared memory goes.
+
+    Attributes:
+        block_tokens: keys a step of the inner loop, 64 or 128.
+        stages: blocks of keys and values on their way or being attended.
+    """
+
+    block_tokens: int = 128
+    stages: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HopperMatmulTuning(Tuning):
+    """How a quantised product on Hopper (`mosaic_gpu`) divides its work.
+
+    Attributes:
+        tile_m: rows of activations a thread block.
+        stages: blocks on their way or being multiplied.
+        splits: parts into which the contraction is divided; None chooses from the shapes.
+    """
+
+    tile_m: int = 64
+    stages: int = 4
+    splits: int | None = None
+
+
+def covers_prefill(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
+    pool, query = shape.pool_dtype, shape.query_dtype
+    if pool is not None and pool not in POOLS:
+        return KernelError("kv_pages.dtype", pool, "bfloat16, float16, int8 or float8_e4m3fn")
+    if shape.token_scales:
+        return KernelError("k_scale", "by token", "one for the whole pool")
+    if query is not None and query not in (jnp.bfloat16, jnp.float16):
+        return KernelError("q.dtype", query, "bfloat16 or float16")
+    if query is not None and pool is not None and not is_quantized(pool) and query != pool:
+        return KernelError("q.dtype", query, f"that of the pages, {pool}")
+    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
+        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
+    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
+    return None
+
+
+def covers_decode(shape: AttentionShape) -> KernelError | None:
+    """Why the Mosaic GPU decode kernel does not cover a shape; None when it does."""
+    refusal = covers_prefill(shape)
+    if refusal is None and shape.group is not None and shape.group > 64:
+        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    return refusal
+
+
+def covers_matmul(shape: MatmulShape) -> KernelError | None:
+    """Why the Mosaic GPU kernel does not cover a product; None when it does."""
+    if shape.dtype not in (jnp.bfloat16, jnp.float16):
+        return KernelError("x.dtype", shape.dtype, "bfloat16 or float16")
+    if shape.stored == "int4" and (shape.inputs % shape.least_group or shape.inputs < shape.block):
+        return KernelError(
+            "inputs",
+            shape.inputs,
+            f"a multiple of {shape.least_group}, at least {shape.block}, for int4",
+        )
+    if shape.stored != "int4" and shape.inputs % shape.block:
+        return KernelError(
+            "inputs", shape.inputs, f"a multiple of {shape.block} for {shape.stored}"
+        )
+    if shape.outputs % 16 or shape.outputs < 128:
+        return KernelError("outputs", shape.outputs, "a multiple of 16, at least 128")
+    return None
+
+
+BACKEND = Backend(
+    "mosaic_gpu",
+    (
+        Implementation(
+            "decode",
+            "paged_attention.hopper.decode",
+            covers_decode,
+            (HOPPER,),
+            True,
+            HopperDecodeTuning,
+            instruction="wgmma",
+            launches=1,
+            chips=HOPPER_CHIPS,
+            proved=(
+                Proven(Attention(rows=1), quick=("h200",)),
+                Proven(Attention(), quick=HOPPER_CHIPS),
+                Proven(Attention(rows=256, window=4096), quick=("h200",)),
+                Proven(Attention(head_dim=64, dtype="float16")),
+                Proven(Attention(16, 32, 32, page_size=32)),
+                Proven(Attention(16, 16, 2, 64, 64, window=1024)),
+                Proven(Attention(16, 64, 1, splits=7)),
+                Proven(Attention(16, 32, 32, 80, 32)),
+                Proven(Attention(16, 24, 8, 96, 64)),
+                Proven(Attention(16, 16, 8, 256, soft_cap=50.0)),
+                Proven(Attention(64, 64, 8, 64, sinks=True)),
+                Proven(Attention(page_size=128)),
+                Proven(Attention(16, queries=4)),
+                Proven(Attention(16, queries=8), quick=("h200",)),
+                Proven(Attention(16, 16, 8, 256, queries=8)),
+                Proven(Attention(16, queries=8, pages="int8")),
+                Proven(Attention(16, queries=8, pages="float8_e4m3fn")),
+                Proven(Attention(pages="int8"), quick=("h200",)),
+                Proven(Attention(pages="float8_e4m3fn"), quick=("h200",)),
+                Proven(Attention(64, 64, shards=8), quick=("h200",)),
+            ),
+        ),
+        Implementation(
+            "prefill",
+            "paged_attention.hopper.prefill",
+            covers_prefill,
+            (HOPPER,),
+            True,
+            HopperPrefillTuning,
+            instruction="wgmma",
+            launches=1,
+            chips=HOPPER_CHIPS,
+            proved=(
+                Proven(Attention(2048), quick=HOPPER_CHIPS),
+                Proven(Attention(256, lanes=1)),
+                Proven(Attention(2048, head_dim=64, dtype="float16")),
+                Proven(Attention(2048, 32, 32, 80, 32)),
+                Proven(Attention(2048, 24, 8, 96, 64)),
+                Proven(Attention(2048, 16, 8, 256, soft_cap=50.0)),
+                Proven(Attention(2048, window=1024, sinks=True)),
+                Proven(Attention(2048, page_size=128)),
+                Proven(Attention(2048, 64, shards=8)),
+                Proven(Attention(2048, pages="int8"), quick=("h200",)),
+                Proven(Attention(2048, pages="float8_e4m3fn")),
+                Proven(Attention(2048, 32, 32, 80, 32, pages="float8_e4m3fn")),
+                Proven(Attention(2048, 16, 8, 256, soft_cap=50.0, pages="float8_e4m3fn")),
+                Proven(Attention(2048, 64, 8, 64, 64, pages="int8", window=1024, sinks=True)),
+            ),
+        ),
+        Implementation(
+            "matmul",
+            "quantized_matmul.mosaic_gpu",
+            covers_matmul,
+            (HOPPER,),
+            True,
+            HopperMatmulTuning,
+            instruction="wgmma",
+            chips=HOPPER_CHIPS,
+            proved=(
+                Proven(Matmul(1)),
+                Proven(Matmul(), quick=("h200",)),
+                Proven(Matmul(asymmetric=True)),
+                Proven(Matmul(16, 896, 9728, asymmetric=True)),
+                Proven(Matmul(2048, 4864, 896)),
+                Proven(Matmul(2048, group=32)),
+                Proven(Matmul(weight="int8")),
+                Proven(Matmul(2048, weight="int8")),
+                Proven(Matmul(weight="fp8")),
+                Proven(Matmul(2048, weight="fp8")),
+                Proven(Matmul(2048, weight="int8", activations="int8")),
+                Proven(Matmul(2048, weight="fp8", activations="fp8")),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,120 @@
+"""What is known of a backend: one record, in a file of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pallas_kernels.backends.problems import Attention, Matmul, Sampling
+from pallas_kernels.errors import KernelError
+
+# the families of devices among which backends are chosen
+CPU, TPU, HOPPER = "a CPU", "a TPU", "a Hopper GPU"
+AMPERE_ADA_BLACKWELL = "an Ampere, Ada or Blackwell GPU"
+OTHER_NVIDIA = "an NVIDIA GPU"
+GPUS = (HOPPER, AMPERE_ADA_BLACKWELL)
+ANYWHERE = (CPU, TPU, HOPPER, AMPERE_ADA_BLACKWELL, OTHER_NVIDIA)
+# the devices for which kernels are compiled where none is
+HOPPER_CHIPS, OLDER_CHIPS = ("h200", "h100"), ("a100", "l4", "b200")
+GPU_CHIPS = HOPPER_CHIPS + OLDER_CHIPS
+TPU_CHIPS = ("v5e", "v5p", "v6e")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The static choices of one kernel: its backend derives a type with their fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """A problem for which a kernel is compiled where its devices are not there.
+
+    Attributes:
+        problem: shapes and options.
+        quick: devices for which it is compiled in a quick run.
+        kinds: devices for which it is compiled; () for all of the kernel's chips.
+        operation: where it is not the implementation's own, such as "write_kv_scaled".
+    """
+
+    problem: Attention | Matmul | Sampling
+    quick: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    operation: str = ""
+
+
+def takes_all(shape: Any) -> KernelError | None:
+    """The coverage of a backend that takes every problem."""
+    del shape
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """A backend's implementation of one operation.
+
+    Attributes:
+        operation: a key of `pallas_kernels.backends.OPERATIONS`.
+        module: where it is, imported when it is first used: the compilers of GPU and TPU kernels
+            cost a third of a second each and exist for their devices only.
+        covers: why it does not cover a shape; None when it does.
+        runs: families of devices on which it is chosen, before those of later backends.
+        interprets: whether it is a kernel, and takes `interpret`.
+        tuning: the type of its kernel's static choices; None where there are none.
+        stores: the element type in which it wants 8-bit weights; None where it has no wish.
+        whole_pages: whether it writes whole pages, and wants scales written so as well.
+        instruction: what its compiled kernel must use, but for float32; None for nothing.
+        launches: kernels on the device of one call; None where nobody counts.
+        chips: devices for which it is compiled where they are not there.
+        proved: the problems for which that is done.
+        backend: the name of its backend, which is given by the list of its operation.
+    """
+
+    operation: str
+    module: str
+    covers: Callable[[Any], KernelError | None] = takes_all
+    runs: tuple[str, ...] = ()
+    interprets: bool = False
+    tuning: type[Tuning] | None = None
+    stores: str | None = None
+    whole_pages: bool = False
+    instruction: str | None = None
+    launches: int | None = None
+    chips: tuple[str, ...] = ()
+    proved: tuple[Proven, ...] = ()
+    backend: str = ""
+
+    def load(self) -> Any:
+        """The module, imported."""
+        return importlib.import_module(f"pallas_kernels.{self.module}")
+
+    def options(self, **given: Any) -> dict[str, Any]:
+        """The options that are for kernels; none where this is not one.
+
+        Raises:
+            KernelError: one is given that it does not take, or a tuning of another's type.
+        """
+        if not self.interprets:
+            for name, value in given.items():
+                if value is not None:
+                    raise KernelError(name, value, f"not an option of backend={self.backend!r}")
+            return {}
+        tuning = given.get("tuning")
+        if tuning is not None and (self.tuning is None or not isinstance(tuning, self.tuning)):
+            allowed = f"a {self.tuning.__name__}" if self.tuning else "not an option"
+            raise KernelError("tuning", tuning, f"{allowed} for backend={self.backend!r}")
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """All that is known of a backend.
+
+    Attributes:
+        name: as `backend=` names it.
+        implementations: of the operations that it has.
+    """
+
+    name: str
+    implementations: tuple[Implementation, ...]

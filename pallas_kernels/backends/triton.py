@@ -1,0 +1,225 @@
+"""Triton: kernels for NVIDIA GPUs since Ampere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pallas_kernels.backends.problems import Attention, Matmul, Sampling
+from pallas_kernels.backends.record import (
+    GPU_CHIPS,
+    GPUS,
+    HOPPER_CHIPS,
+    OLDER_CHIPS,
+    Backend,
+    Implementation,
+    Proven,
+    Tuning,
+)
+from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.errors import KernelError
+from pallas_kernels.pages import is_quantized
+
+if TYPE_CHECKING:
+    from pallas_kernels.quantized_matmul.coverage import MatmulShape
+
+
+@dataclass(frozen=True, slots=True)
+class TritonDecodeTuning(Tuning):
+    """How decode in Triton divides its work.
+
+    Attributes:
+        block_tokens: keys a step of the inner loop, a power of two.
+        stages: blocks of keys and values on their way or being attended.
+        num_warps: warps of a program.
+        waves: thread blocks wanted for every multiprocessor: rows are split to have as many.
+    """
+
+    block_tokens: int = 64
+    stages: int = 4
+    num_warps: int = 4
+    waves: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPrefillTuning(Tuning):
+    """How prefill in Triton divides its work.
+
+    Attributes:
+        tile_rows: rows of queries (a row is one token of one query head) a thread block.
+        block_tokens: keys a step of the inner loop.
+        stages: blocks of keys and values on their way or being attended.
+        num_warps: warps of a program.
+    """
+
+    tile_rows: int = 128
+    block_tokens: int = 64
+    stages: int = 2
+    num_warps: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMatmulTuning(Tuning):
+    """How a quantised product in Triton divides its work.
+
+    Attributes:
+        tile_m: rows of activations a thread block.
+        tile_n: rows of the weight (output channels).
+        tile_k: contracted elements a step of the inner loop.
+        stages: blocks on their way or being multiplied.
+        splits: parts into which the contraction is divided; None chooses from the shapes.
+        num_warps: warps of a program.
+    """
+
+    tile_m: int = 64
+    tile_n: int = 128
+    tile_k: int = 128
+    stages: int = 4
+    splits: int | None = None
+    num_warps: int = 4
+
+
+def covers_attention(shape: AttentionShape) -> KernelError | None:
+    """Why the Triton kernels do not cover a shape; None when they do."""
+    if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
+        return KernelError("head_dim", shape.head_dim, "16 to 256")
+    if shape.page_size is not None and shape.page_size not in (8, 16, 32, 64, 128):
+        return KernelError("page_size", shape.page_size, "8, 16, 32, 64 or 128 tokens")
+    if shape.group is not None and shape.group > 64:
+        return KernelError("heads / kv_heads", shape.group, "at most 64")
+    return None
+
+
+def covers_rotate_and_write(shape: AttentionShape) -> KernelError | None:
+    """Why the Triton kernel does not rotate and write at once; None when it does.
+
+    8-bit pages need scales: there the two operations are called.
+    """
+    if shape.pool_dtype is not None and is_quantized(shape.pool_dtype):
+        return KernelError("kv_pages.dtype", shape.pool_dtype, "float32, float16 or bfloat16")
+    return covers_attention(shape)
+
+
+def covers_matmul(shape: MatmulShape) -> KernelError | None:
+    """Why the Triton kernel does not cover a product; None when it does."""
+    if shape.activations == "fp8":
+        return KernelError("activations", "'fp8'", "'float' or 'int8'")
+    return None
+
+
+BACKEND = Backend(
+    "triton",
+    (
+        Implementation(
+            "decode",
+            "paged_attention.triton.decode",
+            covers_attention,
+            GPUS,
+            True,
+            TritonDecodeTuning,
+            launches=2,
+            instruction="mma",
+            chips=OLDER_CHIPS,
+            proved=(
+                Proven(Attention(rows=1)),
+                Proven(Attention(), quick=("a100",)),
+                Proven(Attention(256, window=4096)),
+                Proven(Attention(head_dim=64, dtype="float16")),
+                Proven(Attention(16, 32, 32, 80, 32)),
+                Proven(Attention(16, 24, 8, 96, 64)),
+                Proven(Attention(16, 16, 8, 256, soft_cap=50.0)),
+                Proven(Attention(16, 64, 1, splits=7)),
+                Proven(Attention(64, 64, 8, 64, sinks=True)),
+                Proven(Attention(page_size=128)),
+                Proven(
+                    Attention(pages="int8", scales="token"),
+                    quick=("a100",),
+                    kinds=HOPPER_CHIPS + OLDER_CHIPS,
+                ),
+                Proven(Attention(pages="float8_e4m3fn")),
+                Proven(Attention(dtype="float32"), kinds=HOPPER_CHIPS + OLDER_CHIPS),
+                Proven(Attention(64, 64, shards=8)),
+                Proven(Attention(queries=4)),
+                Proven(Attention(queries=8), quick=("a100",)),
+                Proven(Attention(16, 64, 4, 64, queries=8, sinks=True)),
+                Proven(Attention(16, 32, 32, 80, 32, queries=8)),
+                Proven(Attention(16, 16, 8, 256, queries=8, window=1024)),
+                Proven(Attention(queries=8, pages="int8", scales="token")),
+                Proven(Attention(queries=8, pages="float8_e4m3fn")),
+                Proven(Attention(queries=8, dtype="float32")),
+                Proven(Attention(64, 64, shards=8, queries=4)),
+            ),
+        ),
+        Implementation(
+            "prefill",
+            "paged_attention.triton.prefill",
+            covers_attention,
+            GPUS,
+            True,
+            TritonPrefillTuning,
+            launches=4,
+            instruction="mma",
+            chips=OLDER_CHIPS,
+            proved=(
+                Proven(Attention(2048), quick=("a100",)),
+                Proven(Attention(256, lanes=1)),
+                Proven(Attention(2048, head_dim=64, dtype="float16")),
+                Proven(Attention(2048, 32, 32, 80, 32)),
+                Proven(Attention(2048, 24, 8, 96, 64)),
+                Proven(Attention(2048, 16, 8, 256, soft_cap=50.0)),
+                Proven(Attention(2048, window=1024, sinks=True)),
+                Proven(
+                    Attention(2048, pages="int8", scales="token"), kinds=HOPPER_CHIPS + OLDER_CHIPS
+                ),
+                Proven(Attention(2048, pages="float8_e4m3fn")),
+                Proven(Attention(2048, dtype="float32"), kinds=HOPPER_CHIPS + OLDER_CHIPS),
+            ),
+        ),
+        Implementation(
+            "rotate_and_write",
+            "rotate_and_write.triton",
+            covers_rotate_and_write,
+            GPUS,
+            True,
+            chips=GPU_CHIPS,
+            proved=(
+                Proven(Attention(16), quick=("h200", "a100")),
+                Proven(Attention(2048, 28, 4)),
+                Proven(Attention(64, 16, 8, 256, dtype="float16")),
+                Proven(Attention(64, 64, 8, 80)),
+                Proven(Attention(64, 64, shards=8)),
+            ),
+        ),
+        Implementation(
+            "matmul",
+            "quantized_matmul.triton",
+            covers_matmul,
+            GPUS,
+            True,
+            TritonMatmulTuning,
+            instruction="mma",
+            chips=OLDER_CHIPS,
+            proved=(
+                Proven(Matmul(1)),
+                Proven(Matmul(), quick=("a100",)),
+                Proven(Matmul(2048, asymmetric=True)),
+                Proven(Matmul(weight="int8")),
+                Proven(Matmul(2048, weight="fp8")),
+                Proven(Matmul(2048, weight="int8", activations="int8")),
+            ),
+        ),
+        Implementation(
+            "threshold",
+            "kept_threshold.triton",
+            runs=GPUS,
+            interprets=True,
+            chips=GPU_CHIPS,
+            proved=(
+                Proven(Sampling(), quick=("h200", "a100")),
+                Proven(Sampling(1)),
+                Proven(Sampling(16, 262144)),
+            ),
+        ),
+        Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
+    ),
+)

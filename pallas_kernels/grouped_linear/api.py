@@ -1,0 +1,89 @@
+"""grouped_linear: the public function, its checks and the explicit choice of a backend."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.backends import resolve
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_linear.weights import sizes_of
+from pallas_kernels.linear.api import EIGHT_BITS, Weight
+from pallas_kernels.native.paths import Path
+from pallas_kernels.native.weights import NativeWeight
+from pallas_kernels.pages import FLOAT_DTYPES
+from pallas_kernels.quantized_matmul.formats import Fp8Weight, Int4Weight, Int8Weight
+
+
+def grouped_linear(
+    x: jax.Array,  # [M, K]
+    weight: Weight,  # [E, N, K]
+    sizes: jax.Array,  # int32[E]
+    *,
+    scale: jax.Array | None = None,  # float32[E, N]
+    activations: str = "float",
+    gated: bool = False,
+    out_dtype: DTypeLike | None = None,
+    row_invariant: bool = False,
+    backend: str,
+) -> jax.Array:  # [M, N], or [M, N // 2] when gated
+    """Multiplies the first sizes[0] rows of x with weight[0], the sizes[1] behind them with
+    weight[1], and so on; rows behind the last group give zeros.
+
+    Shapes do not depend on the sizes, and every row of a group is computed, however many it has.
+
+    Args:
+        x: activations, sorted by group: float32, float16 or bfloat16.
+        weight: a matrix a group, in the type of x or of 8 bits as `linear` takes them; or a
+            quantised weight as `linear` takes it, with an axis of groups before that of outputs
+            (of a `NativeWeight`'s elements, of blocks).
+        sizes: rows of each group, not negative, M at most in all.
+        scale: given exactly for an array of 8 bits: what its rows are multiplied with.
+        activations: for a quantised weight, as `linear`.
+        gated: outputs 2 i and 2 i + 1 are gate and up, as in `linear`.
+        out_dtype: type of the result; that of x by default.
+        row_invariant: as for `linear`; of "native" alone.
+        backend: "xla" (any device), "native" (CPU, C++) or "reference" (any device, every weight
+            times every row).
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    if x.ndim != 2:
+        raise KernelError("x.shape", x.shape, "[rows, inputs]")
+    if x.dtype not in FLOAT_DTYPES:
+        raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
+    eight_bits = False
+    if not isinstance(weight, (NativeWeight, Int4Weight, Int8Weight, Fp8Weight)):
+        if weight.ndim != 3 or weight.shape[2] != x.shape[1]:
+            raise KernelError("weight.shape", weight.shape, f"[groups, outputs, {x.shape[1]}]")
+        if weight.dtype not in (x.dtype, *EIGHT_BITS):
+            raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
+        eight_bits = weight.dtype in EIGHT_BITS
+    groups, outputs = sizes_of(weight)
+    if sizes.shape != (groups,) or sizes.dtype != jnp.int32:
+        raise KernelError("sizes", f"{sizes.dtype}{sizes.shape}", f"int32[{groups}]")
+    if (scale is not None) != eight_bits:
+        raise KernelError("scale", scale, "given exactly for an array of 8 bits")
+    if scale is not None and (scale.shape != (groups, outputs) or scale.dtype != jnp.float32):
+        raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{groups}, {outputs}]")
+    if gated and outputs % 2:
+        raise KernelError("weight", f"{outputs} outputs", "an even number when gated")
+    if chosen not in FLOAT_DTYPES:
+        raise KernelError("out_dtype", chosen, "float32, float16 or bfloat16")
+    implementation = resolve("grouped_linear", backend)
+    if row_invariant and backend != "native":
+        raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
+    options = {"path": Path.ONE_ORDER} if row_invariant else {}
+    return implementation.load().grouped_linear(
+        x,
+        weight,
+        sizes,
+        scale=scale,
+        activations=activations,
+        gated=gated,
+        out_dtype=chosen,
+        **options,
+    )

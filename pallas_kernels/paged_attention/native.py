@@ -1,0 +1,88 @@
+"""Paged attention on the CPU in C++ (`pallas_kernels/native`).
+
+Decode: one work item a (slot, KV head), the longest contexts first: the cost follows the live
+tokens, and an idle slot costs nothing. The queries of a slot are rows of its items, as in prefill.
+Contexts that show more than 1,024 tokens are attended to in parts of 512 (Flash-Decoding, Dao et
+al. 2023), whatever the number of threads: results do not depend on it.
+
+Prefill: one work item a (tile of a lane's rows, KV head), latest positions first: the cost follows
+the live rows and their contexts.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import native
+from pallas_kernels.compat import result_like
+from pallas_kernels.native.operands import given_scale, optional, score_attributes
+from pallas_kernels.paged_attention.options import AttentionOptions
+
+
+@jax.jit
+def decode(
+    q: jax.Array,  # [B, Q, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[B, P]
+    kv_lens: jax.Array,  # int32[B]
+    options: AttentionOptions,
+) -> jax.Array:  # [B, Q, H, D]
+    """Attention of up to Q queries a slot.
+
+    Over bfloat16 pages, and over 8-bit ones with bfloat16 queries, queries and softmax weights are
+    rounded to bfloat16; everything else is float32.
+
+    Raises:
+        KernelError: the native kernels cannot be built or loaded on this machine.
+    """
+    native.require()
+    call = jax.ffi.ffi_call("jaxserve_paged_decode", result_like(q, q.shape, q.dtype))
+    query_lens = options.query_lens
+    return call(
+        q,
+        kv_pages,
+        page_table,
+        kv_lens,
+        jnp.zeros((0,), jnp.int32) if query_lens is None else query_lens,
+        options.first_page.reshape(1),
+        optional(options.sinks),
+        given_scale(options.k_scale),
+        given_scale(options.v_scale),
+        **score_attributes(*options.scores),
+    )
+
+
+@jax.jit
+def prefill(
+    q: jax.Array,  # [C, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[N, P]
+    start: jax.Array,  # int32[N]
+    length: jax.Array,  # int32[N]
+    context: jax.Array,  # int32[N]
+    options: AttentionOptions,
+) -> jax.Array:  # [C, H, D]
+    """Causal attention of packed chunks over pages that already hold the chunks themselves.
+
+    Over bfloat16 pages, and over 8-bit ones with bfloat16 queries, queries and softmax weights are
+    rounded to bfloat16; everything else is float32. Rows that no lane owns are zero.
+
+    Raises:
+        KernelError: the native kernels cannot be built or loaded on this machine.
+    """
+    native.require()
+    call = jax.ffi.ffi_call("jaxserve_paged_prefill", result_like(q, q.shape, q.dtype))
+    return call(
+        q,
+        kv_pages,
+        page_table,
+        start,
+        length,
+        context,
+        options.first_page.reshape(1),
+        optional(options.sinks),
+        given_scale(options.k_scale),
+        given_scale(options.v_scale),
+        **score_attributes(*options.scores),
+    )

@@ -1,0 +1,59 @@
+"""The columns of a block of keys of all heads: which token a row of the query sees in each, and the
+scales of 8-bit pages as factors of them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.pages import scales_of_pages
+from pallas_kernels.tpu_pages import LANES, PageView
+
+NEVER = np.iinfo(np.int32).max  # the token of a column that no row may see
+
+
+def times_columns(matrix: jax.Array, factors: jax.Array) -> jax.Array:
+    """A matrix [H, columns] times factors [columns / 128, 128]."""
+    parts = [
+        matrix[:, LANES * chunk : LANES * (chunk + 1)] * factors[chunk][None]
+        for chunk in range(factors.shape[0])
+    ]
+    return jnp.concatenate(parts, axis=1)
+
+
+def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarray:
+    """int32[rows, columns]: the token of the block that a head sees there, or NEVER."""
+    token, head, part = view.row_facts()
+    token = (np.arange(pages)[:, None] * view.page_size + token).reshape(-1)
+    head, part = np.tile(head, pages), np.tile(part, pages)
+    # rows that pad the heads repeat the last head: their results are dropped
+    own = np.minimum(np.arange(rows), heads - 1) // (heads // view.kv_heads)
+    seen = (own[:, None] == head) & (part == 0)
+    return np.where(seen, token, NEVER).astype(np.int32)
+
+
+def block_scales(
+    k_scale: jax.Array,  # bfloat16[NP, KVH, page_size]
+    v_scale: jax.Array,
+    page_table: jax.Array,  # int32[rows, P]
+    first_page: jax.Array,  # int32[]
+    low: jax.Array,  # int32[rows]
+    high: jax.Array,  # int32[rows]
+    view: PageView,
+    pages: int,
+) -> jax.Array:  # float32[rows, blocks, 2, columns / 128, 128]
+    """The scales of each row's tokens low .. high - 1 as factors of the columns of a block."""
+    token, head, _ = view.row_facts()
+    blocks = -(-page_table.shape[1] // pages)
+    ids = jnp.pad(page_table, ((0, 0), (0, blocks * pages - page_table.shape[1]))) + first_page
+    position = jnp.arange(ids.shape[1])[:, None] * view.page_size + token  # [P, columns of a page]
+    live = (position >= low[:, None, None]) & (position < high[:, None, None])
+    parts = []
+    for scale in (k_scale, v_scale):
+        of_page = scales_of_pages(scale, ids)[..., head, token]
+        # the scale of a token that nobody sees may be NaN, and 0 * NaN is NaN
+        of_page = jnp.where(live, of_page, 0.0)
+        parts.append(of_page.reshape(ids.shape[0], blocks, -1, LANES))
+    return jnp.stack(parts, axis=2)

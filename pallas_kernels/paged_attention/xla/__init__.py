@@ -1,0 +1,1 @@
+"""Attention over pages in jax.numpy, on any device: `decode`, `prefill`."""

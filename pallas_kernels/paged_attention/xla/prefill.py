@@ -1,0 +1,143 @@
+"""Paged prefill attention in plain XLA: a loop over (lane, tile of query rows) work items.
+
+The number of items and the pages that each one reads are known only at run time, so the cost
+follows the live tokens and their contexts, not the size of the region or of the page table.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.paged_attention.options import AttentionOptions
+from pallas_kernels.paged_attention.softmax import MASKED
+from pallas_kernels.paged_attention.xla.decode import (
+    block_pages,
+    capped,
+    dot_precision,
+    normalised,
+    pad_pages,
+)
+from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
+
+TILE_ROWS = 64  # query rows an item; larger is faster for long prompts, slower for many short ones
+BLOCK_TOKENS = 64  # keys a step of the inner loop
+
+
+@jax.jit
+def prefill(
+    q: jax.Array,  # [C, H, D]
+    kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
+    page_table: jax.Array,  # int32[N, P]
+    start: jax.Array,  # int32[N]
+    length: jax.Array,  # int32[N]
+    context: jax.Array,  # int32[N]
+    options: AttentionOptions,
+) -> jax.Array:  # [C, H, D]
+    """Causal attention of packed chunks over pages that already hold the chunks themselves.
+
+    Queries and softmax weights are rounded to the type of the pages (with 8-bit pages: of the
+    query) before they are multiplied; scores, maxima, sums and the accumulated output are float32.
+    """
+    scale, soft_cap, window = options.scores
+    sinks, k_scale, v_scale = options.sinks, options.k_scale, options.v_scale
+    region, heads, head_dim = q.shape
+    page_size, _, kv_heads, _ = kv_pages.shape[1:]
+    group = heads // kv_heads
+    dtype = compute_dtype(kv_pages.dtype, q.dtype)
+    pages = block_pages(page_size, BLOCK_TOKENS)
+    tokens = pages * page_size
+    table = pad_pages(page_table, pages) + options.first_page
+    tile = min(TILE_ROWS, region)
+    # rows past the end let the last tile of the region start anywhere
+    packed = jnp.pad(q.astype(dtype), ((0, tile), (0, 0), (0, 0)))
+    items = (length + tile - 1) // tile  # [N]
+    row_sinks = None
+    if sinks is not None:
+        row_sinks = jnp.tile(sinks.reshape(kv_heads, group), (1, tile))  # [KVH, tile * group]
+    last_item = jnp.cumsum(items)
+
+    def filled(shape: tuple[int, ...], value: float) -> jax.Array:
+        # full_like keeps the manual axes of q, which a loop under shard_map asks of its carry
+        return lax.full_like(q, value, dtype=jnp.float32, shape=shape)
+
+    def attend(item: jax.Array, out: jax.Array) -> jax.Array:
+        lane = jnp.sum(last_item <= item)
+        done = (item - (last_item[lane] - items[lane])) * tile  # rows of the lane before this tile
+        first_row = start[lane] + done
+        rows = jnp.minimum(length[lane] - done, tile)
+        row_position = context[lane] + done + jnp.arange(tile)
+        row_pages = table[lane]
+        keys = context[lane] + done + rows  # keys that the last row of the tile sees
+        first_key = jnp.zeros_like(keys)
+        if window is not None:
+            first_key = jnp.maximum(context[lane] + done + 1 - window, 0)
+
+        query = lax.dynamic_slice_in_dim(packed, first_row, tile)
+        query = query.reshape(tile, kv_heads, group, head_dim).transpose(1, 0, 2, 3)
+        query = query.reshape(kv_heads, tile * group, head_dim)
+        position = jnp.repeat(row_position, group)[:, None]
+
+        def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
+            """What turns stored numbers into values; broadcasts against [KVH, rows, tokens]."""
+            of_tokens = token_scales(scales, ids)  # [KVH, tokens]
+            if of_tokens is None:
+                return 1.0
+            return of_tokens if of_tokens.ndim == 0 else of_tokens[:, None]
+
+        def step(
+            block: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            highest, total, acc = carry
+            ids = lax.dynamic_slice_in_dim(row_pages, block * pages, pages)
+            held = gather_pages(kv_pages, ids).astype(dtype)
+            held = held.reshape(tokens, 2, kv_heads, head_dim)
+            key = block * tokens + jnp.arange(tokens)
+            visible = key <= position  # [tile * group, tokens]
+            if window is not None:
+                visible &= position - key < window
+            # keys past the tile's last row may hold anything, NaN too, and 0 * NaN is NaN
+            reached = (key >= first_key) & (key < keys)
+            values = jnp.where(reached[:, None, None], held[:, 1], 0)
+            scores = jnp.einsum(
+                "krd,tkd->krt",
+                query,
+                held[:, 0],
+                preferred_element_type=jnp.float32,
+                precision=dot_precision(dtype),
+            )
+            scores = capped(scores * factor(k_scale, ids) * scale, soft_cap)
+            scores = jnp.where(visible, scores, MASKED)
+            # before its first visible key a row has the maximum MASKED and weights of 1: what they
+            # add is multiplied by exp(MASKED - maximum) = 0 later
+            rising = jnp.maximum(highest, scores.max(axis=-1))
+            decay = jnp.exp(highest - rising)
+            weights = jnp.exp(scores - rising[..., None])
+            scaled = weights
+            if v_scale is not None:
+                # the scale of a token that is not reached may be anything, NaN too
+                scaled = jnp.where(reached, weights * factor(v_scale, ids), 0.0)
+            added = jnp.einsum(
+                "krt,tkd->krd",
+                scaled.astype(dtype),
+                values,
+                preferred_element_type=jnp.float32,
+                precision=dot_precision(dtype),
+            )
+            return rising, total * decay + weights.sum(axis=-1), acc * decay[..., None] + added
+
+        shape = (kv_heads, tile * group)
+        carry = (filled(shape, MASKED), filled(shape, 0.0), filled((*shape, head_dim), 0.0))
+        end = (keys + tokens - 1) // tokens
+        highest, total, acc = lax.fori_loop(first_key // tokens, end, step, carry)
+        acc = normalised(acc, highest, total, row_sinks)
+        acc = acc.reshape(kv_heads, tile, group, head_dim).transpose(1, 0, 2, 3)
+        acc = acc.reshape(tile, heads, head_dim).astype(out.dtype)
+        # a tile may reach into the rows of the lane behind it: those keep what they have
+        before = lax.dynamic_slice_in_dim(out, first_row, tile)
+        kept = jnp.where((jnp.arange(tile) < rows)[:, None, None], acc, before)
+        return lax.dynamic_update_slice_in_dim(out, kept, first_row, axis=0)
+
+    empty = lax.full_like(q, 0, shape=(region + tile, heads, head_dim))
+    return lax.fori_loop(0, last_item[-1], attend, empty)[:region]

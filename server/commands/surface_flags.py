@@ -1,0 +1,84 @@
+"""Flags of `jaxserve serve` that say what answers tell and which routes there are."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from jaxserve.flags import json_object
+from server.options import NO_OPTIONS, Options
+
+# flag -> field of `Options`, and what it does
+_SWITCHES = {
+    "--enable-prompt-tokens-details": (
+        "tells_cached_tokens",
+        "tell in usage how many prompt tokens the prefix cache had, which tells one client what "
+        "others have asked",
+    ),
+    "--enable-force-include-usage": ("includes_usage", "end every stream with its usage"),
+    "--return-tokens-as-token-ids": (
+        "shows_token_ids",
+        "name tokens in logprobs token_id:N, unless a request says otherwise",
+    ),
+    "--enable-request-id-headers": ("sends_request_ids", "answer with an X-Request-Id header"),
+    "--enable-server-load-tracking": (
+        "tracks_load",
+        "count the requests that are being answered: GET /load",
+    ),
+    "--enable-tokenizer-info-endpoint": (
+        "tells_tokenizer",
+        "tell the tokenizer's configuration and chat template: GET /tokenizer_info",
+    ),
+    "--enable-per-request-metrics": (
+        "tells_timings",
+        "say in responses to one prompt with one choice how long they took",
+    ),
+    "--enable-control-routes": (
+        "has_control_routes",
+        "let clients empty the prefix cache: POST /reset_prefix_cache",
+    ),
+}
+
+
+def add_surface_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field of `Options`."""
+    add = parser.add_argument_group("answers and routes").add_argument
+    for flag, (name, text) in _SWITCHES.items():
+        default = getattr(NO_OPTIONS, name)
+        shown = "on" if default else "off"
+        add(
+            flag,
+            action=argparse.BooleanOptionalAction,
+            default=default,
+            help=f"{text} (default: {shown})",
+        )
+    add(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="variables of the chat template, unless a request says otherwise",
+    )
+    add(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="what a proxy puts before every path, such as /api (default: nothing)",
+    )
+
+
+def options(args: argparse.Namespace) -> Options:
+    """What the flags say.
+
+    Raises:
+        ValidationError: names the flag whose value is not allowed.
+    """
+    given: dict[str, Any] = {
+        name: getattr(args, flag.removeprefix("--").replace("-", "_"))
+        for flag, (name, _) in _SWITCHES.items()
+    }
+    return Options(
+        **given,
+        template_variables=args.default_chat_template_kwargs,
+        root_path=args.root_path,
+    )

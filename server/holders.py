@@ -1,0 +1,31 @@
+"""Whose each running request is, where keys tell clients apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from server.keys import Client
+
+
+class Holders:
+    """The clients of live requests; a request that nobody is said to hold is nobody's."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+
+    def of(self, request_id: str) -> Client | None:
+        """Who holds a request of the engine."""
+        return self._clients.get(request_id)
+
+    @contextmanager
+    def holding(self, request_ids: Iterable[str], client: Client | None) -> Iterator[None]:
+        """Within the block the requests are the client's; None: nobody is asked for a key."""
+        ids = [] if client is None else [*request_ids]
+        if client is not None:
+            self._clients.update(dict.fromkeys(ids, client))
+        try:
+            yield
+        finally:
+            for one in ids:
+                self._clients.pop(one, None)

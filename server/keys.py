@@ -1,0 +1,145 @@
+"""API keys: who brought one, and how much of the server is theirs a minute."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jaxserve.errors import ValidationError
+
+FLAG = "--api-keys-file"
+INT64 = 2**63
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """One key.
+
+    Attributes:
+        key: the secret; never shown.
+        name: of whom it belongs to, for messages and logs.
+        requests_per_minute, tokens_per_minute: what it may ask for; None: any number. Tokens are
+            those of prompts and of what was generated.
+        priority: the smallest goes first, where the policy is "priority"; a request may ask to go
+            later, but not before that.
+    """
+
+    key: str
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("key", "name"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                raise ValidationError(f"{FLAG}: {name}", "...", "text that is not empty")
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValidationError(f"{FLAG}: {name}", value, "an integer >= 1, or null")
+        if type(self.priority) is not int or not -INT64 <= self.priority < INT64:
+            raise ValidationError(f"{FLAG}: priority", self.priority, "an integer")
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.name!r})"
+
+
+def read_keys(path: str) -> list[ApiKey]:
+    """The keys of a YAML file: a list of mappings with the fields of `ApiKey`.
+
+    Raises:
+        ValidationError: it cannot be read, or is no such list; no key is repeated in the message.
+    """
+    import yaml
+
+    try:
+        entries = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        # an error of YAML quotes the line that it does not like
+        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+        raise ValidationError(FLAG, path, f"a readable YAML file ({reason})") from None
+    if not isinstance(entries, list) or not entries:
+        raise ValidationError(FLAG, path, "a YAML list of keys")
+    keys = [_key(entry, index, path) for index, entry in enumerate(entries)]
+    for what in ("key", "name"):
+        if len({getattr(one, what) for one in keys}) < len(keys):
+            raise ValidationError(FLAG, path, f"a file in which no {what} comes twice")
+    return keys
+
+
+def _key(entry: Any, index: int, path: str) -> ApiKey:
+    known = [field.name for field in fields(ApiKey)]
+    if not isinstance(entry, dict) or not {"key", "name"} <= entry.keys():
+        raise ValidationError(FLAG, path, f"a key and a name in entry {index}")
+    unknown = sorted(map(str, entry.keys() - set(known)))
+    if unknown:
+        allowed = f"{', '.join(known)} in entry {index}, not {', '.join(unknown)[:100]}"
+        raise ValidationError(FLAG, path, allowed)
+    return ApiKey(**entry)
+
+
+class Bucket:
+    """What is left of a minute's allowance; it fills up evenly.
+
+    Args:
+        per_minute: the allowance, and the most that is left unused.
+        clock: seconds.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic):
+        self._rate = per_minute / 60.0
+        self._most = float(per_minute)
+        self._left, self._clock = self._most, clock
+        self._then = clock()
+
+    def wait(self, amount: float = 1.0) -> float:
+        """Seconds until so much is left; 0 if it is now."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._then) * self._rate)
+        self._then = now
+        return max(0.0, (min(amount, self._most) - self._left) / self._rate)
+
+    def take(self, amount: float) -> None:
+        """Use so much, perhaps more than is left: then nothing is for a while."""
+        self.wait()
+        self._left -= amount
+
+
+class Client:
+    """Whose key came with a request, and what is left for them.
+
+    Args:
+        key: theirs.
+    """
+
+    def __init__(self, key: ApiKey, clock: Callable[[], float] = time.monotonic):
+        self.name, self.priority = key.name, key.priority
+        requests, tokens = key.requests_per_minute, key.tokens_per_minute
+        self._requests = None if requests is None else Bucket(requests, clock)
+        self._tokens = None if tokens is None else Bucket(tokens, clock)
+        self._key = key
+
+    def refusal(self) -> tuple[str, int] | None:
+        """Count a request; where it is one too many, which allowance is used up, and seconds."""
+        allowances = (
+            ("requests", self._key.requests_per_minute, self._requests),
+            ("tokens", self._key.tokens_per_minute, self._tokens),
+        )
+        for what, most, bucket in allowances:
+            wait = 0.0 if bucket is None else bucket.wait()
+            if wait > 0:
+                return f"{self.name} may have {most} {what} a minute", math.ceil(wait)
+        if self._requests is not None:
+            self._requests.take(1)
+        return None
+
+    def used(self, tokens: int) -> None:
+        """Count tokens of a prompt, or generated ones."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)

@@ -1,0 +1,25 @@
+"""The socket that clients connect to, and how many of them are let in at a time."""
+
+from __future__ import annotations
+
+import socket
+
+BACKLOG = 4096  # connections that wait for the loop; the system's somaxconn may be less
+# uvloop accepts one connection from a listener in a turn of the loop, which is long where much is
+# to be done: others would wait in the backlog, where no limit sees them.
+ACCEPTED_AT_A_TIME = 16
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens.
+
+    Raises:
+        OSError: the port is taken, or there is no such address.
+    """
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def as_many(listener: socket.socket) -> list[socket.socket]:
+    """A listener as so many descriptors as connections are accepted in a turn of the loop."""
+    return [listener, *(listener.dup() for _ in range(ACCEPTED_AT_A_TIME - 1))]

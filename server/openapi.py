@@ -1,0 +1,335 @@
+"""The OpenAPI document of a server, from its routes and its request models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.routing import BaseRoute, Route
+
+import jaxserve
+from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
+from server.protocol.chat import ChatCompletionRequest, ChatTokenizeRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.responses_request import ResponsesRequest
+from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+
+Schema = dict[str, Any]
+
+VERSION = "3.1.0"
+REF = "#/components/schemas/{model}"
+# path -> the models of which its body is one
+BODIES: dict[str, tuple[type[BaseModel], ...]] = {
+    "/v1/completions": (CompletionRequest,),
+    "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/embeddings": (EmbeddingRequest,),
+    "/tokenize": (TokenizeRequest, ChatTokenizeRequest),
+    "/detokenize": (DetokenizeRequest,),
+    "/invocations": (ChatCompletionRequest, CompletionRequest, EmbeddingRequest),
+    "/v1/responses": (ResponsesRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountTokensRequest,),
+}
+_NO_BODY = ("/ping", "/reset_prefix_cache", "/v1/responses/{response_id}/cancel")
+# what fields are whose types the models leave to `check`
+_TYPES: dict[str, Schema] = {
+    "prompt": {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+            {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "integer", "minimum": 0},
+                },
+            },
+        ]
+    }
+}
+_TYPES["input"] = _TYPES["prompt"]
+_CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+_TURN: Schema = {
+    "type": "object",
+    "properties": {"role": {"enum": ["user", "assistant"]}, "content": _CONTENT},
+    "required": ["role", "content"],
+}
+_TURNS: Schema = {"type": "array", "minItems": 1, "items": _TURN}
+_SYSTEM: Schema = {"anyOf": [_CONTENT, {"type": "null"}]}
+# of single models, by their names
+_TYPES_OF: dict[str, dict[str, Schema]] = {
+    "ResponsesRequest": {"input": {"anyOf": [{"type": "string", "minLength": 1}, _TURNS]}},
+    "MessagesRequest": {"messages": _TURNS, "system": _SYSTEM},
+    "CountTokensRequest": {"messages": _TURNS, "system": _SYSTEM},
+}
+
+
+def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
+    return {"type": "object", "properties": required | optional, "required": list(required)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _maybe(kind: Schema) -> Schema:
+    return {"anyOf": [kind, {"type": "null"}]}
+
+
+TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer", "minimum": 0}
+ANY: Schema = {}
+_USAGE = _object(
+    {"prompt_tokens": WHOLE, "total_tokens": WHOLE},
+    completion_tokens=WHOLE,
+    prompt_tokens_details=_maybe({"type": "object"}),
+    completion_tokens_details={"type": "object"},
+)
+_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
+_TOKENS = _maybe(_list(WHOLE))
+
+
+def _generated(kind: str, choice: Schema) -> Schema:
+    return _object(
+        {
+            "id": TEXT,
+            "object": {"const": kind},
+            "created": WHOLE,
+            "model": TEXT,
+            "choices": _list(choice),
+            "usage": _USAGE,
+            "system_fingerprint": TEXT,
+        },
+        metrics={"type": "object"},
+    )
+
+
+_TEXT_CHOICE = _object(
+    {
+        "index": WHOLE,
+        "text": TEXT,
+        "logprobs": _maybe({"type": "object"}),
+        "finish_reason": _REASON,
+    },
+    token_ids=_TOKENS,
+    prompt_token_ids=_TOKENS,
+)
+_MESSAGE = _object(
+    {"role": {"const": "assistant"}, "content": _maybe(TEXT)},
+    reasoning=_maybe(TEXT),
+    tool_calls=_list({"type": "object"}),
+)
+_CHAT_CHOICE = _object(
+    {
+        "index": WHOLE,
+        "message": _MESSAGE,
+        "logprobs": _maybe({"type": "object"}),
+        "finish_reason": _REASON,
+    },
+    token_ids=_TOKENS,
+)
+_COMPLETION = _generated("text_completion", _TEXT_CHOICE)
+_CHAT = _generated("chat.completion", _CHAT_CHOICE)
+_VECTOR = _object(
+    {
+        "object": {"const": "embedding"},
+        "index": WHOLE,
+        "embedding": {"anyOf": [_list(NUMBER), TEXT]},
+    }
+)
+_MODEL = _object(
+    {"id": TEXT, "object": {"const": "model"}, "created": WHOLE, "max_model_len": WHOLE}
+)
+_EMBEDDINGS = _object(
+    {"object": {"const": "list"}, "data": _list(_VECTOR), "model": TEXT, "usage": _USAGE}
+)
+_OBJECT = {"type": "object"}
+_STATUS = {"enum": ["in_progress", "completed", "incomplete", "failed", "cancelled"]}
+_RESPONSE_USAGE = _object(
+    {
+        "input_tokens": WHOLE,
+        "input_tokens_details": _object({"cached_tokens": WHOLE}),
+        "output_tokens": WHOLE,
+        "output_tokens_details": _OBJECT,
+        "total_tokens": WHOLE,
+    }
+)
+_ITEM = _object({"type": {"enum": ["message", "reasoning", "function_call"]}, "id": TEXT})
+_RESPONSE = _object(
+    {
+        "id": TEXT,
+        "object": {"const": "response"},
+        "created_at": WHOLE,
+        "completed_at": _maybe(WHOLE),
+        "status": _STATUS,
+        "background": {"type": "boolean"},
+        "error": _maybe(_object({"code": TEXT, "message": TEXT})),
+        "incomplete_details": _maybe(_object({"reason": TEXT})),
+        "model": TEXT,
+        "output": _list(_ITEM),
+        "usage": _maybe(_RESPONSE_USAGE),
+        "instructions": _maybe(TEXT),
+        "max_output_tokens": _maybe(WHOLE),
+        "metadata": _OBJECT,
+        "parallel_tool_calls": {"type": "boolean"},
+        "previous_response_id": _maybe(TEXT),
+        "store": {"type": "boolean"},
+        "text": _OBJECT,
+        "tools": _list(_OBJECT),
+    }
+)
+_BLOCK = _object({"type": {"enum": ["text", "thinking", "tool_use"]}})
+_ANTHROPIC = _object(
+    {
+        "id": TEXT,
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "model": TEXT,
+        "content": _list(_BLOCK),
+        "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        "stop_sequence": _maybe(TEXT),
+        "usage": _object(
+            {"input_tokens": WHOLE, "output_tokens": WHOLE},
+            cache_read_input_tokens=_maybe(WHOLE),
+            cache_creation_input_tokens=_maybe(WHOLE),
+        ),
+    }
+)
+_FACTS = _object(
+    {
+        "version": TEXT,
+        "models": _list(TEXT),
+        "context": WHOLE,
+        "chat": {"type": "boolean"},
+        "structured_outputs": {"type": "boolean"},
+        "max_logprobs": {"type": "integer"},
+        "slots": WHOLE,
+        "page_size": WHOLE,
+        "policy": TEXT,
+        "has_keys": {"type": "boolean"},
+    }
+)
+# path, or method and path -> the schema of its JSON answer; of others nothing is said
+ANSWERS: dict[str, Schema] = {
+    "/v1/completions": _COMPLETION,
+    "/v1/chat/completions": _CHAT,
+    "/invocations": {"anyOf": [_COMPLETION, _CHAT, _EMBEDDINGS]},
+    "/v1/embeddings": _EMBEDDINGS,
+    "/v1/responses": _RESPONSE,
+    "/v1/responses/{response_id}": _RESPONSE,
+    "DELETE /v1/responses/{response_id}": _object(
+        {"id": TEXT, "object": {"const": "response.deleted"}, "deleted": {"const": True}}
+    ),
+    "/v1/responses/{response_id}/cancel": _RESPONSE,
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/count_tokens": _object({"input_tokens": WHOLE}),
+    "/engine/facts": _FACTS,
+    "/v1/models": _object({"object": {"const": "list"}, "data": _list(_MODEL)}),
+    "/v1/models/{name}": _MODEL,
+    "/tokenize": _object(
+        {"count": WHOLE, "max_model_len": WHOLE, "tokens": _list(WHOLE)},
+        token_strs=_maybe(_list(_maybe(TEXT))),
+    ),
+    "/detokenize": _object({"prompt": TEXT}),
+    "/health": _object({"status": {"enum": ["ok", "draining", "dead", "restarting", "loading"]}}),
+    "/ping": _object({"status": TEXT}),
+    "/version": _object({"version": TEXT}),
+    "/load": _object({"server_load": WHOLE}),
+    "/tokenizer_info": _object({"tokenizer_class": TEXT, "chat_template": _maybe(TEXT)}),
+    "/openapi.json": {"type": "object"},
+}
+_OTHER_TYPES = {"/metrics": "text/plain", "/docs": "text/html"}
+_STREAMS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/invocations",
+    "/v1/responses",
+    "/v1/messages",
+    "/engine/stream",
+)
+_ERROR = _object(
+    {
+        "error": _object(
+            {"message": TEXT, "type": TEXT, "param": _maybe(TEXT), "code": {"type": "integer"}}
+        )
+    }
+)
+# of the Messages API, as its clients read it
+_MESSAGES = "/v1/messages"
+_MESSAGES_ERROR = _object({"type": TEXT, "error": _object({"type": TEXT, "message": TEXT})})
+
+
+def document(routes: Iterable[BaseRoute]) -> Schema:
+    """The document of an application with these routes."""
+    schemas: dict[str, Schema] = {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR}
+    for models in BODIES.values():
+        for model in models:
+            _add_model(schemas, model)
+    paths: dict[str, Schema] = {}
+    for route in routes:
+        if not isinstance(route, Route) or not route.include_in_schema:
+            continue
+        path = route.path_format
+        for method in sorted(set(route.methods or ()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = _operation(path, method, route)
+    return {
+        "openapi": VERSION,
+        "info": {"title": "jaxserve", "version": jaxserve.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _operation(path: str, method: str, route: Route) -> Schema:
+    text = inspect.getdoc(route.endpoint) or ""
+    known = ANSWERS.get(f"{method} {path}", ANSWERS.get(path))
+    content: Schema = {}
+    if path in _OTHER_TYPES:
+        content[_OTHER_TYPES[path]] = {}
+    elif known is not None:
+        content["application/json"] = {"schema": known}
+    if path in _STREAMS:
+        content["text/event-stream"] = {}
+    done: Schema = {"description": text.partition("\n")[0] or "done"}
+    if content:
+        done["content"] = content
+    model = "MessagesError" if path.startswith(_MESSAGES) else "Error"
+    error = {"application/json": {"schema": {"$ref": REF.format(model=model)}}}
+    told: Schema = {
+        "summary": text.partition("\n")[0],
+        "operationId": f"{route.name}_{method.lower()}",
+        "responses": {"200": done, "default": {"description": "an error", "content": error}},
+    }
+    if path in ("/health", "/ping"):
+        told["responses"]["503"] = {**done, "description": "no engine serves"}
+    if route.param_convertors:
+        told["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in route.param_convertors
+        ]
+    if method == "POST" and path not in _NO_BODY:
+        kinds = [{"$ref": REF.format(model=one.__name__)} for one in BODIES.get(path, ())]
+        body: Schema = {"type": "object"} if not kinds else kinds[0]
+        if len(kinds) > 1:
+            body = {"anyOf": kinds}
+        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return told
+
+
+def _add_model(schemas: dict[str, Schema], model: type[BaseModel]) -> None:
+    schema = model.model_json_schema(ref_template=REF)
+    schemas.update(schema.pop("$defs", {}))
+    kinds = _TYPES | _TYPES_OF.get(model.__name__, {})
+    for name, kind in kinds.items():
+        if name in schema["properties"] and "type" not in schema["properties"][name]:
+            schema["properties"][name] |= kind
+    schemas[model.__name__] = schema

@@ -1,0 +1,63 @@
+"""What a server adds to its answers and which routes it has: chosen when it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxserve.errors import ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Each is a flag of `jaxserve serve`.
+
+    Attributes:
+        tells_cached_tokens: usage says how many prompt tokens the prefix cache had, which tells a
+            client what others have asked.
+        includes_usage: every stream ends with its usage.
+        shows_token_ids: logprobs name tokens by their ids, unless a request says otherwise.
+        sends_request_ids: responses have an `X-Request-Id`.
+        tracks_load: `/load` says how many requests are being answered.
+        tells_tokenizer: `/tokenizer_info` is there.
+        tells_timings: responses to one prompt with one choice say how long they took.
+        has_control_routes: `/reset_prefix_cache` is there.
+        template_variables: of the chat template, unless a request says otherwise.
+        root_path: what a proxy puts before every path: "" or "/a/b".
+
+    Raises:
+        ValidationError: names the flag whose value is not allowed.
+    """
+
+    tells_cached_tokens: bool = False
+    includes_usage: bool = False
+    shows_token_ids: bool = False
+    sends_request_ids: bool = True
+    tracks_load: bool = False
+    tells_tokenizer: bool = False
+    tells_timings: bool = False
+    has_control_routes: bool = False
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    root_path: str = ""
+
+    def __post_init__(self) -> None:
+        path = self.root_path
+        if path and (not path.startswith("/") or path.endswith("/")):
+            raise ValidationError(
+                "--root-path", path, "a path such as /api, without a / at its end"
+            )
+        if not self.template_variables:
+            return
+        # imported here: a command's help needs no tokenizer
+        from jaxserve.tokenization.tokenizer import check_template_variables
+
+        try:
+            check_template_variables(self.template_variables)
+        except ValidationError as error:
+            raise ValidationError(
+                "--default-chat-template-kwargs", error.value, error.allowed
+            ) from error
+
+
+NO_OPTIONS = Options()

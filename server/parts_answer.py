@@ -1,0 +1,160 @@
+"""Conversations whose answers are told as parts: what the Responses and the Messages API share."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxserve.errors import ValidationError
+from jaxserve.outputs import CompletionOutput, RequestOutput
+from server.answers import Piece, check_served
+from server.errors import ApiError
+from server.parts import Kind, Parts, Step
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.named import renamed
+from server.routes.chat import ChatCompletions
+from server.service import Service
+from server.streaming import EventStream
+
+
+class PartsAnswer(ChatCompletions):
+    """A chat completion with one choice, told in the words of another API.
+
+    Args:
+        chat: what the API's body asks for, as a chat completion.
+
+    Attributes:
+        parts: of the answer, as far as it has been read.
+        final: its newest output, None before the first.
+    """
+
+    stream_end = b""
+
+    def __init__(self, service: Service, chat: ChatCompletionRequest, request: Request):
+        if chat.choices_per_prompt != 1:
+            raise ValidationError("n", chat.n, "1")
+        if chat.use_beam_search:
+            raise ValidationError("use_beam_search", True, "false")
+        super().__init__(service, chat, request)
+        self.parts: Parts
+        self.final: CompletionOutput | None = None
+        self._thought_tokens = 0
+
+    # -- for subclasses -------------------------------------------------------------------------
+
+    def api_field(self, field: str) -> str:
+        """The API's name of a field of a chat completion."""
+        return field
+
+    def see(self, piece: Piece) -> None:
+        """Look at what is new, before its steps."""
+
+    @abstractmethod
+    def begin_events(self) -> bytes:
+        """Events before the first of a part."""
+
+    @abstractmethod
+    def step_events(self, step: Step) -> bytes:
+        """Events of one step."""
+
+    @abstractmethod
+    async def end_events(self) -> bytes:
+        """Events behind the last of a part."""
+
+    @abstractmethod
+    def failed_events(self, error: ApiError) -> bytes:
+        """Events of an error in the middle of a stream."""
+
+    @abstractmethod
+    def body_of_answer(self) -> dict[str, Any]:
+        """The whole response, once everything has been read."""
+
+    # -- counts ---------------------------------------------------------------------------------
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.requests[0].group.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(progress.tokens for progress in self._progress.values())
+
+    @property
+    def num_cached(self) -> int | None:
+        """Prompt tokens that the prefix cache had; None: not told."""
+        return self._cached if self.service.tells_cached_tokens else None
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Tokens that the thoughts' text has."""
+        return min(self._thought_tokens, self.num_generated)
+
+    # -- the answer -----------------------------------------------------------------------------
+
+    async def check_and_prepare(self) -> None:
+        with renamed(self.api_field):
+            await super().check_and_prepare()
+        self.parts = Parts(self._reader(0))
+        self._cached = 0
+
+    async def respond(self, request: Request) -> Response:
+        if not self.body.streams:
+            return await super().respond(request)
+        interval = self.service.limits.keep_alive_interval
+        return EventStream(self._events(), interval, failed=self.failed_events, end=self.stream_end)
+
+    async def _collect(self) -> list[RequestOutput]:
+        finals = await super()._collect()
+        await asyncio.to_thread(self._read_whole, finals[0])
+        return finals
+
+    def _whole(self, finals: list[RequestOutput]) -> dict[str, Any]:
+        return self.body_of_answer()
+
+    def _read_whole(self, output: RequestOutput) -> None:
+        for piece in self._new(0, output):
+            self._steps(piece)
+        self._count_thoughts()
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        async with self._outputs() as outputs:
+            async for position, output in outputs:
+                check_served(output)
+                events = []
+                if not self._progress:
+                    self._check_time([output])
+                    events.append(self.begin_events())
+                for piece in self._new(position, output):
+                    steps = self._steps(piece)
+                    if self.body.logprobs and piece.new.finished():  # told once more, all of them
+                        events.append(await asyncio.to_thread(self._told_of, steps))
+                    else:
+                        events.append(self._told_of(steps))
+                if any(events):
+                    with self._telling():
+                        yield b"".join(events)
+        if any(part.kind is Kind.THOUGHT for part in self.parts.parts):
+            await asyncio.to_thread(self._count_thoughts)
+        yield await self.end_events()
+
+    def _told_of(self, steps: list[Step]) -> bytes:
+        return b"".join(self.step_events(step) for step in steps)
+
+    def _steps(self, piece: Piece) -> list[Step]:
+        new = piece.new
+        self.final, self._cached = new, piece.output.num_cached_tokens
+        self.see(piece)
+        last = new.finished()
+        return self.parts.feed(new.text, last=last, cut=last and new.finish_reason != "stop")
+
+    def _count_thoughts(self) -> None:
+        thoughts = [part.text for part in self.parts.parts if part.kind is Kind.THOUGHT]
+        encode = self.service.engine.tokenizer.encode
+        self._thought_tokens = sum(
+            len(encode(thought, add_special_tokens=False)) for thought in thoughts
+        )

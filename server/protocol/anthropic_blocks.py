@@ -1,0 +1,134 @@
+"""Blocks of Anthropic's API: a request's become messages, an answer's parts become blocks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic_core import from_json
+
+from jaxserve.errors import ValidationError
+from server.parts import Kind, Part
+from server.protocol.conversation import ASSISTANT, SYSTEM, Conversation, PartCounter, text_of
+
+ROLES = ("user", ASSISTANT, SYSTEM)
+_OF_ROLE = {
+    "user": ("text", "tool_result"),
+    ASSISTANT: ("text", "tool_use", "thinking"),
+    SYSTEM: ("text",),
+}
+
+
+def system_text(given: Any) -> str | None:
+    """The text of `system`: text or blocks of it. Raises ValidationError."""
+    return None if given is None else _text(given, "system", PartCounter())
+
+
+def add_message(conversation: Conversation, message: Any, at: str, parts: PartCounter) -> None:
+    """Add one message of a request to a conversation.
+
+    Raises:
+        ValidationError: names the block that is none, or whose kind is not supported.
+    """
+    if not isinstance(message, dict):
+        raise ValidationError(at, type(message).__name__, "a message")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise ValidationError(f"{at}.role", role, f"one of {', '.join(ROLES)}")
+    conversation.end_turn()
+    if isinstance(content, str):
+        conversation.say(role, content)
+        return
+    if not isinstance(content, list):
+        raise ValidationError(f"{at}.content", type(content).__name__, "text or a list of blocks")
+    parts.count(content, f"{at}.content")
+    texts: list[str] = []
+    for place, block in enumerate(content):
+        where = f"{at}.content[{place}]"
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind not in _OF_ROLE[role]:
+            allowed = f"one of {', '.join(_OF_ROLE[role])} in a message of the {role}"
+            raise ValidationError(f"{where}.type", kind, allowed)
+        if kind == "text":
+            texts.append(text_of(block.get("text"), f"{where}.text"))
+            continue
+        if texts and kind == "tool_use":
+            conversation.say(role, "\n".join(texts))
+            texts = []
+        _add(conversation, kind, block, where, parts)
+    if texts:
+        conversation.say(role, "\n".join(texts))
+
+
+def _add(
+    conversation: Conversation, kind: str, block: dict[str, Any], at: str, parts: PartCounter
+) -> None:
+    match kind:
+        case "thinking":
+            conversation.think(text_of(block.get("thinking"), f"{at}.thinking"))
+        case "tool_use":
+            given = block.get("input")
+            if not isinstance(given, dict):
+                raise ValidationError(f"{at}.input", type(given).__name__, "an object")
+            call_id, name = (text_of(block.get(key), f"{at}.{key}") for key in ("id", "name"))
+            conversation.call(call_id, name, json.dumps(given, ensure_ascii=False), at)
+        case "tool_result":
+            call_id = text_of(block.get("tool_use_id"), f"{at}.tool_use_id")
+            text = _text(block.get("content") or "", f"{at}.content", parts)
+            conversation.answer(call_id, f"Error: {text}" if block.get("is_error") else text)
+
+
+def _text(given: Any, at: str, parts: PartCounter) -> str:
+    """Text, or blocks of text joined by lines."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise ValidationError(at, type(given).__name__, "text or a list of text blocks")
+    parts.count(given, at)
+    texts = []
+    for place, block in enumerate(given):
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind != "text":
+            raise ValidationError(f"{at}[{place}].type", kind, "'text'")
+        texts.append(text_of(block.get("text"), f"{at}[{place}].text"))
+    return "\n".join(texts)
+
+
+def block(part: Part) -> dict[str, Any]:
+    """The block of a part as it is now."""
+    match part.kind:
+        case Kind.TEXT:
+            return {"type": "text", "text": part.text, "citations": None}
+        case Kind.THOUGHT:
+            # nothing is signed: thoughts that come back are read as they are
+            return {"type": "thinking", "thinking": part.text, "signature": ""}
+        case Kind.CALL:
+            given = _arguments(part)
+            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": given}
+
+
+def _arguments(part: Part) -> dict[str, Any]:
+    """The object that a call's arguments are; of one that was cut off as much as there is."""
+    text = part.text.strip()
+    try:
+        given = from_json(
+            text,
+            allow_inf_nan=False,
+            allow_partial="off" if part.whole else "trailing-strings",
+        )
+    except ValueError:
+        given = text
+    if isinstance(given, dict):
+        return given
+    return {"arguments": text} if text else {}
+
+
+def delta(part: Part, text: str) -> dict[str, Any]:
+    """What a block's event says of more text."""
+    match part.kind:
+        case Kind.TEXT:
+            return {"type": "text_delta", "text": text}
+        case Kind.THOUGHT:
+            return {"type": "thinking_delta", "thinking": text}
+        case Kind.CALL:
+            return {"type": "input_json_delta", "partial_json": text}

@@ -1,0 +1,216 @@
+"""`/v1/messages`: the request of Anthropic's API, and the chat completion that it asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from jaxserve.errors import ValidationError
+from server.protocol.anthropic_blocks import add_message, system_text
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.conversation import (
+    MAX_MESSAGES,
+    Conversation,
+    PartCounter,
+    check_foreign,
+    with_system,
+)
+from server.protocol.requests import INT64, ModelRequest, Strings
+from server.protocol.tools import AUTO, NONE, REQUIRED
+
+# Anthropic's choices of tools, as chat completions have them
+_CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
+SHARED = ("model", "temperature", "top_p", "top_k", "cache_salt", "priority", "timeout")
+_FIELDS = {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
+_PATTERNS = (
+    (re.compile(r"messages\[.*"), "messages"),
+    (re.compile(r"(tools\[\d+\])\.function\.parameters(.*)"), r"\1.input_schema\2"),
+    (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
+    (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
+    (re.compile(r"response_format\.json_schema\.(.*)"), r"output_config.format.\1"),
+    (re.compile(r"response_format(.*)"), r"output_config.format\1"),
+)
+# Fields that ask for what only Anthropic's own servers do: field -> values that ask for nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": (),
+    "mcp_servers": ([],),
+    "inference_geo": (),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+}
+
+
+class CountTokensRequest(ModelRequest):
+    """Body of `POST /v1/messages/count_tokens`."""
+
+    messages: Any
+    system: Any = None
+    tools: Any = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    cache_control: Any = None  # of a cache that finds prefixes by itself
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of thoughts; None: any number."""
+        given = self.thinking or {}
+        return given.get("budget_tokens") if given.get("type") == "enabled" else None
+
+    @property
+    def tells_thoughts(self) -> bool:
+        return (self.thinking or {}).get("type") != "disabled"
+
+    def forget_prompt(self) -> None:
+        """Let go of what has become messages of a chat completion."""
+        self.messages = []
+
+    def check(self) -> None:
+        """Rules that need nothing but the body.
+
+        Raises:
+            ValidationError: names the field, its value and what is allowed.
+        """
+        for name, value in (self.model_extra or {}).items():
+            neutral = _NEUTRAL.get(name)
+            if neutral is not None and value is not None and value not in neutral:
+                allowed = " or ".join(["null", *map(json.dumps, neutral)])
+                raise ValidationError(name, value, f"this server accepts only {allowed}")
+        check_foreign(self)
+        self.check_extras()
+        _check_thinking(self.thinking)
+
+    def chat(self) -> ChatCompletionRequest:
+        """The chat completion that the request asks for.
+
+        Raises:
+            ValidationError: names the field.
+        """
+        return ChatCompletionRequest.model_validate(self._chat_fields())
+
+    def _chat_fields(self) -> dict[str, Any]:
+        messages = self._messages()
+        continues = messages[-1]["role"] == "assistant"
+        if continues and "tool_calls" in messages[-1]:
+            raise ValidationError("messages", "a last tool_use", "a tool_result behind it")
+        choice = self.tool_choice or {}
+        return {
+            "model": self.model,
+            "messages": with_system(messages, system_text(self.system)),
+            # an answer goes on from what the assistant has begun to say
+            "continue_final_message": continues,
+            "add_generation_prompt": not continues,
+            "tools": _tools(self.tools),
+            "tool_choice": _tool_choice(self.tool_choice),
+            "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+            "include_reasoning": self.tells_thoughts,
+            "response_format": _response_format(self.output_config or {}),
+        }
+
+    def _messages(self) -> list[dict[str, Any]]:
+        given = self.messages
+        if not isinstance(given, list) or not 0 < len(given) <= MAX_MESSAGES:
+            shown = f"{len(given)} messages" if isinstance(given, list) else type(given).__name__
+            raise ValidationError("messages", shown, f"a list of 1 to {MAX_MESSAGES} messages")
+        conversation, parts = Conversation(), PartCounter()
+        for place, message in enumerate(given):
+            add_message(conversation, message, f"messages[{place}]", parts)
+        if not conversation.messages:
+            raise ValidationError("messages", "no content", "content in one of them at least")
+        if len(conversation.messages) > MAX_MESSAGES:
+            shown = f"{len(conversation.messages)} messages and results"
+            raise ValidationError("messages", shown, f"at most {MAX_MESSAGES}")
+        return conversation.messages
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of `POST /v1/messages`."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: Strings | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+
+    def _chat_fields(self) -> dict[str, Any]:
+        shared = {name: getattr(self, name) for name in SHARED}
+        return {
+            **super()._chat_fields(),
+            **{name: value for name, value in shared.items() if value is not None},
+            "stream": self.stream,
+            "stop": self.stop_sequences or None,
+            "max_tokens": self.max_tokens,
+            "thinking_token_budget": self.thinking_budget,
+        }
+
+
+def api_field(field: str) -> str:
+    """The name here of a chat completion's field."""
+    for pattern, name in _PATTERNS:
+        if pattern.fullmatch(field):
+            return pattern.sub(name, field)
+    return _FIELDS.get(field, field)
+
+
+def _check_thinking(given: dict[str, Any] | None) -> None:
+    kind = (given or {}).get("type")
+    if given is not None and kind not in ("enabled", "adaptive", "disabled"):
+        raise ValidationError("thinking.type", kind, "enabled, adaptive or disabled")
+    budget = (given or {}).get("budget_tokens")
+    is_number = isinstance(budget, int) and not isinstance(budget, bool)
+    if budget is not None and not (is_number and 1 <= budget < INT64):
+        raise ValidationError("thinking.budget_tokens", budget, "an integer >= 1")
+
+
+def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
+    """`output_config.format` as `response_format` has it. Raises ValidationError."""
+    for name, value in given.items():
+        if name != "format" and value is not None:
+            raise ValidationError(f"output_config.{name}", value, "format")
+    form = given.get("format")
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else type(form).__name__
+    if not isinstance(form, dict) or kind != "json_schema":
+        raise ValidationError("output_config.format.type", kind, "json_schema")
+    return {"type": kind, "json_schema": {"name": "answer", "schema": form.get("schema")}}
+
+
+def _tools(given: Any) -> list[dict[str, Any]] | None:
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list):
+        raise ValidationError("tools", type(given).__name__, "a list of tools")
+    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
+
+
+def _tool(tool: Any, at: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise ValidationError(at, type(tool).__name__, "a tool")
+    if tool.get("type") not in (None, "custom"):
+        allowed = "'custom': this server runs no tools itself"
+        raise ValidationError(f"{at}.type", tool["type"], allowed)
+    names = {"name": "name", "description": "description", "input_schema": "parameters"}
+    function = {other: tool[name] for name, other in names.items() if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(given: dict[str, Any] | None) -> Any:
+    if given is None:
+        return None
+    kind = given.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": given.get("name")}}
+    if kind not in _CHOICES:
+        raise ValidationError("tool_choice.type", kind, f"one of {', '.join([*_CHOICES, 'tool'])}")
+    return _CHOICES[kind]

@@ -1,0 +1,120 @@
+"""Messages of a chat completion, made from what other APIs call items or blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.errors import ValidationError
+from server.protocol.chat import MAX_PARTS, ChatCompletionRequest
+from server.protocol.requests import ModelRequest
+from server.protocol.tool_messages import MAX_CALLS
+
+MAX_MESSAGES = 2048  # as of `messages` of a body
+SYSTEM, ASSISTANT = "system", "assistant"
+
+
+class Conversation:
+    """Collects messages, in the order in which they come.
+
+    Args:
+        messages: those that have come before; they are not changed.
+
+    Attributes:
+        messages: as a chat completion has them.
+    """
+
+    def __init__(self, messages: Sequence[dict[str, Any]] = ()):
+        self.messages = list(messages)
+        self._open: dict[str, Any] | None = None  # of the assistant, to which more may belong
+
+    def say(self, role: str, text: str) -> None:
+        """A message; what the assistant has thought just before is of the same one."""
+        if role == ASSISTANT:
+            if self._open is None or "content" in self._open or "tool_calls" in self._open:
+                self._begin()
+            assert self._open is not None
+            self._open["content"] = text
+            return
+        self._open = None
+        self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """What the assistant has thought."""
+        if self._open is None or self._open.keys() & {"content", "tool_calls"}:
+            self._begin()
+        assert self._open is not None
+        self._open["reasoning"] = self._open.get("reasoning", "") + text
+
+    def call(self, call_id: str, name: str, arguments: str, where: str) -> None:
+        """A call that the assistant has made, in the message of what it has just said.
+
+        Raises:
+            ValidationError: there are too many in one message.
+        """
+        if self._open is None:
+            self._begin()
+        assert self._open is not None
+        calls = self._open.setdefault("tool_calls", [])
+        if len(calls) == MAX_CALLS:
+            raise ValidationError(where, "one more call", f"at most {MAX_CALLS} one after another")
+        function = {"name": name, "arguments": arguments}
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def answer(self, call_id: str, text: str) -> None:
+        """What came of a call."""
+        self._open = None
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def end_turn(self) -> None:
+        """What the assistant says next is another message."""
+        self._open = None
+
+    def _begin(self) -> None:
+        self._open = {"role": ASSISTANT}
+        self.messages.append(self._open)
+
+
+class PartCounter:
+    """Bounds the parts of content in one request."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def count(self, parts: Sequence[Any], where: str) -> None:
+        """Raises ValidationError when there are too many."""
+        self._count += len(parts)
+        if self._count > MAX_PARTS:
+            raise ValidationError(where, f"{self._count} parts", f"at most {MAX_PARTS} in all")
+
+
+def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[dict[str, Any]]:
+    """The messages behind a system message.
+
+    Those of the system that begin them are joined to one: most templates take no second one.
+    """
+    texts = [] if text is None else [text]
+    place = 0
+    while place < len(messages) and messages[place]["role"] == SYSTEM:
+        texts.append(messages[place]["content"])
+        place += 1
+    head = [{"role": SYSTEM, "content": "\n\n".join(texts)}] if texts else []
+    return [*head, *messages[place:]]
+
+
+def check_foreign(body: ModelRequest) -> None:
+    """Refuse fields of chat completions that this API has under another name, or not at all.
+
+    Raises:
+        ValidationError: names the first one.
+    """
+    for name, value in (body.model_extra or {}).items():
+        if name in ChatCompletionRequest.model_fields and value not in (None, False):
+            raise ValidationError(name, value, "null: it is a field of chat completions")
+
+
+def text_of(given: Any, where: str) -> str:
+    """A field that must be text. Raises ValidationError."""
+    if not isinstance(given, str):
+        raise ValidationError(where, type(given).__name__, "text")
+    return given

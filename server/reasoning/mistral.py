@@ -1,0 +1,11 @@
+"""Magistral: thoughts between `[THINK]` and `[/THINK]`."""
+
+from __future__ import annotations
+
+from server.reasoning.tagged import ReasoningParser
+
+
+class MistralReasoningParser(ReasoningParser):
+    """An answer without tags is an answer."""
+
+    begin, end = "[THINK]", "[/THINK]"

@@ -1,0 +1,134 @@
+"""`POST /v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from array import array
+from sys import byteorder
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from jaxserve.inputs import PreparedRequest
+from jaxserve.outputs import RequestOutput
+from server.answers import answer, check_served
+from server.errors import ApiError
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.named import named
+from server.protocol.queueing import queueing
+from server.service import Service, client_of, engine_id, response_id
+from server.streaming import merge, until_disconnect
+
+FIELDS = {"prompt": "input", "prompt_token_ids": "input"}
+
+
+async def create_embeddings(request: Request) -> Response:
+    """The vector of each prompt, as numbers or as base64 of little-endian float32."""
+    return await answer(request, EmbeddingRequest, Embeddings)
+
+
+class Embeddings:
+    """The answer to one request for vectors.
+
+    Attributes:
+        body: the request.
+    """
+
+    def __init__(self, service: Service, body: EmbeddingRequest, request: Request):
+        if not service.engine.config.programs.enable_embeddings:
+            raise ApiError(
+                400,
+                "this server makes no embeddings: it was started without --enable-embeddings",
+                param="model",
+            )
+        self.body = body
+        self._service, self._request = service, request
+        self._model = service.resolve_model(body.model)
+        self._prepared: list[PreparedRequest] = []
+
+    async def check_and_prepare(self) -> None:
+        """Make requests of the body.
+
+        Raises:
+            ApiError, ValidationError: it cannot be served.
+        """
+        with named(FIELDS):
+            self._prepared = await _prepare(self._service, self.body, self._request)
+
+    async def respond(self, request: Request) -> Response:
+        """Compute and answer, once `check_and_prepare` has run."""
+        service, prepared = self._service, self._prepared
+        ids = [one.request_id for one in prepared]
+        with service.holders.holding(ids, client_of(request)):
+            outputs = await until_disconnect(request.receive, _collect(service, prepared))
+        num_tokens = sum(len(one.prompt_token_ids) for one in outputs)
+        usage: dict[str, Any] = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        if service.tells_cached_tokens:
+            cached = sum(one.num_cached_tokens for one in outputs)
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        data = [
+            {"object": "embedding", "index": index, "embedding": _vector(output, self.body)}
+            for index, output in enumerate(outputs)
+        ]
+        return JSONResponse({"object": "list", "data": data, "model": self._model, "usage": usage})
+
+
+async def _prepare(
+    service: Service, body: EmbeddingRequest, request: Request
+) -> list[PreparedRequest]:
+    prompts, params = body.prompts(), body.pooling_params()
+    service.check_batch(len(prompts), "input")
+    service.engine.check_room(len(prompts))
+    client = client_of(request)
+    least = None if client is None else client.priority
+    turn = queueing(request.headers, body, request.state.arrival_time, least)
+    special, cut = body.add_special_tokens is not False, service.cut(body, 1)
+    answer_id = response_id("embd", request, body.request_id)
+    prepared: list[PreparedRequest] = []
+    for index, prompt in enumerate(prompts):
+        tokens = prompt
+        if isinstance(prompt, str):
+            tokens = await service.encode(
+                prompt, add_special_tokens=special, field="input", cut=cut
+            )
+        elif cut is not None:
+            tokens = cut.of(prompt)
+        given = {"prompt_token_ids": tokens, "cache_salt": body.cache_salt}
+        name = engine_id(answer_id, index)
+        prepared.append(await service.engine.prepare(given, params, name, turn))
+        total = sum(len(one.group.prompt_token_ids) for one in prepared)
+        service.check_batch(len(prepared), "input", total)
+        if client is not None:
+            client.used(len(prepared[-1].group.prompt_token_ids))
+    return prepared
+
+
+async def _collect(service: Service, prepared: list[PreparedRequest]) -> list[RequestOutput]:
+    """The final output of each prompt, in order."""
+    finals: dict[int, RequestOutput] = {}
+    streams = [service.engine.stream(one) for one in prepared]
+    async with contextlib.aclosing(merge(streams)) as outputs:
+        async for position, output in outputs:
+            check_served(output)
+            finals[position] = output
+    return [finals[position] for position in range(len(prepared))]
+
+
+def _vector(output: RequestOutput, body: EmbeddingRequest) -> list[float] | str:
+    vector = output.embedding
+    if vector is None:
+        # OpenAI's clients would send it again at once
+        headers = {"x-should-retry": "false"}
+        raise ApiError(504, "the request's time was over", param="timeout", headers=headers)
+    if body.encoding_format != "base64":
+        return vector
+    numbers = array("f", vector)
+    if byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode("ascii")
+
+
+ROUTES = [Route("/v1/embeddings", create_embeddings, methods=["POST"])]

@@ -1,0 +1,51 @@
+"""`GET /engine/facts` and `GET /engine/stream`: what the page shows of the engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import jaxserve
+from server.service import Service, client_of
+from server.streaming import EventStream
+
+
+async def facts(request: Request) -> Response:
+    """What stays as it is: the model's names, what it can do, and the engine's sizes."""
+    service = Service.of(request)
+    service.require_ready()
+    engine = service.engine
+    config, has_tokenizer = engine.config, not engine.config.model.skip_tokenizer_init
+    is_chat = has_tokenizer and engine.tokenizer.chat_template is not None
+    constrains = has_tokenizer and importlib.util.find_spec("llguidance") is not None
+    told: dict[str, Any] = {
+        "version": jaxserve.__version__,
+        "models": [*service.model_names],
+        "context": engine.max_model_len,
+        "chat": is_chat,
+        "structured_outputs": constrains,
+        "max_logprobs": config.programs.max_logprobs,
+        "slots": config.scheduler.max_num_seqs,
+        "page_size": config.cache.page_size,
+        "policy": config.scheduler.scheduling_policy,
+        "length_classes": [*config.scheduler.length_classes],
+        "has_keys": client_of(request) is not None,
+    }
+    return JSONResponse(told, headers={"Cache-Control": "no-store"})
+
+
+async def stream(request: Request) -> Response:
+    """Server-sent events: the pool, slots, queues, steps and counts, a few times a second."""
+    service = Service.of(request)
+    events = service.watch.events(client_of(request))
+    return EventStream(events, service.limits.keep_alive_interval)
+
+
+ROUTES = [
+    Route("/engine/facts", facts, methods=["GET"]),
+    Route("/engine/stream", stream, methods=["GET"]),
+]

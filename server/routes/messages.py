@@ -1,0 +1,140 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from server.answers import answer
+from server.errors import ApiError
+from server.parts import Begun, Grown, Kind, Part, Step
+from server.parts_answer import PartsAnswer
+from server.protocol.anthropic_blocks import block, delta
+from server.protocol.anthropic_errors import anthropic_error
+from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest, api_field
+from server.protocol.named import renamed
+from server.protocol.responses import dumps
+from server.service import Service
+from server.streaming import until_disconnect
+
+TIME_IS_OVER = "timeout was over before the answer was complete"
+
+
+async def create_message(request: Request) -> Response:
+    """Answer a conversation, streamed or not."""
+    return await answer(request, MessagesRequest, Messages)
+
+
+class Messages(PartsAnswer):
+    """A part is a block of the content."""
+
+    prefix = "msg"
+
+    def __init__(self, service: Service, asked: MessagesRequest, request: Request):
+        chat = asked.chat()
+        if service.parsers.reasoning is None:
+            chat.thinking_token_budget = None  # nothing is a thought
+        with renamed(api_field):
+            chat.check()
+        super().__init__(service, chat, request)
+        asked.forget_prompt()
+        self._name = f"msg_{secrets.token_hex(12)}"
+
+    def api_field(self, field: str) -> str:
+        return api_field(field)
+
+    def body_of_answer(self) -> dict[str, Any]:
+        content = [block(part) for part in self.parts.parts]
+        ending = self._ending()
+        return self._message(content, ending) | {"usage": self._counts(self.num_generated)}
+
+    def _message(self, content: list[dict[str, Any]], ending: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._name,
+            "type": "message",
+            "role": "assistant",
+            "model": self._head[1],
+            "content": content,
+            **ending,
+        }
+
+    def _ending(self) -> dict[str, Any]:
+        """Why the answer has ended. Raises ApiError if its time was over."""
+        assert self.final is not None
+        reason, at = self.final.finish_reason, self.final.stop_reason
+        if reason not in ("stop", "length"):
+            raise ApiError(504, TIME_IS_OVER, param="timeout")
+        if reason == "length":
+            told = "max_tokens"
+        elif any(part.kind is Kind.CALL for part in self.parts.parts):
+            told = "tool_use"
+        else:
+            told = "stop_sequence" if isinstance(at, str) else "end_turn"
+        return {
+            "stop_reason": told,
+            "stop_sequence": at if told == "stop_sequence" else None,
+        }
+
+    def _counts(self, generated: int) -> dict[str, Any]:
+        cached = self.num_cached
+        return {
+            "input_tokens": self.num_prompt_tokens - (cached or 0),
+            "output_tokens": generated,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": None if cached is None else 0,
+        }
+
+    # -- a stream -------------------------------------------------------------------------------
+
+    def begin_events(self) -> bytes:
+        message = self._message([], {"stop_reason": None, "stop_sequence": None})
+        begun = _event("message_start", message=message | {"usage": self._counts(0)})
+        return begun + _event("ping")
+
+    def step_events(self, step: Step) -> bytes:
+        part = step.part
+        if isinstance(step, Begun):
+            empty = block(Part(part.kind, part.index, part.name, part.call_id))
+            return _event("content_block_start", index=part.index, content_block=empty)
+        if isinstance(step, Grown):
+            told = delta(part, step.text)
+            return _event("content_block_delta", index=part.index, delta=told)
+        return _event("content_block_stop", index=part.index)
+
+    async def end_events(self) -> bytes:
+        usage = self._counts(self.num_generated)
+        return _event("message_delta", delta=self._ending(), usage=usage) + _event("message_stop")
+
+    def failed_events(self, error: ApiError) -> bytes:
+        data = anthropic_error(error.status, error.message)
+        return f"event: error\ndata: {dumps(data)}\n\n".encode()
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n".encode()
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a message would have."""
+    service = Service.of(request)
+    service.require_ready()
+    async with service.bodies.reading(request, CountTokensRequest) as body:
+        body.check()
+        chat = body.chat()
+        with renamed(api_field):
+            chat.check()
+            service.resolve_model(chat.model)
+            tools = chat.asked_tools().tools
+            encoding = service.encode_chat(chat, add_special_tokens=False, tools=tools)
+            tokens = await until_disconnect(request.receive, encoding)
+    return JSONResponse({"input_tokens": len(tokens)})
+
+
+ROUTES = [
+    Route("/v1/messages", create_message, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+]

@@ -1,0 +1,368 @@
+"""`/v1/responses`: OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from jaxserve.errors import ValidationError
+from server.answers import Piece, answer
+from server.errors import ApiError, as_api_error
+from server.parts import Begun, Ended, Grown, Kind, Part, Step
+from server.parts_answer import PartsAnswer
+from server.protocol.conversation import Conversation
+from server.protocol.named import renamed
+from server.protocol.response_items import add_items, item_id, output_content, output_item
+from server.protocol.responses import dumped_in_pieces, dumps
+from server.protocol.responses_request import (
+    LOGPROBS,
+    ResponsesRequest,
+    api_field,
+    is_response_id,
+)
+from server.response_store import Kept, Owner
+from server.service import Service, client_of
+
+JSON = "application/json"
+
+
+async def create_response(request: Request) -> Response:
+    """Answer a conversation, streamed, or while nobody waits, or neither."""
+    return await answer(request, ResponsesRequest, Responses.of)
+
+
+class Responses(PartsAnswer):
+    """A part is an item of the output.
+
+    Args:
+        asked: the body.
+        messages: the conversation so far, without instructions.
+    """
+
+    prefix = "resp"
+
+    def __init__(
+        self,
+        service: Service,
+        asked: ResponsesRequest,
+        messages: list[dict[str, Any]],
+        request: Request,
+    ):
+        chat = asked.chat(messages)
+        with renamed(api_field):
+            chat.check()
+        super().__init__(service, chat, request)
+        self._asked, self._messages = asked, messages
+        self._told = asked.told()
+        # never the client's own: it names what is kept
+        self.name = f"resp_{secrets.token_hex(24)}"
+        self._owner: Owner = client_of(request)
+        self._status = "in_progress"
+        self._error: ApiError | None = None
+        self._sequence = 0
+        self._ids: list[str] = []  # of the items
+        self._all_logprobs: list[dict[str, Any]] | None = [] if asked.tells_logprobs else None
+        self._new_logprobs: list[dict[str, Any]] = []  # that no event has told
+
+    @classmethod
+    def of(cls, service: Service, asked: ResponsesRequest, request: Request) -> Responses:
+        """The answer to a body, which goes on from an earlier one where it says so.
+
+        Raises:
+            ApiError: 404, there is no such earlier response.
+            ValidationError: names the field that cannot be served.
+        """
+        conversation = Conversation(_earlier(service, asked.previous_response_id, request))
+        add_items(conversation, asked.input)
+        return cls(service, asked, conversation.messages, request)
+
+    def api_field(self, field: str) -> str:
+        return api_field(field)
+
+    async def check_and_prepare(self) -> None:
+        await super().check_and_prepare()
+        self._asked.forget_prompt()
+        if not self._asked.keeps:
+            self._messages = []
+        if self._asked.tells_logprobs and self._reads:
+            allowed = f"no {LOGPROBS} beside tools and a reasoning parser"
+            raise ValidationError("include", LOGPROBS, allowed)
+
+    async def respond(self, request: Request) -> Response:
+        if self._asked.background:
+            return await self._respond_at_once()
+        return await super().respond(request)
+
+    # -- while nobody waits ---------------------------------------------------------------------
+
+    async def _respond_at_once(self) -> Response:
+        body = dumps(self.body_of_answer()).encode()
+        kept = Kept(body, background=True)
+        kept.task = asyncio.ensure_future(self._work())
+        if not self.service.responses.put(self._owner, self.name, kept):
+            kept.task.cancel()
+            text = "too many responses are being made in the background, or none are kept"
+            raise ApiError(503, text, param="background", headers={"Retry-After": "5"})
+        return Response(body, media_type=JSON)
+
+    async def _work(self) -> None:
+        try:
+            await self._collect()
+        except asyncio.CancelledError:
+            self._status = "cancelled"
+            await self._keep()
+            raise
+        except Exception as error:
+            self._fail(as_api_error(error))
+            await self._keep()
+
+    # -- a whole response -----------------------------------------------------------------------
+
+    async def _collect(self) -> Any:
+        finals = await super()._collect()
+        self._check_time(finals)
+        self._end()
+        await self._keep()
+        return finals
+
+    def body_of_answer(self) -> dict[str, Any]:
+        created, model = self._head
+        sampled = self.requests[0].params
+        parts = self.parts.parts if self._status != "in_progress" else []
+        return {
+            "id": self.name,
+            "object": "response",
+            "created_at": created,
+            "completed_at": int(time.time()) if self._status == "completed" else None,
+            "status": self._status,
+            "background": bool(self._asked.background),
+            "error": None if self._error is None else _error(self._error),
+            "incomplete_details": self._incomplete(),
+            "model": model,
+            "output": [self._item(part) for part in parts],
+            "temperature": getattr(sampled, "temperature", None),
+            "top_p": getattr(sampled, "top_p", None),
+            "usage": self._counts() if self._status in ("completed", "incomplete") else None,
+            **self._told,
+        }
+
+    def _incomplete(self) -> dict[str, str] | None:
+        if self._status != "incomplete" or self.final is None:
+            return None
+        if self.final.finish_reason == "length":
+            return {"reason": "max_output_tokens"}
+        return {"reason": str(self.final.stop_reason or self.final.finish_reason)}
+
+    def _counts(self) -> dict[str, Any]:
+        read, written = self.num_prompt_tokens, self.num_generated
+        return {
+            "input_tokens": read,
+            "input_tokens_details": {
+                "cached_tokens": self.num_cached or 0,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
+            "total_tokens": read + written,
+        }
+
+    def _item(self, part: Part, status: str | None = None) -> dict[str, Any]:
+        while len(self._ids) <= part.index:
+            self._ids.append(item_id(self.parts.parts[len(self._ids)]))
+        return output_item(part, self._ids[part.index], self._all_logprobs, status=status)
+
+    def _end(self) -> None:
+        assert self.final is not None
+        self._status = "completed" if self.final.finish_reason == "stop" else "incomplete"
+
+    def _fail(self, error: ApiError) -> None:
+        self._status, self._error = "failed", error
+
+    async def _keep(self) -> None:
+        """Keep what there is, with the conversation that it ends, beside the event loop."""
+        if self._asked.keeps:
+            kept = await asyncio.to_thread(self._kept)
+            self.service.responses.put(self._owner, self.name, kept)
+
+    def _kept(self) -> Kept:
+        body = self.body_of_answer()
+        messages: list[dict[str, Any]] = []
+        if self._status in ("completed", "incomplete"):
+            conversation = Conversation(self._messages)
+            conversation.end_turn()
+            # more calls than a conversation may have: nothing can go on from them
+            with contextlib.suppress(ValidationError):
+                add_items(conversation, body["output"], "output")
+                messages = conversation.messages
+        response, past = ("".join(dumped_in_pieces(one)).encode() for one in (body, messages))
+        return Kept(response, past if messages else b"", bool(self._asked.background))
+
+    # -- a stream -------------------------------------------------------------------------------
+
+    def see(self, piece: Piece) -> None:
+        if self._all_logprobs is not None:
+            told = self._logprobs_of(piece)
+            self._all_logprobs += told
+            self._new_logprobs += told
+
+    def _logprobs_of(self, piece: Piece) -> list[dict[str, Any]]:
+        found = self._logprobs(piece.new)
+        return [] if found is None else list(found["content"])
+
+    def begin_events(self) -> bytes:
+        names = ("created", "in_progress")
+        return b"".join(
+            self._event(f"response.{name}", response=self.body_of_answer()) for name in names
+        )
+
+    def step_events(self, step: Step) -> bytes:
+        part = step.part
+        at = {"output_index": part.index}
+        if isinstance(step, Begun):
+            item = self._item(part, "in_progress")
+            begun = self._event("response.output_item.added", **at, item=item)
+            if part.kind is Kind.CALL:
+                return begun
+            content = output_content(part, None)
+            where = self._where(part)
+            return begun + self._event("response.content_part.added", **where, part=content)
+        if isinstance(step, Grown):
+            more = self._take_logprobs() if part.kind is Kind.TEXT else {}
+            where = self._where(part)
+            return self._event(
+                f"response.{_TEXT[part.kind]}.delta", **where, delta=step.text, **more
+            )
+        assert isinstance(step, Ended)
+        item = self._item(part)
+        events = [self._text_done(part)]
+        if part.kind is not Kind.CALL:
+            content = output_content(part, self._all_logprobs)
+            where = self._where(part)
+            events.append(self._event("response.content_part.done", **where, part=content))
+        events.append(self._event("response.output_item.done", **at, item=item))
+        return b"".join(events)
+
+    async def end_events(self) -> bytes:
+        self._end()
+        await self._keep()
+        if self._all_logprobs:
+            return await asyncio.to_thread(self._end_event)
+        return self._end_event()
+
+    def _end_event(self) -> bytes:
+        return self._event(f"response.{self._status}", response=self.body_of_answer())
+
+    def failed_events(self, error: ApiError) -> bytes:
+        self._fail(error)
+        return self._event("response.failed", response=self.body_of_answer())
+
+    def _text_done(self, part: Part) -> bytes:
+        name = f"response.{_TEXT[part.kind]}.done"
+        if part.kind is Kind.CALL:
+            return self._event(name, **self._where(part), name=part.name, arguments=part.text)
+        more = {"logprobs": self._all_logprobs or []} if part.kind is Kind.TEXT else {}
+        return self._event(name, **self._where(part), text=part.text, **more)
+
+    def _take_logprobs(self) -> dict[str, Any]:
+        told, self._new_logprobs = self._new_logprobs, []
+        return {"logprobs": told}
+
+    def _where(self, part: Part) -> dict[str, Any]:
+        where = {"item_id": self._ids[part.index], "output_index": part.index}
+        return where if part.kind is Kind.CALL else {**where, "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        # in pieces where it is long, so that others get to run
+        text = "".join(dumped_in_pieces(data)) if self._all_logprobs else dumps(data)
+        return f"event: {kind}\ndata: {text}\n\n".encode()
+
+
+_TEXT = {
+    Kind.TEXT: "output_text",
+    Kind.THOUGHT: "reasoning_text",
+    Kind.CALL: "function_call_arguments",
+}
+
+
+def _error(error: ApiError) -> dict[str, Any]:
+    code = "invalid_prompt" if error.status == 400 else "server_error"
+    return {"code": code, "message": error.message}
+
+
+def _earlier(service: Service, name: str | None, request: Request) -> list[dict[str, Any]]:
+    """The conversation that an earlier response has ended."""
+    if name is None:
+        return []
+    kept = service.responses.get(client_of(request), name)
+    if kept is None:
+        raise _unknown(name, "previous_response_id")
+    if not kept.messages:
+        allowed = "a response that has come to its end, with calls that a request may have"
+        raise ValidationError("previous_response_id", name, allowed)
+    messages: list[dict[str, Any]] = json.loads(kept.messages)
+    return messages
+
+
+def _unknown(name: str, param: str) -> ApiError:
+    text = f"there is no response `{name[:100]}` any more, or never was; see docs/apis.md"
+    return ApiError(404, text, param=param)
+
+
+def _found(request: Request) -> tuple[Service, Owner, str, Kept]:
+    service, owner = Service.of(request), client_of(request)
+    name = request.path_params["response_id"]
+    kept = service.responses.get(owner, name) if is_response_id(name) else None
+    if kept is None:
+        raise _unknown(name, "response_id")
+    return service, owner, name, kept
+
+
+async def get_response(request: Request) -> Response:
+    """A response that is kept."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        raise ValidationError("stream", request.query_params["stream"], "false: it is told whole")
+    return Response(_found(request)[3].response, media_type=JSON)
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response; one that is being made is aborted."""
+    service, owner, name, kept = _found(request)
+    if kept.task is not None:
+        await _ended(kept.task)
+    service.responses.remove(owner, name)
+    return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
+
+
+async def cancel_response(request: Request) -> Response:
+    """Abort what is made in the background; nothing happens if it is there already."""
+    service, owner, name, kept = _found(request)
+    if not kept.background:
+        raise ValidationError("response_id", name, "a response that was made in the background")
+    if kept.task is not None:
+        await _ended(kept.task)
+        kept = service.responses.get(owner, name) or kept
+    return Response(kept.response, media_type=JSON)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():  # a second time it would be ended while it keeps what there is
+        task.cancel()
+    await asyncio.wait([task])
+
+
+ROUTES = [
+    Route("/v1/responses", create_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"]),
+]

@@ -1,0 +1,74 @@
+"""The engine's last seconds in slices of a tenth: how many rows were computed, and how busy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from jaxserve.observability.step_history import StepHistory
+
+SLICE_S = 0.1
+KEPT_S = 60.0
+DIGITS = 4
+
+
+class Timeline:
+    """Slices of a history of steps.
+
+    A slice is `[index, steps, decode, prefill, busy, decode tokens, prefill tokens]`. Its index is
+    its place in time, in units of SLICE_S; steps and tokens belong to the slice in which their step
+    ended; decode and prefill are rows times the seconds of the slice in which they were computed,
+    and busy are the seconds in which the device computed.
+    """
+
+    def __init__(self) -> None:
+        self._slices: dict[int, list[Any]] = {}
+        self._last = 0.0  # when the last step that was taken in had ended
+
+    def take(self, history: StepHistory, now: float) -> list[list[Any]]:
+        """Take in the steps that have ended since the last call; what they add, slice by slice."""
+        new: dict[int, list[Any]] = {}
+        before = self._last
+        for step in history.after(max(self._last, now - KEPT_S)):
+            end = step.fetched
+            begin = max(step.dispatched, before, end - KEPT_S)
+            before = end
+            first, last = int(begin / SLICE_S), int(end / SLICE_S)
+            one = new.get(last)
+            if one is None:
+                one = new[last] = [0, 0.0, 0.0, 0.0, 0, 0]
+            one[0] += 1
+            one[4] += step.num_decode_tokens
+            one[5] += step.num_prefill_tokens
+            if first == last:  # nearly all are so short
+                one[1] += step.num_decode * (end - begin)
+                one[2] += step.num_prefill * (end - begin)
+                one[3] += step.device_busy
+                continue
+            edges = [index * SLICE_S for index in range(first + 1, last + 1)]
+            for left, right in pairwise([begin, *edges, end]):
+                part = right - left
+                index = int((left + right) / 2 / SLICE_S)
+                one = new.setdefault(index, [0, 0.0, 0.0, 0.0, 0, 0])
+                one[1] += step.num_decode * part
+                one[2] += step.num_prefill * part
+                one[3] += step.device_busy * part / (end - begin)
+        self._last = before
+        for index, added in new.items():
+            known = self._slices.get(index)
+            self._slices[index] = added if known is None else [*map(sum, zip(known, added))]
+        oldest = int((now - KEPT_S) / SLICE_S)
+        for index in [index for index in self._slices if index < oldest]:
+            del self._slices[index]
+        return _listed(new)
+
+    def bins(self) -> list[list[Any]]:
+        """All slices of the last KEPT_S seconds in which there was something."""
+        return _listed(self._slices)
+
+
+def _listed(slices: dict[int, list[Any]]) -> list[list[Any]]:
+    return [
+        [index, one[0], *(round(value, DIGITS) for value in one[1:4]), *one[4:]]
+        for index, one in sorted(slices.items())
+    ]

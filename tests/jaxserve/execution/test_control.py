@@ -1,0 +1,124 @@
+"""The control programs against NumPy, on a small device state."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.execution.control import FORKS, UPLOAD_TOKENS, CopyProgram, MoveProgram, UploadProgram
+from jaxserve.execution.state import DeviceState
+from jaxserve.models.kv_cache import KVPages
+from jaxserve.scheduling.plan import Fork, Upload
+
+LAYERS, PAGES, PAGE_SIZE, SLOTS, LENGTH = 2, 12, 4, 6, 24
+
+
+@pytest.fixture
+def state() -> DeviceState:
+    rng = np.random.default_rng(0)
+    return DeviceState(
+        kv=KVPages(
+            jnp.asarray(rng.integers(-127, 128, (LAYERS * PAGES, PAGE_SIZE, 2, 1, 8)), jnp.int8),
+            *(
+                jnp.asarray(rng.normal(size=(LAYERS * PAGES, 1, PAGE_SIZE)), jnp.bfloat16)
+                for _ in range(2)
+            ),
+        ),
+        page_table=jnp.asarray(rng.integers(1, PAGES, (SLOTS + 1, LENGTH // PAGE_SIZE)), jnp.int32),
+        history=jnp.asarray(rng.integers(0, 99, (SLOTS + 1, LENGTH + 1)), jnp.int32),
+        lengths=jnp.asarray(rng.integers(0, LENGTH, SLOTS + 1), jnp.int32),
+        features={},
+    )
+
+
+def run(program, state: DeviceState, items) -> DeviceState:
+    for blob in program.pack(items):
+        state = jax.jit(program.run)(state, blob)
+    return state
+
+
+def copied(state: DeviceState, forks: list[Fork]) -> DeviceState:
+    """NumPy's result, one fork after the other."""
+    kv = [np.array(array) for array in state.kv]
+    table, history, lengths = (np.array(array) for array in state[1:4])
+    for source, slot, count, source_page, page in forks:
+        full = count // PAGE_SIZE
+        history[slot, :count] = history[source, :count]
+        table[slot, :full] = table[source, :full]
+        if page:
+            table[slot, full] = page
+            for layer in range(LAYERS):
+                for array in kv:
+                    array[layer * PAGES + page] = array[layer * PAGES + source_page]
+        lengths[slot] = count
+    return DeviceState(KVPages(*kv), table, history, lengths, {})
+
+
+def check(found: DeviceState, wanted: DeviceState) -> None:
+    """Equal but for the trash slot and the trash page."""
+    live = np.array([row for row in range(LAYERS * PAGES) if row % PAGES])
+    for mine, its in zip(found.kv, wanted.kv, strict=True):
+        np.testing.assert_array_equal(mine[live], its[live])
+    for mine, its in zip(found[1:4], wanted[1:4]):
+        np.testing.assert_array_equal(mine[:SLOTS], its[:SLOTS])
+
+
+def test_a_fork_shares_full_pages_and_copies_the_last(state) -> None:
+    forks = [Fork(0, 3, 10, 5, 7), Fork(0, 4, 10, 5, 8), Fork(1, 2, 8, 0, 0)]
+    check(run(CopyProgram(LAYERS, SLOTS), state, forks), copied(state, forks))
+
+
+def test_forks_of_forks_and_of_pages_that_changed_hands_happen_in_order(state) -> None:
+    forks = [Fork(0, 3, 10, 5, 7), Fork(3, 4, 9, 7, 8), Fork(1, 3, 6, 2, 7), Fork(2, 5, 5, 3, 7)]
+    program = CopyProgram(LAYERS, SLOTS)
+    assert len(list(program.pack(forks))) == 3
+    check(run(program, state, forks), copied(state, forks))
+
+
+def test_more_forks_than_a_call_holds(state) -> None:
+    forks = [Fork(0, 1 + index % (SLOTS - 1), 5, 5, 7 + index % 3) for index in range(FORKS + 3)]
+    check(run(CopyProgram(LAYERS, SLOTS), state, forks), copied(state, forks))
+
+
+def test_nothing_to_copy_or_upload_changes_nothing(state) -> None:
+    for program in (CopyProgram(LAYERS, SLOTS), UploadProgram(PAGE_SIZE, SLOTS)):
+        assert len(list(program.pack(()))) == 1, "a call that warms up"
+        check(run(program, state, ()), state)
+
+
+def test_an_upload_of_more_tokens_than_a_call_holds() -> None:
+    length = UPLOAD_TOKENS + 100
+    tokens = np.arange(length, dtype=np.int32)
+    empty = DeviceState(
+        kv=KVPages(jnp.zeros((PAGES, PAGE_SIZE, 2, 1, 8))),
+        page_table=jnp.zeros((SLOTS + 1, length // PAGE_SIZE), jnp.int32),
+        history=jnp.zeros((SLOTS + 1, length), jnp.int32),
+        lengths=jnp.zeros(SLOTS + 1, jnp.int32),
+        features={},
+    )
+    pages = [*range(1, length // PAGE_SIZE + 1)]
+    found = run(UploadProgram(PAGE_SIZE, SLOTS), empty, [Upload(2, tokens, pages)])
+    np.testing.assert_array_equal(found.history[2], tokens)
+    np.testing.assert_array_equal(found.page_table[2], pages)
+    assert not np.any(found.history[:2]) and not np.any(found.page_table[:2])
+
+
+def test_pages_move_out_and_in(state) -> None:
+    program = MoveProgram(LAYERS, num_pages=3)
+    rng = np.random.default_rng(1)
+    coming = KVPages(*(np.zeros((LAYERS, 3, *array.shape[1:]), array.dtype) for array in state.kv))
+    for array in coming:
+        array[:, :2] = rng.integers(-9, 9, array[:, :2].shape)
+    operand = np.array([4, 9, 0, 9, 2, 0], np.int32)
+    found, taken = jax.jit(program.run)(state, operand, coming)
+    for old, new, out, given in zip(state.kv, found.kv, taken, coming, strict=True):
+        before, after = np.array(old), np.array(new)
+        for layer in range(LAYERS):
+            np.testing.assert_array_equal(out[layer, 0], before[layer * PAGES + 4])
+            np.testing.assert_array_equal(out[layer, 1], before[layer * PAGES + 9])
+            np.testing.assert_array_equal(after[layer * PAGES + 9], given[layer, 0])
+            np.testing.assert_array_equal(after[layer * PAGES + 2], given[layer, 1])
+            before[layer * PAGES + np.array([0, 2, 9])] = after[layer * PAGES + np.array([0, 2, 9])]
+        np.testing.assert_array_equal(after, before)

@@ -1,0 +1,130 @@
+"""What a host and its cgroups leave, and the sum that is refused."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
+from jaxserve.execution.host_memory import (
+    RESERVE_BYTES,
+    available_bytes,
+    forget_zeros,
+    host_pool_bytes,
+)
+from jaxserve.execution.memory_plan import DEFAULT_HOST_CACHE_BYTES, Demand
+
+GB = 10**9
+MEMINFO = "MemTotal:       24000000 kB\nMemFree:  1 kB\nMemAvailable:   20000000 kB\n"
+HOST = 20_000_000 * 1024
+
+
+def files(root: Path, contents: dict[str, object]) -> Path:
+    for name, content in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(str(content))
+    return root
+
+
+def test_the_host_alone(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) is None
+    assert available_bytes(files(tmp_path, {"proc/meminfo": MEMINFO})) == HOST
+
+
+def test_a_limit_of_cgroup_v2_anywhere_above(tmp_path: Path) -> None:
+    base = "sys/fs/cgroup/a"
+    contents = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/a/b\n",
+        f"{base}/b/memory.max": "max\n",
+        f"{base}/b/memory.current": 1 * GB,
+        f"{base}/memory.max": 8 * GB,
+        f"{base}/memory.current": 5 * GB,
+        f"{base}/memory.stat": f"anon 1\ninactive_file {2 * GB}\n",
+    }
+    assert available_bytes(files(tmp_path, contents)) == (8 - 5 + 2) * GB
+    assert available_bytes(files(tmp_path, {f"{base}/memory.max": 100 * GB})) == HOST
+
+
+def test_a_reserve_is_a_share_of_each_limit(tmp_path: Path) -> None:
+    base = "sys/fs/cgroup/a"
+    root = files(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a\n"})
+    assert available_bytes(root, reserve=0.5) == HOST - 12_000_000 * 1024
+    files(tmp_path, {f"{base}/memory.max": 8 * GB, f"{base}/memory.current": 5 * GB})
+    assert available_bytes(root, reserve=0.25) == (8 - 5 - 2) * GB
+    assert available_bytes(root, reserve=0.5) == (8 - 5 - 4) * GB, "less than nothing is left"
+
+
+def test_a_limit_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
+    base = "sys/fs/cgroup/memory"  # the container's own group; its path is the host's
+    contents = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "9:cpu:/\n4:hugetlb,memory:/docker/123\n0::/\n",
+        f"{base}/memory.limit_in_bytes": 4 * GB,
+        f"{base}/memory.usage_in_bytes": 1 * GB,
+        f"{base}/memory.stat": f"inactive_file 5\ntotal_inactive_file {GB // 2}\n",
+    }
+    assert available_bytes(files(tmp_path, contents)) == 7 * GB // 2
+
+
+DEMAND = Demand(weights=16 * GB, tables=GB // 10, transfers=GB // 10, temporaries=GB // 10)
+HELD = sum(DEMAND) + RESERVE_BYTES
+
+
+def pool(available: int, devices: int = 1, most: int = 8 * GB, **settings: object) -> int:
+    config = EngineConfig(model="m", **settings)  # type: ignore[arg-type]
+    return host_pool_bytes(available, DEMAND, devices, 1000, most, config)
+
+
+def test_pages_get_what_is_left_over() -> None:
+    assert pool(HELD + 20 * GB) == DEFAULT_HOST_CACHE_BYTES
+    assert pool(HELD + 3 * GB) == 3 * GB
+    assert pool(HELD + 20 * GB, most=GB) == GB
+    assert pool(2 * HELD + 3 * GB, devices=2) == (3 * GB + RESERVE_BYTES) // 2
+    assert pool(HELD + 1000) == 1000
+
+
+def test_the_sum_that_does_not_fit_is_told_with_the_setting_that_helps() -> None:
+    with pytest.raises(ValidationError) as caught:
+        pool(15 * GB)
+    assert caught.value.field == "model"
+    for part in (
+        "17.37 GB of memory are needed and 15.00 GB are available",
+        "weights 16.00 GB",
+        "KV cache 0.00 GB",
+        "temporaries and tables 0.30 GB",
+        "reserve 1.07 GB",
+        "quantization to int8",
+    ):
+        assert part in str(caught.value)
+    with pytest.raises(ValidationError) as caught:
+        pool(15 * GB, quantization="int8")
+    assert "int8" not in str(caught.value)
+    with pytest.raises(ValidationError, match=r"kv_cache_memory_bytes=5000000000.*lower it"):
+        pool(HELD + 4 * GB, kv_cache_memory_bytes=5 * GB)
+    with pytest.raises(ValidationError, match=r"num_pages=7.*KV cache 8\.00 GB"):
+        pool(HELD + 4 * GB, num_pages=7)
+    with pytest.raises(ValidationError, match="model='m'"):
+        pool(HELD, kv_cache_memory_bytes=5 * GB)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise is Linux's")
+def test_zeros_are_forgotten_and_still_zeros():
+    pages = jax.block_until_ready(jax.jit(lambda: jnp.zeros((1 << 22) + 3, jnp.float32))())
+    small = jnp.zeros(5)
+    before = resident_bytes()
+    taken = forget_zeros([pages, small])
+    assert pages.nbytes - 2 * mmap.PAGESIZE <= taken <= pages.nbytes
+    assert before - resident_bytes() > pages.nbytes // 2
+    assert not np.asarray(pages).any() and not np.asarray(small).any()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -1,0 +1,93 @@
+"""Thoughts end when they have as many tokens as they may."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from jaxserve.execution.features.feature import Need, SpecialRow
+from jaxserve.execution.features.mask import Mask, MaskInputs
+from jaxserve.grammars.budget import ThoughtBudget
+from jaxserve.grammars.forcing import Forcing
+from jaxserve.request import Request, StopRule
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.structured_outputs_params import Thoughts
+
+PIECES = [b"<t>", b"</t>", b"<", b"t>", b"/t", b">", b"a", b" ", b"b</t>c"]
+BEGIN, END, A, SPACE, BOTH = 0, 1, 6, 7, 8
+PARTS = [2, 4, 5]  # of the closing tag
+
+
+def budget(most: int, is_open: bool, end: list[int] = PARTS) -> ThoughtBudget:
+    return ThoughtBudget(Thoughts("<t>", "</t>", is_open), most, end, PIECES.__getitem__)
+
+
+def run(made: ThoughtBudget, wanted: list[int]) -> list[int]:
+    """The output of a model that samples `wanted`, unless something else is forced."""
+    output: list[int] = []
+    for token in wanted:
+        forced = made.forced(output)
+        output.append(token if forced is None else forced)
+    return output
+
+
+def test_the_closing_tag_is_forced_behind_so_many_tokens() -> None:
+    for most in range(5):
+        found = run(budget(most, is_open=True), [A] * 9)
+        assert found == [*[A] * most, *PARTS, *[A] * (6 - most)]
+    found = run(budget(2, is_open=False, end=[END]), [SPACE, BEGIN, *[A] * 5])
+    assert found == [SPACE, BEGIN, A, A, END, A, A]
+
+
+def test_an_opening_tag_may_have_several_tokens() -> None:
+    assert run(budget(1, is_open=False), [2, 3, *[A] * 5]) == [2, 3, A, *PARTS, A]
+
+
+def test_an_answer_without_thoughts_is_left_alone() -> None:
+    made = budget(0, is_open=False)
+    assert run(made, [A] * 5) == [A] * 5 and made.is_over
+
+
+def test_thoughts_that_end_themselves() -> None:
+    for end in ([END], PARTS, [BOTH]):
+        made = budget(4, is_open=True)
+        wanted = [A, *end, *[A] * 6]
+        assert run(made, wanted) == wanted
+        made.take(wanted)
+        assert made.is_over and not made.waits(1)
+
+
+def test_tokens_are_waited_for_when_one_may_be_too_many() -> None:
+    made = budget(3, is_open=True)
+    assert not made.waits(1) and made.waits(3)
+    made.take([A, A])
+    assert not made.waits(0) and made.waits(1)
+    copied = made.copied()
+    copied.take([A, A, END])
+    assert copied.is_over and not made.is_over
+    copied.waits_anyway = True
+    assert copied.waits(0)
+
+
+def test_the_mask_leaves_the_closing_tag_alone_and_then_nothing_of_it() -> None:
+    params = SamplingParams(thinking_token_budget=1)
+    rule = StopRule(frozenset(), frozenset(), 0, 20)
+    request, facts, mask = Request("r", [A], params, rule, 0), SimpleNamespace(vocab_size=9), Mask()
+    request.budget, request.slot = budget(1, is_open=True), 0
+    given: Any = facts
+    assert mask.need(request) is Need.AT_TIMES
+    mask.bind(request, 0, given)
+    waited, masks = [], []
+    for output in ([], [A], [A, 2], [A, 2, 4], [A, *PARTS], [A, *PARTS, A]):
+        request.output_token_ids, request.pending = [*output], 0
+        if mask.needed_now(request):
+            inputs = MaskInputs(forbidden=np.zeros((1, 1), np.uint32))
+            mask.pack(inputs, [SpecialRow(0, request, 0)], [], given)
+            masks.append(int(~inputs.forbidden[0, 0]))
+        Forcing.follow(request)
+        waited.append(request.needs_seen_tokens)
+    assert masks[:4] == [0xFFFFFFFF, 1 << 2, 1 << 4, 1 << 5] and masks[-1] == 0xFFFFFFFF
+    assert waited == [False, True, True, True, False, False]
+    assert not mask.needed_now(request)

@@ -1,0 +1,136 @@
+"""An engine's process without an engine: tokens follow from the context, some prompts are deadly.
+
+A prompt that begins with KILL ends the process in its first step, with HANG no step ends any more,
+with LATE it dies at the sixth token of the sequence. As long as the file that MARK names is there
+it ends itself at its first step, whoever is in it, be it the probe of its own, and of UNPROBED at
+the first step of somebody else. While the file that STUCK names is there no
+engine gets ready.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from checkpoints import bundled_model_path
+from jaxserve.isolation.child import ended_at_once
+from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Start, Sync
+from jaxserve.messages import (
+    Abort,
+    Action,
+    AddGroup,
+    Begun,
+    Control,
+    EngineStats,
+    FirstStep,
+    Inbox,
+    Outbox,
+    PageStats,
+    StepOutput,
+)
+from jaxserve.observability.step_times import StepTimes
+from tests.resolved_config import resolved
+
+KILL, HANG, LATE = 50, 51, 52
+SLOTS, VOCAB = 4, 60
+MARK = "JAXSERVE_TEST_DEADLY"
+UNPROBED = "JAXSERVE_TEST_UNPROBED"
+STUCK = "JAXSERVE_TEST_STUCK"
+
+
+def next_token(seed: int, context: list[int]) -> int:
+    return (sum((i + 1) * t for i, t in enumerate(context)) * 31 + seed) % 40
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.live: dict[str, tuple[AddGroup, int, list[int]]] = {}
+        self.steps = 0
+        self.begun: set[str] = set()
+
+    def add(self, group: AddGroup) -> None:
+        for name, seed in zip(group.sequence_ids, group.seeds):
+            assert name not in self.live, f"{name} was added twice"
+            self.live[name] = (group, seed, [*group.output_token_ids])
+
+    def running(self) -> list[str]:
+        return [*self.live][:SLOTS]
+
+    def step(self) -> StepOutput:
+        ids, tokens, ends = [], [], {}
+        self.steps += 1
+        time.sleep(0.002)
+        for name in self.running():
+            group, seed, output = self.live[name]
+            first = group.prompt_token_ids[0]
+            late = first == LATE and len(output) == 5
+            if first == KILL or late or is_there(MARK) or is_there(UNPROBED):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if first == HANG:
+                time.sleep(600)
+            output.append(next_token(seed, group.prompt_token_ids + output))
+            ids.append(name)
+            tokens.append(output[-1])
+            end = group.stop_rule.check(output[-1], len(output))
+            if end is not None:
+                ends[len(ids) - 1] = end
+                del self.live[name]
+        new = [name for name in ids if name not in self.begun]
+        self.begun.update(new)
+        first_steps = {name: FirstStep(time.monotonic(), None, 0) for name in new}
+        stats = EngineStats(len(self.live), 0, 0.0, 0, self.steps, 1, StepTimes(), PageStats())
+        return StepOutput(ids, tokens, ends, {}, {}, {}, first_steps, {}, stats)
+
+
+def is_there(variable: str) -> bool:
+    name = os.environ.get(variable)
+    return name is not None and Path(name).exists()
+
+
+def main(path: str) -> int:
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(path)
+    channel, inbox, outbox = Channel(stream), Inbox(), Outbox()
+    message = channel.receive()
+    assert message is not None
+    start = inbox.open(message)
+    assert isinstance(start, Start)
+    while is_there(STUCK):
+        time.sleep(0.02)
+    if is_there(MARK):
+        os.kill(os.getpid(), signal.SIGKILL)
+    folder = str(bundled_model_path())
+    sizes = ModelSizes(VOCAB, 8, 1, ())
+    channel.send(outbox.seal(Ready(resolved(start.config), sizes, folder, folder, 64)))
+    engine = FakeEngine()
+    while True:
+        messages = [] if engine.live else [channel.receive()]
+        try:
+            messages += channel.arrived()
+        except EOFError:
+            return 0
+        for message in messages:
+            if message is None:
+                return 0
+            match inbox.open(message):
+                case AddGroup() as group:
+                    engine.add(group)
+                case Abort(sequence_ids):
+                    for name in sequence_ids:
+                        engine.live.pop(name, None)
+                case Control(action=Action.CLOSE):
+                    return 0
+                case Sync():
+                    channel.send(outbox.seal(Sync()))
+        if engine.live:
+            channel.send(outbox.seal(Begun(engine.running())))
+            channel.send(outbox.seal(engine.step()))
+
+
+if __name__ == "__main__":
+    with ended_at_once():
+        sys.exit(main(sys.argv[1]))

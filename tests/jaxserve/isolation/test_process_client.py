@@ -1,0 +1,422 @@
+"""A client whose engine's process dies, hangs and comes again; the engine is a fake one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from jaxserve.async_engine import AsyncEngine
+from jaxserve.config import EngineConfig, Isolation
+from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.isolation.launch import EarlyProcess, Listener
+from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.outputs import RequestOutput
+from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.structured_outputs_params import StructuredOutputsParams
+from tests.jaxserve.isolation.fake_child import (
+    HANG,
+    KILL,
+    LATE,
+    MARK,
+    STUCK,
+    UNPROBED,
+    next_token,
+)
+
+MODULE = "tests.jaxserve.isolation.fake_child"
+CONFIG = EngineConfig(
+    model="fake", max_model_len=512, max_num_seqs=4, block_size=8, skip_tokenizer_init=True
+)
+
+
+class Serving:
+    """A client, and what came of its requests."""
+
+    def __init__(self, client: ProcessClient, news: threading.Event):
+        self.client, self.news = client, news
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, Any] = {}
+        self.died = 0
+
+    def add(self, name: str, prompt: list[int], length: int = 30, n: int = 1) -> None:
+        params = SamplingParams(
+            n=n, max_tokens=length, seed=len(name), output_kind=RequestOutputKind.DELTA
+        )
+        self.client.add(self.client.prepare(prompt, params, name))
+
+    def turn(self) -> None:
+        assert self.news.wait(20), "nothing came"
+        self.news.clear()
+        for output in self.client.outputs():
+            self.take(output)
+        for name, error in self.client.take_failures().items():
+            self.ends[name] = error
+
+    def take(self, output: RequestOutput) -> None:
+        for one in output.outputs:
+            self.tokens.setdefault(f"{output.request_id}.{one.index}", []).extend(one.token_ids)
+        if output.finished:
+            self.ends[output.request_id] = output.outputs[0].finish_reason
+
+    def until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self.turn()
+
+    def finish(self) -> None:
+        self.until(lambda: not self.client.has_work)
+
+
+@contextmanager
+def serving(*, spare: bool = False, **settings: Any) -> Iterator[Serving]:
+    news = threading.Event()
+    isolation = Isolation(module=MODULE, spare=spare, **settings)
+    client = ProcessClient(CONFIG, ClientClock(), news.set, isolation)
+    client.start()
+    try:
+        while not client.is_ready:
+            assert not client.is_dead, client.error
+            time.sleep(0.01)
+        yield Serving(client, news)
+    finally:
+        client.close()
+        client.join()
+
+
+def expected(name: str, prompt: list[int], length: int, index: int = 0) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < length:
+        tokens.append(next_token(len(name) + index, prompt + tokens))
+    return tokens
+
+
+def test_requests_go_on_after_a_kill() -> None:
+    with serving() as one:
+        for index in range(6):
+            one.add(f"r{index}", [index, 7, 8], 30 + index)
+        one.add("group", [9, 9], 25, n=3)
+        one.until(lambda: len(one.tokens.get("r0.0", ())) > 5)
+        assert one.client.pid is not None
+        os.kill(one.client.pid, signal.SIGKILL)
+        one.until(lambda: one.client.is_restarting)
+        one.add("after", [3, 3], 20)
+        one.finish()
+        for index in range(6):
+            name, length = f"r{index}", 30 + index
+            assert one.tokens[f"{name}.0"] == expected(name, [index, 7, 8], length), name
+            assert one.ends[name] == "length"
+        for index in range(3):
+            assert one.tokens[f"group.{index}"] == expected("group", [9, 9], 25, index)
+        assert one.tokens["after.0"] == expected("after", [3, 3], 20)
+        assert one.client.stats().num_steps > 50, "steps of all engines"
+
+
+@pytest.mark.parametrize(
+    ("first", "tokens"), [(KILL, 0), pytest.param(LATE, 5, marks=pytest.mark.slow)]
+)
+def test_a_request_that_kills_ends_alone(first: int, tokens: int) -> None:
+    with serving() as one:
+        for index in range(3):
+            one.add(f"r{index}", [index, 7], 40)
+        one.until(lambda: len(one.tokens) == 3)
+        one.add("deadly", [first, 1])
+        one.add("waits", [9, 9], 25)
+        one.finish()
+        error = one.ends["deadly"]
+        assert isinstance(error, EngineDeadError), one.ends
+        assert "second time" in str(error) and "SIGKILL" in str(error)
+        told = one.tokens.get("deadly.0", [])
+        assert told == expected("deadly", [first, 1], tokens), "nothing comes twice"
+        for index in range(3):
+            assert one.tokens[f"r{index}.0"] == expected(f"r{index}", [index, 7], 40)
+        assert one.tokens["waits.0"] == expected("waits", [9, 9], 25)
+
+
+@pytest.mark.slow
+def test_many_requests_before_a_kill(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.isolation.process_client.TIDY", 4)
+    with serving() as one:
+        for index in range(60):
+            one.add(f"r{index}", [index % 40, 7], 3 + 40 * (index > 55))
+        one.until(lambda: len(one.ends) >= 40 and len(one.tokens.get("r57.0", ())) > 3)
+        assert one.client.pid is not None
+        os.kill(one.client.pid, signal.SIGKILL)
+        one.finish()
+        for index in range(60):
+            length = 3 + 40 * (index > 55)
+            assert one.tokens[f"r{index}.0"] == expected(f"r{index}", [index % 40, 7], length)
+
+
+def test_the_first_process_may_have_been_started_early() -> None:
+    early = EarlyProcess(MODULE)
+    news = threading.Event()
+    isolation = Isolation(module=MODULE)
+    client = ProcessClient(CONFIG, ClientClock(), news.set, isolation, early)
+    (pid,) = [one.pid for one in psutil.Process().children() if MODULE in one.cmdline()]
+    client.start()
+    try:
+        one = Serving(client, news)
+        one.until(lambda: client.is_ready)
+        assert client.pid == pid
+        early.close()  # it is the client's now
+        one.add("a", [1, 2], 20)
+        one.until(lambda: bool(one.tokens))
+        os.kill(pid, signal.SIGKILL)
+        one.finish()
+        assert one.tokens["a.0"] == expected("a", [1, 2], 20) and client.pid != pid
+    finally:
+        client.close()
+        client.join()
+
+
+def test_an_early_process_that_nobody_takes_is_ended() -> None:
+    early = EarlyProcess(MODULE)
+    (process,) = [one for one in psutil.Process().children() if MODULE in one.cmdline()]
+    (folder,) = Path(process.cmdline()[-1]).parents[:1]
+    early.close()
+    assert not process.is_running() and not folder.exists()
+
+
+def test_no_jax_is_needed_beside_the_engine_and_its_socket_is_private() -> None:
+    listener = Listener()
+    try:
+        path = Path(listener.path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    finally:
+        listener.close()
+    assert not path.parent.exists()
+    code = "import sys, jaxserve.async_engine, jaxserve.isolation.process_client as p;"
+    code += "import server.supervisor; sys.exit('jax' in sys.modules)"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_is_seen() -> None:
+    with serving(step_timeout=0.5) as one:
+        one.add("good", [1, 2], 20)
+        one.until(lambda: bool(one.tokens))
+        one.add("hangs", [HANG])
+        begin = time.monotonic()
+        while one.client.is_ready:
+            assert time.monotonic() - begin < 10
+            time.sleep(0.01)
+        one.finish()
+        assert one.tokens["good.0"] == expected("good", [1, 2], 20)
+        assert isinstance(one.ends["hangs"], EngineDeadError)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_replaced() -> None:
+    with serving(step_timeout=0.5) as one:
+        one.add("r", [1, 2], 60)
+        one.until(lambda: bool(one.tokens))
+        assert one.client.pid is not None
+        os.kill(one.client.pid, signal.SIGSTOP)
+        one.finish()
+        assert one.tokens["r.0"] == expected("r", [1, 2], 60)
+
+
+@pytest.mark.slow
+def test_three_deaths_in_a_row_end_it(tmp_path, monkeypatch) -> None:
+    mark = tmp_path / "deadly"
+    monkeypatch.setenv(MARK, str(mark))
+    with serving() as one:
+        mark.touch()
+        for index in range(3):
+            one.add(f"r{index}", [index])
+        with pytest.raises(EngineDeadError, match="died 3 times"):
+            while True:
+                one.turn()
+        assert one.client.is_dead and not one.client.is_ready and not one.client.is_restarting
+        with pytest.raises(EngineDeadError, match="died 3 times"):
+            one.add("late", [1])
+
+
+@pytest.mark.slow
+def test_requests_that_each_kill_an_idle_engine_do_not_end_it() -> None:
+    with serving() as one:
+        for index in range(2):
+            name = f"deadly{index}"
+            one.add(name, [KILL, index])
+            one.until(lambda name=name: name in one.ends)
+            assert isinstance(one.ends[name], EngineDeadError)
+        one.until(lambda: one.client.is_ready)
+        one.add("good", [1, 2], 20)
+        one.finish()
+        assert one.tokens["good.0"] == expected("good", [1, 2], 20)
+
+
+@pytest.mark.slow
+def test_an_engine_that_serves_its_probe_and_nobody_else_is_given_up(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.isolation.supervisor.MOST_CONVICTIONS", 3)
+    mark = tmp_path / "deadly"
+    monkeypatch.setenv(UNPROBED, str(mark))
+    with serving() as one:
+        mark.touch()
+        with pytest.raises(EngineDeadError, match="3 requests in a row ended it"):
+            for index in range(4):
+                name = f"r{index}"
+                one.add(name, [index])
+                one.until(lambda name=name: name in one.ends)
+                one.until(lambda: one.client.is_ready)
+        assert 3 <= len(one.ends) <= 4
+
+
+@pytest.mark.slow
+def test_a_request_that_is_aborted_while_it_is_tried_or_waits_is_gone() -> None:
+    with serving() as one:
+        for index in range(3):
+            one.add(f"r{index}", [index], 400)
+        one.until(lambda: len(one.tokens) == 3)
+        assert one.client.pid is not None
+        os.kill(one.client.pid, signal.SIGKILL)
+        one.until(lambda: one.client.is_restarting)
+        one.client.abort("r0")
+        one.until(lambda: one.client.is_ready)
+        one.client.abort("r1")
+        one.finish()
+        assert one.tokens["r2.0"] == expected("r2", [2], 400)
+
+
+def children() -> set[int]:
+    """Processes with engines."""
+    return {one.pid for one in psutil.Process().children() if MODULE in one.cmdline()}
+
+
+def wait_for_children(count: int) -> set[int]:
+    begin = time.monotonic()
+    while len(found := children()) != count:
+        assert time.monotonic() - begin < 20, found
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.slow
+def test_a_spare_process_takes_over_and_gets_a_successor(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.isolation.spare.DELAY_S", 0.1)
+    before = children()
+    with serving(spare=True) as one:
+        for _ in range(2):
+            one.until(lambda: one.client.is_ready)
+            first = one.client.pid
+            assert first is not None
+            (spare,) = wait_for_children(2 + len(before)) - before - {first}
+            os.kill(first, signal.SIGKILL)
+            one.until(lambda first=first: one.client.pid not in (None, first))
+            assert one.client.pid == spare
+        one.add("r", [1, 2], 20)
+        one.finish()
+        assert one.tokens["r.0"] == expected("r", [1, 2], 20)
+    assert children() == before, "the spare ends with the others"
+
+
+@pytest.mark.slow
+def test_a_spare_process_that_has_died_is_not_used(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.isolation.spare.DELAY_S", 0.1)
+    before = children()
+    with serving(spare=True) as one:
+        first = one.client.pid
+        assert first is not None
+        (spare,) = wait_for_children(2 + len(before)) - before - {first}
+        os.kill(spare, signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)
+        one.until(lambda: one.client.pid not in (None, first, spare) and one.client.is_ready)
+        one.add("r", [1, 2], 20)
+        one.finish()
+        assert one.tokens["r.0"] == expected("r", [1, 2], 20)
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_while_it_is_loaded_again_is_replaced(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.isolation.supervisor.LOAD_SLACK_S", 3.0)
+    monkeypatch.setattr("jaxserve.isolation.supervisor.LOAD_FACTOR", 0.0)
+    stuck = tmp_path / "stuck"
+    monkeypatch.setenv(STUCK, str(stuck))
+    with serving(step_timeout=0.5) as one:
+        first = one.client.pid
+        assert first is not None
+        stuck.touch()
+        os.kill(first, signal.SIGKILL)
+        for earlier in (first, None):
+            earlier = earlier or one.client.pid
+            begin = time.monotonic()
+            while one.client.pid == earlier:
+                assert time.monotonic() - begin < 20
+                time.sleep(0.01)
+        stuck.unlink()
+        one.until(lambda: one.client.is_ready)
+
+
+@pytest.mark.slow
+def test_requests_that_kill_do_not_end_the_server_and_are_known_again() -> None:
+    with serving() as one:
+        one.add("good", [1, 2], 400)
+        for index in range(2):
+            one.add(f"deadly{index}", [KILL, index])
+            one.until(lambda index=index: f"deadly{index}" in one.ends)
+        with pytest.raises(ValidationError, match="ended the engine"):
+            one.add("deadlyX", [KILL, 1])
+        one.add("other", [1, 3], 20)
+        one.finish()
+        assert one.tokens["good.0"] == expected("good", [1, 2], 400)
+        assert one.tokens["other.0"] == expected("other", [1, 3], 20)
+
+
+def test_grammars_are_checked_in_threads_of_their_own(monkeypatch) -> None:
+    engine = AsyncEngine(CONFIG, start=False, isolation=Isolation(module=MODULE))
+    threads: list[str] = []
+
+    def prepare(*_: Any) -> None:
+        threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(engine.client, "prepare", prepare)
+    monkeypatch.setattr(engine.client, "check_alive", lambda: None)
+    asked = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]))
+
+    async def main() -> None:
+        await engine.prepare("text", SamplingParams(), "text")
+        await engine.prepare([1], asked, "grammar")
+
+    asyncio.run(main())
+    assert ["grammar" in name for name in threads] == [False, True], threads
+
+
+def test_a_broken_tokenizer_is_found_before_the_weights(tmp_path) -> None:
+    (tmp_path / TOKENIZER_FILE).write_text("{}")
+    client = ProcessClient(
+        EngineConfig(model=str(tmp_path)), ClientClock(), lambda: None, Isolation(module=MODULE)
+    )
+    with pytest.raises(ValidationError, match="readable tokenizer"):
+        client._load_tokenizer()
+
+
+@pytest.mark.slow
+def test_a_first_engine_that_hangs_while_it_is_loaded_ends_everything(
+    tmp_path, monkeypatch
+) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.touch()
+    monkeypatch.setenv(STUCK, str(stuck))
+    isolation = Isolation(module=MODULE, step_timeout=None, load_timeout=1.0)
+    client = ProcessClient(CONFIG, ClientClock(), lambda: None, isolation)
+    client.start()
+    begin = time.monotonic()
+    while not client.is_dead:
+        assert time.monotonic() - begin < 20
+        time.sleep(0.01)
+    client.close()
+    client.join()
+    assert "while it loaded" in str(client.error)

@@ -1,0 +1,100 @@
+"""The sparse MLP against every expert on every token, and what it does with rows and loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxserve.models import ModelConfig
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.moe import MoeConfig, SparseMLP
+from jaxserve.models.protocol import TokenRows
+from pallas_kernels import native
+
+TOKENS, HIDDEN = 37, 32
+SETTINGS = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
+}
+
+
+def make(backend: str, **changes: object) -> SparseMLP:
+    config = ModelConfig.from_hf(SETTINGS)
+    assert isinstance(config, MoeConfig)
+    mlp = SparseMLP(replace(config, **changes), "float32", LinearForm(backend))
+    graph, state = nnx.split(mlp)
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+    drawn = jax.tree.map(lambda x: 0.5 * jax.random.normal(next(keys), x.shape, x.dtype), state)
+    return nnx.merge(graph, drawn)
+
+
+def dense(mlp: SparseMLP, x: jax.Array) -> np.ndarray:
+    """Every expert on every token in float64, weighted by the router: [T, E]."""
+    weights, experts = (np.asarray(array) for array in mlp.route(x))
+    up, down = (np.asarray(part.weight[...], np.float64) for part in (mlp.gate_up, mlp.down))
+    both = np.einsum("te,xie->xti", np.asarray(x, np.float64), up)
+    gate, value = both[..., ::2], both[..., 1::2]
+    if mlp.config.hidden_act == "relu":
+        inner = np.maximum(gate, 0) * value
+    else:
+        inner = gate / (1 + np.exp(-gate)) * value
+    outs = np.einsum("xti,xei->xte", inner, down)
+    of_token = np.zeros((mlp.config.num_experts, len(x)))
+    np.put_along_axis(of_token, experts.T, weights.T, axis=0)
+    return np.einsum("xte,xt->te", outs, of_token)
+
+
+def inputs() -> tuple[jax.Array, TokenRows]:
+    return jax.random.normal(jax.random.key(1), (TOKENS, HIDDEN)), TokenRows(
+        jnp.zeros((1, TOKENS), jnp.int32)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["xla", "native"])
+@pytest.mark.parametrize("changes", [{}, {"normalized": False, "hidden_act": "relu"}])
+def test_equals_every_expert_on_every_token(backend: str, changes: dict[str, object]) -> None:
+    if backend == "native" and not native.availability().available:
+        pytest.skip(f"native kernels: {native.availability().reason}")
+    mlp, (x, rows) = make(backend, **changes), inputs()
+    want = dense(mlp, x)
+    np.testing.assert_allclose(mlp(x, rows, 0), want, atol=3e-6 * np.abs(want).max())
+    np.testing.assert_allclose(mlp.product(x, rows, 0)[0], mlp(x, rows, 0))
+    np.testing.assert_allclose(
+        mlp(x, rows, 0, residual=x), np.asarray(x) + want, atol=3e-6 * np.abs(want).max()
+    )
+
+
+@pytest.mark.slow
+def test_no_token_is_dropped_when_all_go_to_the_same_experts() -> None:
+    mlp, (x, rows) = make("xla"), inputs()
+    x = jnp.abs(x)
+    router = mlp.router.weight[...]
+    bias = jnp.zeros_like(router).at[jnp.array([1, 4, 5])].set(9.0)
+    mlp.router.weight.set_value(router + bias)
+    _, experts = mlp.route(x)
+    assert set(np.asarray(experts).ravel()) == {1, 4, 5}
+    want = dense(mlp, x)
+    np.testing.assert_allclose(mlp(x, rows, 0), want, atol=3e-6 * np.abs(want).max())
+
+
+def test_rows_without_a_token_go_to_no_expert() -> None:
+    mlp, (x, rows) = make("xla"), inputs()
+    live = jnp.array([[0, 5], [20, 22]], jnp.int32)
+    found = np.asarray(mlp(x, rows._replace(live=live), 0))
+    used = np.r_[0:5, 20:22]
+    assert not np.delete(found, used, axis=0).any()
+    want = dense(mlp, x[used])
+    np.testing.assert_allclose(found[used], want, atol=3e-6 * np.abs(want).max())

@@ -1,0 +1,156 @@
+"""What becomes of a stored format on each kind of device, without any weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+from checkpoints.quantized import Stored
+from jaxserve.errors import ValidationError
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.quant_array import QuantArray
+from jaxserve.models.weight_plan import (
+    device_format,
+    multiplies_integers,
+    online_quantization,
+    online_stored,
+)
+from jaxserve.parallel.sharding import ShardingRules
+
+CPU = LinearForm("native")
+HOPPER = LinearForm("gpu", matmul=("mosaic_gpu", "triton", "xla"))
+AMPERE = LinearForm("gpu", matmul=("triton", "xla"))
+AWQ = Stored("int4", 128, "integer")
+STATIC = Stored("int8", activations="int8", static=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "stored", "kept"),
+    [
+        (CPU, "bfloat16", AWQ, Stored("int4", 128, "offset", "int8")),
+        (CPU, "float32", AWQ, Stored("int4", 128, "offset", "float")),
+        (HOPPER, "bfloat16", AWQ, AWQ),
+        (AMPERE, "float16", Stored("int4", 32, "offset"), Stored("int8")),
+        (CPU, "bfloat16", Stored("int8", 16), Stored("int8", 16, activations="int8")),
+        (CPU, "bfloat16", Stored("int8", 32), Stored("int8", 32, activations="int8")),
+        (AMPERE, "bfloat16", Stored("int8", 32), Stored("int8")),
+        (AMPERE, "bfloat16", Stored("int8"), Stored("int8")),
+        (CPU, "bfloat16", Stored("int8"), Stored("int8")),
+        (CPU, "bfloat16", Stored("fp8", activations="fp8"), Stored("fp8")),
+        (HOPPER, "bfloat16", Stored("fp8", activations="fp8"), Stored("fp8", activations="fp8")),
+        (AMPERE, "bfloat16", Stored("fp8", activations="fp8"), Stored("fp8")),
+        (HOPPER, "bfloat16", Stored("fp8", 128, activations="fp8"), Stored("int8")),
+        (CPU, "bfloat16", Stored("fp8", 128, activations="fp8"), Stored("fp8", 128)),
+        (CPU, "bfloat16", STATIC, STATIC),
+        (HOPPER, "bfloat16", STATIC, STATIC),
+        (AMPERE, "bfloat16", replace(STATIC, zeros="integer"), STATIC),
+        (AMPERE, "bfloat16", replace(STATIC, kind="fp8"), replace(STATIC, kind="fp8")),
+    ],
+)
+def test_device_formats(form: LinearForm, dtype: str, stored: Stored, kept: Stored) -> None:
+    format = device_format(stored, "linear", form, dtype, 1024, 64)
+    if stored.kind == "fp8" and form is CPU and not stored.static:
+        assert format.stored.activations == "float"
+    wanted = kept
+    assert (format.stored, format.native) == (wanted, form is CPU)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dtype", "wanted"),
+    [
+        ((), "bfloat16", False),
+        ((AWQ,), "bfloat16", True),
+        ((AWQ,), "float32", False),
+        ((AWQ, Stored("int8", 32)), "bfloat16", True),
+        ((Stored("int8", activations="int8"),), "float32", True),
+        ((Stored("int8"),), "bfloat16", False),
+        ((STATIC,), "bfloat16", False),
+        ((Stored("int8", zeros="integer", activations="int8"),), "bfloat16", False),
+        ((AWQ, Stored("fp8")), "bfloat16", False),
+    ],
+)
+def test_which_checkpoints_are_products_of_integers(
+    kinds: tuple[Stored, ...], dtype: str, wanted: bool
+) -> None:
+    """Those that `device_format` keeps with rounded activations."""
+    matrices = {str(number): SimpleNamespace(stored=kind) for number, kind in enumerate(kinds)}
+    checkpoint: Any = SimpleNamespace(matrices=matrices)
+    assert multiplies_integers(None, checkpoint, dtype) == wanted
+    kept = [device_format(kind, "linear", CPU, dtype, 1024, 64).stored for kind in kinds]
+    rounded = bool(kept) and all(k.activations == "int8" and not k.static for k in kept)
+    assert rounded == wanted
+    online = {None: False, "int8": True, "int4": dtype != "float32", "fp8": False}
+    assert {name: multiplies_integers(name, None, dtype) for name in online} == online
+
+
+def test_experts_are_kept_as_other_weights_are() -> None:
+    for form in (CPU, HOPPER, AMPERE):
+        for stored in (AWQ, Stored("int8", 32), Stored("fp8", activations="fp8")):
+            kept = device_format(stored, "experts", form, "bfloat16", 1024, 64)
+            assert kept == device_format(stored, "linear", form, "bfloat16", 1024, 64)
+    rounded = Stored("int8", activations="int8")
+    assert device_format(AWQ, "experts", CPU, "bfloat16", 1024, 24).stored == rounded
+    ordered = replace(AWQ, ordered=True)
+    assert device_format(ordered, "experts", HOPPER, "bfloat16", 1024, 64).stored == rounded
+
+
+def test_groups_of_rounded_weights_divide_the_inputs() -> None:
+    assert online_stored("int4", 1024).group == 128
+    assert online_stored("int4", 1024 + 64).group == 64
+    assert online_stored("int4", 1024 + 32).group == 32
+    assert online_stored("int4", 1000).group is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "result"),
+    [
+        (None, None, None),
+        ("int4", None, "int4"),
+        ("fp8", None, "fp8"),
+        (None, "awq", None),
+        ("awq", "awq", None),
+        ("fp8", "fp8", None),
+    ],
+)
+def test_a_flag_and_a_checkpoint_that_agree(
+    asked: str | None, found: str | None, result: str | None
+) -> None:
+    assert online_quantization(asked, found) == result
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "allowed"),
+    [
+        ("awq", None, "int8, int4, fp8 or none: the checkpoint is not quantised"),
+        ("int8", "awq", "awq, or left out"),
+        ("gptq", "awq", "awq, or left out"),
+        ("fp8", "gguf", "gguf, or left out"),
+    ],
+)
+def test_a_flag_and_a_checkpoint_that_contradict(
+    asked: str, found: str | None, allowed: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"quantization='{asked}'.*{allowed}"):
+        online_quantization(asked, found)
+
+
+def test_every_array_of_a_weight_is_divided() -> None:
+    """Over two devices; native kernels run on one alone."""
+
+    class Variable:
+        def get_metadata(self, name: str) -> tuple[str | None, ...]:
+            return ("hidden", "intermediate")
+
+        def get_value(self) -> QuantArray:
+            format = device_format(AWQ, "linear", HOPPER, "bfloat16", 768, 64)
+            return jax.eval_shape(lambda: QuantArray.empty((64, 768), format))
+
+    rules, mesh = ShardingRules(), AbstractMesh((1, 2), ("data", "model"))
+    found = rules.shardings(mesh, Variable())
+    specs = [tuple(array.spec) for array in (found.values, found.scale, found.zero)]
+    assert specs == [(None, "model"), ("model", None), ("model", None)]

@@ -1,0 +1,289 @@
+"""Client and engine with nothing between them but bytes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.engine.loop import Engine
+from jaxserve.errors import EngineDeadError, MessageError
+from jaxserve.execution.packing import Needs
+from jaxserve.execution.results import Dispatched, PackedStep, StepResult
+from jaxserve.memory.manager import PageManager
+from jaxserve.messages import (
+    Abort,
+    Action,
+    AddGroup,
+    Begun,
+    Body,
+    Control,
+    Hypothesis,
+    Inbox,
+    Outbox,
+    StepOutput,
+)
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.prompt_embeds import embeds_as_text, embeds_from_text
+from jaxserve.request import End, FinishReason, Queueing, StopRule
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.scheduler import Scheduler
+from tests.jaxserve.codec import decode, encode
+from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
+
+PAGES, PAGE_SIZE, SLOTS, VOCAB = 12, 4, 3, 11
+SECONDS = 0.0  # of arrival: the engine orders by the messages
+
+
+class FakeRunner:
+    """Runs steps on the device in pure Python."""
+
+    programs = SimpleNamespace(programs=[])
+
+    def __init__(self) -> None:
+        self.device = FakeDevice(num_pages=PAGES, page_size=PAGE_SIZE, num_slots=SLOTS, vocab=VOCAB)
+        self.death: str | None = None
+
+    def check_alive(self) -> None:
+        if self.death is not None:
+            raise EngineDeadError(self.death)
+
+    def prepare(self, request: Any) -> None:
+        request.needs_seen_tokens = any(len(word) > 1 for word in request.bad_words)
+
+    def pack(self, plan: Any) -> None:
+        """Nothing to do."""
+
+    def dispatch(self, plan: Any, packed: None) -> Dispatched:
+        tokens: Any = SimpleNamespace(tokens=self.device.run(plan)[0], is_ready=lambda: True)
+        nothing: Any = None
+        step = PackedStep(nothing, Needs(frozenset(), [], [], []), nothing)
+        return Dispatched(plan, step, tokens, {})
+
+    def fetch(self, step: Any) -> StepResult:
+        return StepResult(step.result.tokens, None, {}, {})
+
+    def close(self) -> None:
+        self.death = "closed"
+
+
+def make_engine(*, overlap: bool = True) -> Engine:
+    runner: Any = FakeRunner()
+    limits = SchedulerLimits(SLOTS, 8, 8, 3, 24)
+    return Engine(Scheduler(limits, PageManager(PAGES, PAGE_SIZE)), runner, overlap=overlap)
+
+
+def group(
+    number: int, prompt: list[int], n: int, max_tokens: int, eos: frozenset[int] = frozenset({3})
+) -> AddGroup:
+    ids = [f"{number}.{index}" for index in range(n)]
+    rule = StopRule(eos, frozenset(), 0, max_tokens)
+    params = SamplingParams(logit_bias={1: 0.5}, seed=number)
+    return AddGroup(
+        ids, [number + i for i in range(n)], prompt, params, rule, [[4, 5]], Queueing(SECONDS)
+    )
+
+
+Log = list[bytes | None]  # what was sent; None: a step was run
+
+
+def random_log(seed: int) -> Log:
+    """Requests and aborts between steps, as a client might send them, and then its silence."""
+    rng = random.Random(seed)
+    outbox, log, known = Outbox(), Log(), []
+
+    def send(body: Body) -> None:
+        log.append(encode(outbox.seal(body)))
+
+    for number in range(8):
+        n, length = rng.choice([1, 1, 1, 3]), rng.randint(1, 14)
+        added = group(number, [rng.randrange(VOCAB) for _ in range(length)], n, rng.randint(1, 9))
+        known += added.sequence_ids
+        send(added)
+        if rng.random() < 0.4:
+            send(Abort(rng.sample(known, min(2, len(known)))))
+        log += [None] * rng.randint(0, 3)
+    return log + [None] * 150
+
+
+def replay(log: Log, engine: Engine) -> list[StepOutput]:
+    """What the engine answers, read from its bytes."""
+    found, inbox = [], Inbox()
+    for entry in log:
+        if entry is not None:
+            engine.handle(decode(entry))
+            continue
+        step = inbox.open(decode(encode(engine.step())))
+        assert isinstance(step, StepOutput)
+        found.append(step)
+    assert not engine.has_work
+    engine.scheduler.check_integrity()
+    return found
+
+
+def sequences(steps: list[StepOutput]) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for step in steps:
+        for sequence_id, token in zip(step.sequence_ids, step.tokens, strict=True):
+            tokens.setdefault(sequence_id, []).append(token)
+    return tokens
+
+
+def test_beams_cross_as_plain_data() -> None:
+    beams = BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5)
+    added = replace(group(0, [1, 2], 3, 7), beams=beams)
+    assert decode(encode(Outbox().seal(added))).body == added
+    step = make_engine().step().body
+    assert isinstance(step, StepOutput)
+    found = [Hypothesis([4, 3], -1.5, End(FinishReason.STOP, None))]
+    step = replace(step, beams={"0.0": found})
+    assert decode(encode(Outbox().seal(step))).body == step
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_same_messages_give_a_second_engine_the_same_tokens(seed: int) -> None:
+    log = random_log(seed)
+    first, second = replay(log, make_engine()), replay(log, make_engine())
+
+    def essence(step: StepOutput) -> Any:
+        names = sorted(step.first_steps)  # their times are each engine's own
+        return step.sequence_ids, step.tokens, step.ends, step.preempted, names
+
+    assert [essence(step) for step in first] == [essence(step) for step in second]
+    added = [decode(entry).body for entry in log if entry is not None]
+    tokens = sequences(first)
+    for body in added:
+        if isinstance(body, AddGroup):
+            for sequence_id in body.sequence_ids:
+                context = list(body.prompt_token_ids)
+                for token in tokens.get(sequence_id, []):
+                    assert token == next_token(context, VOCAB), "another sequence's token"
+                    context.append(token)
+    scheduled = [name for step in first for name in step.first_steps]
+    ahead = {body.sequence_ids[0] for body in added if isinstance(body, AddGroup)}
+    assert len(set(scheduled)) == len(scheduled) and set(tokens) & ahead <= set(scheduled) <= ahead
+
+
+def test_who_loses_a_slot_is_told() -> None:
+    outbox = Outbox()
+    groups = [group(number, [number] * 8, 1, 15, eos=frozenset()) for number in range(3)]
+    log = [encode(outbox.seal(body)) for body in groups]
+    steps = replay([*log, *[None] * 100], make_engine())
+    times = {name: count for step in steps for name, count in step.preempted.items()}
+    assert "0.0" not in times, "the oldest never does"
+    assert sum(times.values()) == steps[-1].stats.num_preemptions > 0
+
+
+def test_an_engine_tells_of_each_end_once_and_keeps_nothing() -> None:
+    engine, outbox = make_engine(overlap=False), Outbox()
+    engine.handle(outbox.seal(group(0, [1, 2], 2, 4)))
+    ends: list[str] = []
+    while engine.has_work:
+        step = engine.step().body
+        assert isinstance(step, StepOutput)
+        ends += [step.sequence_ids[entry] for entry in step.ends]
+        assert step.stats.num_running <= 2
+    assert sorted(ends) == ["0.0", "0.1"]
+    last = engine.step().body
+    assert isinstance(last, StepOutput)
+    assert (last.tokens, last.stats.num_running, last.stats.page_usage) == ([], 0, 0.0)
+
+
+def test_one_sequence_of_a_group_scores_the_prompt_for_all(monkeypatch) -> None:
+    added = []
+    monkeypatch.setattr(Scheduler, "add", lambda self, request: added.append(request))
+    body = group(0, [1, 2, 3], 3, 4)
+    params = SamplingParams(prompt_logprobs=2)
+    make_engine().handle(Outbox().seal(replace(body, params=params)))
+    (first,) = added
+    behind = [first.group.next_behind()]
+    first.group.take_next()
+    behind.append(first.group.next_behind())
+    assert [r.params.prompt_logprobs for r in (first, *behind)] == [2, None, None]
+    assert params.prompt_logprobs == 2, "the message is as it was"
+    assert [r.request_id for r in (first, *behind)] == body.sequence_ids
+    assert [r.seed for r in (first, *behind)] == body.seeds
+
+
+def test_a_message_that_is_lost_or_repeated_or_cut_is_refused() -> None:
+    engine, outbox = make_engine(), Outbox()
+    first, second = (outbox.seal(group(number, [1, 2, 3], 1, 4)) for number in range(2))
+    with pytest.raises(MessageError, match="number=1"):
+        engine.handle(second)
+    engine.handle(first)
+    with pytest.raises(MessageError, match="number=0"):
+        engine.handle(first)
+    cut = second._replace(body=group(1, [1, 2], 1, 4))
+    with pytest.raises(MessageError, match="size=3"):
+        engine.handle(cut)
+    engine.handle(second)
+    assert engine.stats().num_waiting == 2
+    with pytest.raises(MessageError, match="output"):
+        engine.handle(outbox.seal(make_engine().step().body))
+
+
+def test_embeddings_cross_as_they_are() -> None:
+    embeds = np.random.default_rng(0).normal(size=(3, 5)).astype("f")
+    more = {"pooling": PoolingParams("mean", False, 2), "prompt_embeds": embeds_as_text(embeds)}
+    message = Outbox().seal(replace(group(0, [0] * 3, 1, 1), **more))
+    assert decode(encode(message)) == message
+    assert np.array_equal(embeds_from_text(message.body.prompt_embeds, 3), embeds)
+    step = make_engine().step()
+    told = step._replace(body=replace(step.body, embeddings={"0.0": embeds[0].tolist()}))
+    assert decode(encode(told)) == told
+
+
+def test_what_is_sent_to_a_closed_engine() -> None:
+    engine, outbox = make_engine(), Outbox()
+    engine.handle(outbox.seal(group(0, [1], 1, 4)))
+    engine.handle(outbox.seal(Control(Action.CLOSE)))
+    assert engine.is_closed
+    engine.handle(outbox.seal(Abort(["0.0", "7.0"])))  # it was on its way
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.handle(outbox.seal(group(1, [1], 1, 4)))
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.step()
+
+
+def test_who_may_be_in_a_step_for_the_first_time_is_told_before_it() -> None:
+    engine, outbox, inbox, told = make_engine(overlap=False), Outbox(), Inbox(), list[list[str]]()
+
+    def hear(message: Any) -> None:
+        body = inbox.open(decode(encode(message)))
+        assert isinstance(body, Begun)
+        told.append(body.sequence_ids)
+
+    engine.announce = hear
+    for number, n in ((0, 1), (1, 2)):
+        engine.handle(outbox.seal(group(number, [1, 2, 3], n, 6, eos=frozenset())))
+    seen: set[str] = set()
+    while engine.has_work:
+        before = len(told)
+        step = inbox.open(engine.step())  # numbered with what was told before
+        assert isinstance(step, StepOutput)
+        begun = {name for ids in told for name in ids}
+        assert set(step.sequence_ids) <= begun, "nobody gets a token unannounced"
+        seen |= set(step.sequence_ids)
+        if len(told) > before:
+            assert len(told) == before + 1
+    assert seen == {"0.0", "1.0", "1.1"} and len(told) <= 3, "not at every step"
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8])
+def test_a_sequence_goes_on_from_what_another_engine_had_generated(cut: int) -> None:
+    whole = group(0, [1, 2, 3], 1, 9, eos=frozenset())
+    expected = sequences(replay([encode(Outbox().seal(whole)), *[None] * 20], make_engine()))
+    tokens = expected["0.0"]
+    assert len(tokens) == 9
+    rest = replace(whole, output_token_ids=tokens[:cut])
+    found = replay([encode(Outbox().seal(rest)), *[None] * 20], make_engine())
+    assert sequences(found)["0.0"] == tokens[cut:]
+    ends = [end for step in found for end in step.ends.values()]
+    assert ends == [End(FinishReason.LENGTH, None)], "it ends at max_tokens in all"
+    assert rest.output_token_ids == tokens[:cut], "the message is as it was"

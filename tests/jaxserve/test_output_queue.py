@@ -1,0 +1,67 @@
+"""A reader that does not keep up loses nothing and holds little."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jaxserve.output_queue import MOST_TOKENS, MOST_WAITING, OutputQueue
+from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxserve.sampling_params import RequestOutputKind
+
+
+def output(token: int, *, index: int = 0, last: bool = False) -> RequestOutput:
+    logprobs = [{token: Logprob(-1.0, 1)}]
+    reason = "length" if last else None
+    one = CompletionOutput(index, f"{token},", [token], float(-token), logprobs, reason)
+    return RequestOutput("r", None, [1], [one], last)
+
+
+async def drained(queue: OutputQueue) -> list[RequestOutput]:
+    return [await queue.get() for _ in range(queue.qsize())]  # type: ignore[misc]
+
+
+def test_deltas_are_put_together() -> None:
+    async def main() -> None:
+        queue = OutputQueue()
+        queue.kind = RequestOutputKind.DELTA
+        for token in range(20_000):
+            queue.put_nowait(output(token, index=token % 2))
+        queue.put_nowait(output(20_000, index=0, last=True))
+        assert queue.qsize() <= MOST_WAITING + 20_000 // MOST_TOKENS + 2
+        found = await drained(queue)
+        for index in (0, 1):
+            pieces = [one for item in found for one in item.outputs if one.index == index]
+            tokens = [t for one in pieces for t in one.token_ids]
+            assert tokens == [*range(index, 20_001, 2)]
+            assert "".join(one.text for one in pieces) == "".join(f"{t}," for t in tokens)
+            assert [t for one in pieces for lp in one.logprobs or [] for t in lp] == tokens
+            assert pieces[-1].cumulative_logprob == -float(tokens[-1])
+        assert found[-1].finished
+        assert {one.index: one.finish_reason for one in found[-1].outputs}[0] == "length"
+
+    asyncio.run(main())
+
+
+def test_cumulative_outputs_take_each_others_place() -> None:
+    async def main() -> None:
+        queue = OutputQueue()
+        queue.kind = RequestOutputKind.CUMULATIVE
+        for token in range(1000):
+            queue.put_nowait(output(token))
+        found = await drained(queue)
+        assert len(found) == MOST_WAITING
+        assert [one.outputs[0].token_ids[0] for one in found] == [*range(MOST_WAITING - 1), 999]
+
+    asyncio.run(main())
+
+
+def test_errors_are_kept_apart() -> None:
+    async def main() -> None:
+        queue = OutputQueue()
+        queue.kind = RequestOutputKind.DELTA
+        for token in range(MOST_WAITING + 5):
+            queue.put_nowait(output(token))
+        queue.put_nowait(error := RuntimeError())
+        assert (await drained(queue))[-1] is error
+
+    asyncio.run(main())

@@ -1,0 +1,203 @@
+"""The parts of vLLM's offline API beside `generate`: scores, metrics, sleep, traces, async."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jaxserve import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    LoRARequest,
+    PoolingParams,
+    SamplingParams,
+    TokensPrompt,
+)
+from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.observability.metric_values import Counter, Gauge, Histogram
+from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.scoring import cosine, pair_up
+
+SMALL = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 64,
+    "skip_tokenizer_init": True,
+    "compile_ahead": 2,
+    "compile_in_background": False,
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7]]
+
+
+def test_pairs_and_their_cosine() -> None:
+    assert pair_up(1, 3) == [(0, 0), (0, 1), (0, 2)]
+    assert pair_up(2, 2) == [(0, 0), (1, 1)]
+    with pytest.raises(ValidationError, match="data_2"):
+        pair_up(2, 3)
+    a, b = np.float32([3, 4]), np.float32([4, 3])
+    assert cosine(a, b) == pytest.approx(24 / 25) and cosine(a, np.zeros(2)) == 0.0
+
+
+@pytest.fixture(scope="module")
+def llm(model_folder) -> Iterator[LLM]:
+    with LLM(
+        str(model_folder("llama_gqa")), enable_embeddings=True, enforce_eager=True, **SMALL
+    ) as made:
+        yield made
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.slow
+def test_scores_are_cosines_of_the_vectors(llm: LLM) -> None:
+    params = PoolingParams(pooling="mean", normalize=False)
+    vectors = [one.outputs.data for one in llm.encode(PROMPTS, params, use_tqdm=False)]
+    scores = llm.score(PROMPTS[0], PROMPTS[1:], pooling_params=params, use_tqdm=False)
+    assert [one.outputs.score for one in scores] == pytest.approx(
+        [cosine(vectors[0], vectors[1]), cosine(vectors[0], vectors[2])]
+    )
+    assert scores[0].prompt_token_ids == PROMPTS[0] + PROMPTS[1]
+    assert vectors[0].dtype == np.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_sleeps_and_goes_on(llm: LLM, level: int) -> None:
+    before = tokens(llm)
+    llm.sleep(level)
+    assert llm.is_sleeping
+    runner = llm.client.engine.runner
+    assert runner.state is None
+    with pytest.raises(ValidationError, match="wake_up"):
+        tokens(llm)
+    if level == 1:
+        llm.wake_up(["weights"])
+        assert llm.is_sleeping
+    llm.wake_up()
+    assert tokens(llm) == before
+    with pytest.raises(ValidationError, match="level=3"):
+        llm.sleep(3)
+    with pytest.raises(ValidationError, match="tags='cache'"):
+        llm.wake_up(["cache"])
+
+
+@pytest.mark.slow
+def test_metrics_are_plain_objects(llm: LLM) -> None:
+    def read() -> dict[str, Counter | Gauge | Histogram]:
+        return {one.name: one for one in llm.get_metrics()}  # type: ignore[misc]
+
+    before, made = read(), sum(map(len, tokens(llm)))
+    after = read()
+    name = "jaxserve:generation_tokens"
+    assert after[name].value - before[name].value == made  # type: ignore[union-attr]
+    first = after["jaxserve:time_to_first_token_seconds"]
+    assert isinstance(first, Histogram) and first.count >= len(PROMPTS) and first.sum > 0
+    assert first.buckets["+Inf"] == first.count
+    assert isinstance(after["jaxserve:num_requests_running"], Gauge)
+
+
+@pytest.mark.slow
+def test_pictures_a_trace_and_the_life_of_a_request(llm: LLM, tmp_path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `bench`")
+    llm.reset_prefix_cache()
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    for draw, panels in ((llm.plot_pages, 2), (llm.plot_timeline, 3), (llm.plot_latency, 4)):
+        path = tmp_path / f"{draw.__name__}.png"
+        assert len(draw(path).axes) == panels
+        assert path.read_bytes().startswith(b"\x89PNG")
+    events = json.loads(llm.trace(tmp_path / "out.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events]
+    assert {"plan", "wait", "queue", "prefill", "decode", "pages in use"} <= set(names)
+    life = llm.explain(outputs[0].request_id)
+    (one,) = life.sequences.values()
+    assert [(chunk.start, chunk.length) for chunk in one.chunks] == [(0, len(PROMPTS[0]))]
+    assert one.num_tokens == 6 and life.finish_reasons == ["length"]
+    assert f"step {one.last_step}" in names and one.last_step >= one.chunks[0].step + 5
+    with pytest.raises(ValidationError, match="request_id"):
+        llm.explain("nobody")
+
+
+@pytest.mark.slow
+def test_a_trace_for_perfetto(llm: LLM, tmp_path) -> None:
+    llm.start_profile(tmp_path / "trace")
+    with pytest.raises(ValidationError, match="one trace at a time"):
+        llm.start_profile(tmp_path / "other")
+    tokens(llm)
+    file = llm.stop_profile()
+    assert json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    with pytest.raises(ValidationError, match="start_profile"):
+        llm.stop_profile()
+
+
+@pytest.mark.slow
+def test_adapters_are_refused_by_name(llm: LLM) -> None:
+    adapter = LoRARequest("a", 1, "/a")
+    with pytest.raises(ValidationError, match="no adapters yet"):
+        llm.generate(PROMPTS, GREEDY, lora_request=adapter)
+
+
+@pytest.mark.slow
+def test_the_async_engine_gives_the_same_tokens(llm: LLM, model_folder) -> None:
+    want = tokens(llm)
+
+    async def run() -> list[list[int]]:
+        args = AsyncEngineArgs(model=str(model_folder("llama_gqa")), enforce_eager=True, **SMALL)
+        engine = AsyncLLMEngine.from_engine_args(args)
+
+        async def one(index: int) -> list[int]:
+            prompt = TokensPrompt(prompt_token_ids=PROMPTS[index])
+            params = GREEDY.clone()
+            params.output_kind = RequestOutputKind.CUMULATIVE
+            last = None
+            async for output in engine.generate(prompt, params, f"r{index}"):
+                last = output
+            assert last is not None and last.finished
+            return last.outputs[0].token_ids
+
+        found = await asyncio.gather(*(one(index) for index in range(len(PROMPTS))))
+        await engine.check_health()
+        assert engine.is_running and not engine.errored
+        stream = engine.generate(PROMPTS[0], SamplingParams(max_tokens=50), "aborted")
+        await anext(stream)
+        await engine.abort("aborted")
+        assert [output async for output in stream][-1].outputs[0].finish_reason == "abort"
+        await engine.shutdown()
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+        return found
+
+    assert asyncio.run(run()) == want
+
+
+@pytest.mark.slow
+def test_requests_that_are_enqueued_run_when_something_waits(llm: LLM) -> None:
+    expected = tokens(llm)
+    ids = llm.enqueue(PROMPTS[:2], GREEDY)
+    ids += llm.enqueue(PROMPTS[2], GREEDY, use_tqdm=False)
+    assert len(set(ids)) == 3
+    assert tokens(llm) == expected  # others may run meanwhile
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [out.request_id for out in outputs] == ids
+    assert [out.outputs[0].token_ids for out in outputs] == expected
+    assert llm.wait_for_completion(use_tqdm=False) == [] and not llm.client.has_work
+    with pytest.raises(ValidationError, match="output_type"):
+        llm.wait_for_completion(int)
+
+
+@pytest.mark.slow
+def test_defaults_are_those_of_the_model(model_folder) -> None:
+    given = {"temperature": 0.0, "max_new_tokens": 3}
+    folder = str(model_folder("llama_gqa"))
+    with LLM(folder, override_generation_config=given, **SMALL) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
+        (output,) = llm.generate([[5, 6]], use_tqdm=False)
+        assert len(output.outputs[0].token_ids) <= 3

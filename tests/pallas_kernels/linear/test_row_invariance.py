@@ -1,0 +1,91 @@
+"""Native linear layers in one order of summation: rows do not depend on those beside them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import KernelError, quantize_int8
+from pallas_kernels.grouped_linear import grouped_linear
+from pallas_kernels.linear import as_stored_weight, linear
+from pallas_kernels.linear import native as native_linear
+from pallas_kernels.native.paths import Path
+from tests.pallas_kernels.linear.checks import to64
+from tests.pallas_kernels.linear.test_native_groups import weight_of
+from tests.pallas_kernels.native.requirements import require_native
+
+require_native()
+
+ROWS = (1, 2, 8, 9, 16, 17, 33, 61)
+
+
+def operands(dtype: str, rows: int, inputs: int, outputs: int):
+    rng = np.random.default_rng(rows)
+    floats = "float32" if dtype == "float32" else "bfloat16"
+    x = jnp.asarray(rng.normal(size=(rows, inputs)), floats)
+    weight = jnp.asarray(rng.normal(size=(outputs, inputs)), floats)
+    if dtype != "int8":
+        return x, weight, None
+    values, scale = quantize_int8(weight)
+    return x, as_stored_weight(values, "uint8"), scale
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_row_alone_is_the_row_among_others(dtype):
+    x, weight, scale = operands(dtype, 61, 200, 50)
+    of = lambda x: linear(  # noqa: E731
+        x, weight, scale=scale, out_dtype="float32", row_invariant=True, backend="native"
+    )
+    whole = of(x)
+    for rows in ROWS:
+        np.testing.assert_array_equal(of(x[:rows]), whole[:rows])
+        np.testing.assert_array_equal(of(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_so_it_is_with_weights_in_groups(activations):
+    weight, _ = weight_of("int4", 48, 256, 64, True)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(61, 256)), jnp.bfloat16)
+    of = lambda x: linear(  # noqa: E731
+        x,
+        weight,
+        activations=activations,
+        out_dtype="float32",
+        row_invariant=True,
+        backend="native",
+    )
+    whole = of(x)
+    for rows in ROWS:
+        np.testing.assert_array_equal(of(x[:rows]), whole[:rows])
+
+
+def test_so_it_is_among_experts():
+    x, weight, _ = operands("bfloat16", 40, 96, 32)
+    of = lambda x, sizes: grouped_linear(  # noqa: E731
+        x,
+        jnp.stack([weight, -weight]),
+        jnp.asarray(sizes, jnp.int32),
+        out_dtype="float32",
+        row_invariant=True,
+        backend="native",
+    )
+    alone = of(x[:1], (1, 0))
+    np.testing.assert_array_equal(of(x, (40, 0))[:1], alone)
+    np.testing.assert_array_equal(of(x, (12, 28))[:1], alone)
+
+
+def test_the_paths_agree_but_for_rounding():
+    x, weight, _ = operands("bfloat16", 20, 200, 50)
+    given = {"scale": None, "bias": None, "norm": None, "residual": None, "gated": False}
+    wanted = to64(x) @ to64(weight).T
+    for path in (Path.BY_ROWS, Path.ONE_ORDER, Path.DOTS, Path.LANES):
+        found = native_linear.linear(x, weight, out_dtype=jnp.dtype("float32"), path=path, **given)
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", ["xla", "gpu"])
+def test_other_backends_refuse(backend):
+    x, weight, _ = operands("float32", 2, 64, 16)
+    with pytest.raises(KernelError, match=r"row_invariant=True.*native"):
+        linear(x, weight, row_invariant=True, backend=backend)

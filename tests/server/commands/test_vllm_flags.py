@@ -1,0 +1,64 @@
+"""`jaxserve serve` takes, passes over or refuses every flag of `vllm serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxserve.errors import ValidationError
+from server.cli import build_parser
+from server.commands.vllm_flags import SERVER_NEUTRAL, SERVER_REFUSED, check_vllm_flags
+
+DATA = Path(__file__).parents[2] / "jaxserve" / "data" / "vllm_arguments.txt"
+# of vLLM's server, beside those of its engine
+FRONT = Path(__file__).with_name("vllm_server_flags.txt")
+
+
+def checked(*words: str) -> str | None:
+    """The flag that is refused; None: they are accepted."""
+    args = build_parser("serve").parse_args(["serve", *words])
+    try:
+        check_vllm_flags(args)
+    except ValidationError as error:
+        return error.field
+    return None
+
+
+def test_every_flag_is_known() -> None:
+    lines = DATA.read_text().split("\n")
+    engine = [line.replace("_", "-") for line in lines if line and not line.startswith("#")]
+    no_flags = {"skip-tokenizer-init", "model"}  # set by other means here
+    args = vars(build_parser("serve").parse_args(["serve"]))
+    for name in [*FRONT.read_text().split(), *engine]:
+        dest = name.replace("-", "_")
+        assert dest in args or f"vllm:{dest}" in args or name in no_flags, name
+
+
+def test_the_flags_of_a_usual_command_line() -> None:
+    words = "--model m --tensor-parallel-size 4 --host 0.0.0.0 --port 8000"
+    words += " --gpu-memory-utilization 0.9 --max-num-seqs 256 --enforce-eager --swap-space 4"
+    assert checked(*words.split(), "--disable-log-requests", "--api-server-count", "1") is None
+    args = build_parser("serve").parse_args(["serve", "--enforce-eager", "MODEL"])
+    assert args.model_path == "MODEL"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--trust-remote-code"],
+        ["--pipeline-parallel-size", "2"],
+        ["--middleware", "a.b"],
+        ["--api-server-count", "4"],
+        ["--response-role", "bot"],
+        ["--lora-modules", "a=b"],
+        ["--speculative-config", '{"method": "ngram"}'],
+        ["--no-enable-chunked-prefill"],
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(words: list[str]) -> None:
+    assert checked(*words) == words[0].replace("--no-", "--")
+
+
+def test_no_flag_is_in_two_lists() -> None:
+    assert not SERVER_NEUTRAL.keys() & SERVER_REFUSED.keys()

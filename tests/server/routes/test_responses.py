@@ -1,0 +1,429 @@
+"""`/v1/responses` with a scripted engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from server.app import create_app
+from server.keys import ApiKey
+from server.limits import Limits
+from server.tools.choice import Parsers
+from tests.server.fake_engine import FakeEngine
+from tests.server.named_events import named_events
+from tests.server.test_errors import assert_error
+from tests.server.unconstrained import UnconstrainedEngine
+
+ROUTE = "/v1/responses"
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}
+CALL = '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
+PARSERS = Parsers("hermes", True, "qwen3")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.fixture
+def engine() -> UnconstrainedEngine:
+    return UnconstrainedEngine(max_model_len=512)
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[TestClient]:
+    with TestClient(create_app(engine, parsers=PARSERS), raise_server_exceptions=False) as client:
+        yield client
+
+
+def ask(client: TestClient, **fields: Any) -> Any:
+    given = {"input": "hi", "max_output_tokens": 100} | fields
+    response = client.post(ROUTE, json=given)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def prompt(engine: FakeEngine) -> str:
+    return "".join(map(chr, engine.prompts[-1]))
+
+
+def test_text(client: TestClient, engine: FakeEngine) -> None:
+    told = ask(client, instructions="Be short.", metadata={"a": "b"}, temperature=0.5)
+    assert prompt(engine) == "[system]Be short.[user]hi[assistant]"
+    assert told["object"] == "response" and told["status"] == "completed"
+    (item,) = told["output"]
+    assert item["type"] == "message" and item["role"] == "assistant"
+    assert item["content"] == [{"type": "output_text", "text": "hello", "annotations": []}]
+    assert told["instructions"] == "Be short." and told["metadata"] == {"a": "b"}
+    assert told["temperature"] == 0.5 == engine.params[-1].temperature
+    assert told["usage"] == {
+        "input_tokens": len(engine.prompts[-1]),
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(engine.prompts[-1]) + 5,
+    }
+
+
+def test_cut_off(client: TestClient) -> None:
+    told = ask(client, max_output_tokens=2)
+    assert told["status"] == "incomplete"
+    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert told["output"][0]["status"] == "incomplete"
+    events = named_events(
+        client.post(ROUTE, json={"input": "a", "max_output_tokens": 2, "stream": True}).content
+    )
+    assert events[-1][0] == "response.incomplete"
+
+
+def test_items_become_messages(client: TestClient, engine: FakeEngine) -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "developer", "content": "D"},
+        {"role": "user", "content": [{"type": "input_text", "text": "U"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "T"}],
+        },
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "R"},
+    ]
+    seen: list[Any] = []
+    render = engine.tokenizer.render_chat
+    engine.tokenizer.render_chat = lambda messages, **kw: (
+        seen.append(messages),
+        render(messages, **kw),
+    )[1]
+    ask(client, input=items, instructions="I")
+    system, user, assistant, tool = seen[0]
+    assert system == {"role": "system", "content": "I\n\nD"} and user["content"] == "U"
+    assert assistant["content"] == "A" and assistant["reasoning"] == "T"
+    assert [one["id"] for one in assistant["tool_calls"]] == ["c1", "c2"]
+    assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert tool == {"role": "tool", "content": "R", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_text_and_calls_are_items(
+    client: TestClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.reply = f"<think>Hm</think>Yes {CALL}{CALL}"
+    given = {"input": "hi", "tools": [TOOL], "stream": stream}
+    response = client.post(ROUTE, json=given)
+    told = named_events(response.content)[-1][1]["response"] if stream else response.json()
+    assert [one["type"] for one in told["output"]] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
+    thought, message, call, other = told["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm"}]
+    assert message["content"][0]["text"].strip() == "Yes"
+    assert call["name"] == "f" and call["arguments"] == '{"a":1}' and call["status"] == "completed"
+    assert call["call_id"] != other["call_id"] and call["id"].startswith("fc_")
+    assert told["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+    assert "(f)" in prompt(engine)
+
+
+def test_the_order_of_events(client: TestClient, engine: FakeEngine) -> None:
+    engine.reply = f"<think>Hm</think>Yes{CALL}"
+    events = named_events(
+        client.post(ROUTE, json={"input": "a", "tools": [TOOL], "stream": True}).content
+    )
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    names = [name.removeprefix("response.") for name, _ in events]
+    once = [name for at, name in enumerate(names) if name != names[at - 1]]
+    content = ["content_part.added", "{0}.delta", "{0}.done", "content_part.done"]
+    assert once == [
+        "created",
+        "in_progress",
+        *("output_item.added", *(one.format("reasoning_text") for one in content)),
+        "output_item.done",
+        *("output_item.added", *(one.format("output_text") for one in content)),
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    final = events[-1][1]["response"]
+    for name, data in events:
+        if "output_index" in data and "item_id" in data:
+            assert final["output"][data["output_index"]]["id"] == data["item_id"]
+        if name == "response.output_item.done":
+            assert final["output"][data["output_index"]] == data["item"]
+    assert (
+        events[0][1]["response"]["output"] == [] and events[0][1]["response"]["id"] == final["id"]
+    )
+    arguments = [data["delta"] for name, data in events if "arguments.delta" in name]
+    assert "".join(arguments) == '{"a":1}' and len(arguments) > 3
+
+
+def test_a_conversation_goes_on(client: TestClient, engine: FakeEngine) -> None:
+    engine.reply = "one"
+    first = ask(client, instructions="I")
+    engine.reply = "two"
+    body = {"input": "more", "previous_response_id": first["id"], "stream": True}
+    second = named_events(client.post(ROUTE, json=body).content)[-1][1]["response"]
+    # instructions are those of one request alone
+    assert prompt(engine) == "[user]hi[assistant]one[user]more[assistant]"
+    assert second["previous_response_id"] == first["id"]
+    ask(client, input=[{"role": "user", "content": "!"}], previous_response_id=second["id"])
+    assert prompt(engine) == "[user]hi[assistant]one[user]more[assistant]two[user]![assistant]"
+    assert client.get(f"{ROUTE}/{first['id']}").json() == first
+
+
+def test_what_is_not_kept(client: TestClient) -> None:
+    name = ask(client, store=False)["id"]
+    for path, method in (
+        (f"{ROUTE}/{name}", "GET"),
+        (f"{ROUTE}/{name}", "DELETE"),
+        (f"{ROUTE}/{name}/cancel", "POST"),
+    ):
+        assert_error(client.request(method, path), 404, "response_id")
+    body = {"input": "a", "previous_response_id": name}
+    assert_error(client.post(ROUTE, json=body), 404, "previous_response_id")
+    body["previous_response_id"] = "../etc"
+    assert_error(client.post(ROUTE, json=body), 404, "previous_response_id")
+    assert_error(client.get(f"{ROUTE}/x%0d%0ay"), 404, "response_id")
+
+
+def test_it_is_forgotten(client: TestClient) -> None:
+    path = f"{ROUTE}/{ask(client)['id']}"
+    assert_error(client.post(f"{path}/cancel"), 400, "response_id")
+    assert_error(client.get(path, params={"stream": "true"}), 400, "stream")
+    assert client.delete(path).json()["deleted"] is True
+    assert client.get(path).status_code == 404
+
+
+def test_a_client_does_not_choose_the_name(client: TestClient, engine: FakeEngine) -> None:
+    headers = {"x-request-id": "mine"}
+    response = client.post(ROUTE, json={"input": "a", "request_id": "other"}, headers=headers)
+    assert response.headers["x-request-id"] == "mine" and "mine" in engine.started[-1]
+    name = response.json()["id"]
+    assert len(name) == len("resp_") + 48 and "mine" not in name and "other" not in name
+
+
+def test_what_is_kept_is_bounded() -> None:
+    limits = Limits(max_stored_responses=2)
+    with TestClient(create_app(FakeEngine(max_model_len=512), limits=limits)) as client:
+        first, second = (ask(client)["id"] for _ in range(2))
+        client.get(f"{ROUTE}/{first}")
+        third = ask(client)["id"]
+        found = [client.get(f"{ROUTE}/{one}").status_code for one in (first, second, third)]
+        assert found == [200, 404, 200], "what was used last is kept"
+    with TestClient(
+        create_app(FakeEngine(max_model_len=512), limits=Limits(max_stored_bytes=10_000))
+    ) as client:
+        for _ in range(50):
+            ask(client, metadata={"a": "b" * 400})
+        store = client.app.state.service.responses  # type: ignore[attr-defined]
+        assert 0 < store.num_bytes <= 10_000 and 2 < store.count < 20
+    with TestClient(
+        create_app(FakeEngine(max_model_len=512), limits=Limits(max_stored_responses=0))
+    ) as client:
+        assert client.get(f"{ROUTE}/{ask(client)['id']}").status_code == 404
+        body = {"input": "a", "background": True}
+        assert_error(client.post(ROUTE, json=body), 503, "background")
+
+
+def test_keys_have_nothing_in_common(engine: FakeEngine) -> None:
+    keys = [ApiKey(one, one) for one in ("alice", "bob")]
+    with TestClient(create_app(engine, api_keys=keys)) as client:
+        client.headers["authorization"] = "Bearer alice"
+        name = ask(client)["id"]
+        assert client.get(f"{ROUTE}/{name}").status_code == 200
+        client.headers["authorization"] = "Bearer bob"
+        for method, path in (("GET", name), ("DELETE", name), ("POST", f"{name}/cancel")):
+            assert_error(client.request(method, f"{ROUTE}/{path}"), 404, "response_id")
+        body = {"input": "a", "previous_response_id": name}
+        assert_error(client.post(ROUTE, json=body), 404, "previous_response_id")
+
+
+def wait_for(client: TestClient, name: str, status: str) -> Any:
+    deadline = time.monotonic() + 30
+    while (told := client.get(f"{ROUTE}/{name}").json())["status"] != status:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.01)
+    return told
+
+
+def test_in_the_background(client: TestClient, engine: FakeEngine) -> None:
+    engine.delay = 0.01
+    told = ask(client, background=True)
+    assert told["status"] == "in_progress" and told["output"] == [] and told["usage"] is None
+    body = {"input": "a", "previous_response_id": told["id"]}
+    assert_error(client.post(ROUTE, json=body), 400, "previous_response_id")
+    done = wait_for(client, told["id"], "completed")
+    assert done["output"][0]["content"][0]["text"] == "hello" and done["background"] is True
+    assert client.post(f"{ROUTE}/{told['id']}/cancel").json() == done, "it was there already"
+
+
+def test_it_is_cancelled(client: TestClient, engine: FakeEngine) -> None:
+    engine.delay = 10
+    names = [ask(client, background=True)["id"] for _ in range(2)]
+    wait = time.monotonic() + 10
+    while len(engine.started) < 2 and time.monotonic() < wait:
+        time.sleep(0.01)
+    assert client.post(f"{ROUTE}/{names[0]}/cancel").json()["status"] == "cancelled"
+    assert client.get(f"{ROUTE}/{names[0]}").json()["status"] == "cancelled"
+    assert client.delete(f"{ROUTE}/{names[1]}").status_code == 200
+    assert len(engine.aborted) == 2
+
+
+def test_it_is_cancelled_by_several_at_a_time(engine: FakeEngine) -> None:
+    """What is kept meanwhile is not interrupted, and its place is free again."""
+    app = create_app(engine, parsers=PARSERS, limits=Limits(max_stored_responses=2))
+    with TestClient(app) as client:
+        engine.delay = 10
+        names = [ask(client, background=True)["id"] for _ in range(2)]
+        for name in names:
+            with ThreadPoolExecutor(4) as threads:
+                path = f"{ROUTE}/{name}/cancel"
+                told = list(threads.map(lambda _, path=path: client.post(path).json(), range(4)))
+            assert {one["status"] for one in told} == {"cancelled"}
+            assert client.get(f"{ROUTE}/{name}").json()["status"] == "cancelled"
+        engine.delay = 0.0
+        assert client.get(f"{ROUTE}/{ask(client)['id']}").status_code == 200
+
+
+def test_a_failure_in_the_background(client: TestClient, engine: FakeEngine) -> None:
+    engine.fail_after = 2
+    told = wait_for(client, ask(client, background=True)["id"], "failed")
+    assert told["error"]["code"] == "server_error" and "secret" not in told["error"]["message"]
+
+
+def test_a_failure_in_a_stream(client: TestClient, engine: FakeEngine) -> None:
+    engine.fail_after = 2
+    events = named_events(client.post(ROUTE, json={"input": "a", "stream": True}).content)
+    name, data = events[-1]
+    assert name == "response.failed" and data["response"]["status"] == "failed"
+    assert "secret" not in str(data) and data["sequence_number"] == len(events) - 1
+
+
+def test_formats_of_the_text(client: TestClient, engine: UnconstrainedEngine) -> None:
+    form = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
+    told = ask(client, text={"format": form, "verbosity": "low"})
+    asked = engine.constraint
+    assert asked is not None and asked.json == SCHEMA and told["text"]["format"] == form
+    ask(client, text={"format": {"type": "json_object"}})
+    asked = engine.constraint
+    assert asked is not None and asked.json_object
+    ask(client, text={"format": {"type": "text"}})
+    assert engine.constraint is None
+
+
+def test_choices_of_tools(client: TestClient, engine: UnconstrainedEngine) -> None:
+    engine.reply = '[{"name":"f","parameters":{"a":1}}]'
+    (item,) = ask(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)["output"]
+    assert item["type"] == "function_call" and item["arguments"] == '{"a":1}'
+    asked = engine.constraint
+    assert asked is not None and asked.json["maxItems"] == 1
+    engine.reply = '{"a":2}'
+    named = {"type": "function", "name": "f"}
+    (item,) = ask(client, tools=[TOOL], tool_choice=named)["output"]
+    assert item["name"] == "f" and item["arguments"] == '{"a":2}'
+    (item,) = ask(client, tools=[TOOL], tool_choice="none")["output"]
+    assert item["type"] == "message"
+
+
+def test_logprobs() -> None:
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    with TestClient(create_app(FakeEngine(max_model_len=512))) as client:
+        told = ask(client, **fields)["output"][0]["content"][0]["logprobs"]
+        assert [one["token"] for one in told] == list("hello") and len(told[0]["top_logprobs"]) == 2
+        body = {"input": "a", "stream": True, **fields}
+        events = named_events(client.post(ROUTE, json=body).content)
+        deltas = [data for name, data in events if name.endswith("output_text.delta")]
+        assert [one["logprobs"][0] for one in deltas] == told
+        assert events[-1][1]["response"]["output"][0]["content"][0]["logprobs"] == told
+    with TestClient(create_app(FakeEngine(max_model_len=512), parsers=PARSERS)) as client:
+        assert_error(client.post(ROUTE, json={"input": "a", **fields}), 400, "include")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [TOOL, {"type": "file_search", "vector_store_ids": []}]}, "tools[1].type"),
+    ({"tools": [{"type": "mcp", "server_url": "http://127.0.0.1:1"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "name": "[.*"}]}, "tools[0].name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": [5]}, "input[0]"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"role": "nobody", "content": "a"}]}, "input[0].role"),
+    (
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc"}]}
+            ]
+        },
+        "input[0].content[0].type",
+    ),
+    ({"input": [{"role": "user", "content": "a"}] * 2049}, "input"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 2049}]},
+        "input[0].content",
+    ),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input[0].arguments"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+    ({"include": ["file_search_call.results"]}, "include"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"text": {"speed": 1}}, "text.speed"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "x"}}, "prompt"),
+    ({"background": True, "stream": True}, "background"),
+    ({"background": True, "store": False}, "background"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": "3"}, "max_output_tokens"),
+    ({"n": 2}, "n"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"max_tokens": 9}, "max_tokens"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"temperature": -1}, "temperature"),
+    ({"metadata": {"a" * 65: "b"}}, f"metadata.{'a' * 64}"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    ({"input": "x" * 600}, "input"),
+    ({"model": "other"}, "model"),
+    ({"request_id": "a b"}, "request_id"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"), REFUSED, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_refusals(
+    client: TestClient, engine: FakeEngine, fields: dict[str, Any], field: str
+) -> None:
+    status = 404 if field == "model" else 400
+    assert_error(client.post(ROUTE, json={"input": "a"} | fields), status, field)
+    assert not engine.started
+
+
+def test_what_has_no_effect_is_accepted(client: TestClient) -> None:
+    ask(
+        client,
+        include=["reasoning.encrypted_content"],
+        reasoning={"summary": "auto"},
+        user="me",
+        safety_identifier="me",
+        prompt_cache_key="x",
+        service_tier="auto",
+        truncation="disabled",
+        max_tool_calls=3,
+        tools=[],
+        unknown=1,
+    )

@@ -1,0 +1,103 @@
+"""A real server whose engine has a process of its own: killed, drained, given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from server.supervisor import ENGINE_LOST
+from tests.server.server_process import Server, httpx, running_server
+
+BODY = {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "seed": 3, "temperature": 0.9}
+
+
+def engine_pid(server: Server) -> int:
+    """The only child of the server."""
+    tasks = Path(f"/proc/{server.process.pid}/task")
+    found = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    (pid,) = found
+    return int(pid)
+
+
+def ask(server: Server, **more: object) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/completions", json=BODY | more, timeout=60)
+
+
+def wait_health(server: Server, status: int) -> None:
+    deadline = time.monotonic() + 60
+    while server.health() != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_killed_engine_is_replaced_and_three_deaths_end_the_server() -> None:
+    with running_server() as server:
+        expected = ask(server).json()["choices"]
+        first = engine_pid(server)
+        if Path(f"/proc/{first}/oom_score_adj").exists():
+            score = int(Path(f"/proc/{first}/oom_score_adj").read_text())
+            assert score > int(Path(f"/proc/{server.process.pid}/oom_score_adj").read_text())
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(ask(server).json()["choices"]))
+        thread.start()
+        while not server.running():
+            time.sleep(0.005)
+        os.kill(first, signal.SIGKILL)
+        wait_health(server, 503)
+        assert httpx.get(f"{server.url}/health").json() == {"status": "restarting"}
+        refused = ask(server)
+        assert refused.status_code == 503 and "Retry-After" in refused.headers
+        wait_health(server, 200)
+        thread.join()
+        assert found == [expected], "it went on"
+        assert server.gauge("engine_restarts") == 1
+        assert engine_pid(server) != first
+        for _ in range(2):
+            wait_health(server, 200)
+            os.kill(engine_pid(server), signal.SIGKILL)
+            time.sleep(0.3)
+        assert server.process.wait(timeout=60) == ENGINE_LOST
+        time.sleep(0.2)
+        assert any("died 3 times" in line for line in server.lines if line.startswith("jaxserve:"))
+
+
+@pytest.mark.slow
+def test_sigterm_lets_requests_finish_and_refuses_new_ones() -> None:
+    with running_server() as server:
+        expected = ask(server).json()["choices"]
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(ask(server).json()["choices"]))
+        thread.start()
+        while not server.running():
+            time.sleep(0.005)
+        server.process.send_signal(signal.SIGTERM)
+        wait_health(server, 503)
+        late = ask(server)
+        assert late.status_code == 503 and "shuts down" in late.json()["error"]["message"]
+        thread.join()
+        assert found == [expected]
+        assert server.process.wait(timeout=60) == 0
+        assert not any("Traceback" in line for line in server.lines)
+
+
+@pytest.mark.slow
+def test_what_does_not_finish_in_time_is_an_error_and_never_a_short_answer() -> None:
+    with running_server("none", "--shutdown-timeout", "0") as server:
+        pid = engine_pid(server)
+        found: list[int] = []
+        more = {"n": 4, "max_tokens": 240}
+        thread = threading.Thread(target=lambda: found.append(ask(server, **more).status_code))
+        thread.start()
+        while not server.running():
+            time.sleep(0.002)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert found == [503]
+        assert server.process.wait(timeout=60) == 0
+        assert not Path(f"/proc/{pid}").exists(), "no engine is left behind"

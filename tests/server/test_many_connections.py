@@ -1,0 +1,161 @@
+"""Connections that hold what others need: refused, cut off, or closed for a newer one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from server import connection
+from server.app import create_app
+from server.connection import MAX_HEAD_BYTES, Connection
+from server.limits import Limits
+from tests.server.fake_engine import FakeEngine
+from tests.server.test_connection import CHUNKED, HEAD, answer, check_error, serving
+
+HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+LIMITS = Limits(max_connections=4, write_timeout=0.4, idle_timeout=1)
+
+
+class Recorder(FakeEngine):
+    """Says whether a request was aborted."""
+
+    def wait_for_abort(self, seconds: float = 5) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self.aborted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(self.aborted)
+
+
+@pytest.fixture
+def engine() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def port(engine: Recorder) -> Iterator[int]:
+    with serving(create_app(engine), Connection.limited(LIMITS)) as port:
+        yield port
+
+
+def post(**body: object) -> bytes:
+    text = json.dumps({"prompt": "a", **body}).encode()
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(text) + text
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def test_trailers_are_dropped_and_bounded(port: int, engine: Recorder) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    chunk = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    good = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    received = answer(port, good + chunk + b"X-Priority: 1\r\nY: 2\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 200 ")
+    many = b"X: aaaa\r\n" * (MAX_HEAD_BYTES // 9 + 2)
+    check_error(answer(port, CHUNKED + chunk + many), 431)
+    # behind a response that needed no body
+    chunked_get = b"GET /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert answer(port, chunked_get + b"0\r\n", many).count(b"HTTP/1.1 ") <= 2
+
+
+def test_a_body_that_goes_on_behind_its_answer_is_not_read_for_ever(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", 0.2)
+    begin = time.monotonic()
+    received = answer(port, b"GET /health HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
+    assert received.startswith(b"HTTP/1.1 200 ") and 0.15 < time.monotonic() - begin < 5
+
+
+def test_a_request_in_line_does_not_hide_that_the_client_is_gone(
+    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOOK_S", 0.05)
+    engine.delay = 60
+    with connect(port) as client:
+        client.sendall(post() + post())
+        while not engine.started:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert not engine.aborted
+    assert engine.wait_for_abort()
+
+
+def test_few_requests_wait_in_line(port: int, engine: Recorder) -> None:
+    engine.delay = 60
+    check_error(answer(port, post() + HEALTH.replace(b"close", b"keep-alive") * 40), 400)
+    assert engine.wait_for_abort()
+
+
+def test_an_idle_connection_makes_room(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others open without a word, everybody is served."""
+    monkeypatch.setattr(connection, "MIN_IDLE_S", 0.0)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connect(port)) for _ in range(40)]
+        body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+        head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        for _ in range(8):
+            assert answer(port, head + body).startswith(b"HTTP/1.1 200 ")
+        assert idle[0].recv(10) == b"", "the first to be silent is the first to go"
+
+
+def test_where_all_are_busy_others_may_ask_for_health(
+    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "EXTRA_CONNECTIONS", 64)
+    engine.delay = 60
+    with ExitStack() as stack:
+        for _ in range(LIMITS.max_connections):
+            stack.enter_context(connect(port)).sendall(post())
+        while len(engine.started) < LIMITS.max_connections:
+            time.sleep(0.01)
+        assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 ")
+        refused = answer(port, post())
+        assert b"retry-after: 1" in refused and "too many" in check_error(refused, 503)
+        crowd = [stack.enter_context(connect(port)) for _ in range(200)]
+        assert crowd[-1].recv(10) == b"", "beyond any bound it is closed at once"
+        monkeypatch.setattr(connection, "MIN_IDLE_S", 0.0)
+        assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 "), "one of the crowd makes room"
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    ended: list[float] = []
+
+    async def flood(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": b" " * 2**20, "more_body": True})
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        ended.append(time.monotonic())
+
+    with serving(flood, Connection.limited(LIMITS)) as port, connect(port) as client:
+        begin = time.monotonic()
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while not ended and time.monotonic() < begin + 10:
+            time.sleep(0.02)
+        assert LIMITS.write_timeout * 0.9 < ended[0] - begin < 5
+    # one that reads gets it all, however long that takes in all
+    with serving(flood, Connection.limited(LIMITS)) as port, connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        received = 0
+        while received < 64 * 2**20:
+            received += len(client.recv(2**20))
+
+
+def test_an_upgrade_is_refused(port: int) -> None:
+    asked = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    with connect(port) as client:
+        client.sendall(asked + key)
+        assert b" 101 " not in client.recv(1000)
