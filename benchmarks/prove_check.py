@@ -28,9 +28,10 @@ from benchmarks.gpu import correctness, decode_step, fused, large, products, smo
 from benchmarks.gpu.engine import compiling_with
 from benchmarks.gpu.large import Shape, ragged
 from benchmarks.gpu.setting import USABLE_MEMORY, Setting
+from benchmarks.kernel_bench import decode, prefill
 from benchmarks.kernel_bench.bench import JAX_SHARE, USABLE, Bench
 from benchmarks.kernel_bench.cases import all_cases, anchor_cases
-from benchmarks.kernel_bench.rows import BF16, OURS
+from benchmarks.kernel_bench.rows import BF16
 from benchmarks.kernel_bench.tuning import CASES as TUNING_CASES
 from benchmarks.kernel_bench.tuning import alike, build, choices_of, runs_of
 from benchmarks.kernel_bench.worker import entries_of
@@ -57,6 +58,7 @@ from pallas_kernels.devices import candidates, device_family
 REFUSED = "KernelError"
 TOO_LARGE = "ValueError: Mosaic GPU kernel exceeds available shared memory"  # JAX, lowering it
 PAGES = 8192  # a layer: a pool so large that a copy of it stands out among the temporaries
+PEERS = (decode.CUDNN, prefill.CUDNN, BF16)  # cuDNN is a library that a host without a GPU may lack
 PREALLOCATED = 0.75  # of the device's memory: JAX's default
 
 Programs = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -121,7 +123,6 @@ def items_of(kind: str, label: str, programs: Programs, choices: bool = False) -
     """Each program of a case."""
     for name, (function, operands) in programs.items():
         whole = f"{label}: {name}"
-        ours = name.partition(", ")[0] == OURS or "paged" not in name
 
         def compilation(
             whole: str = whole, function: Any = function, operands: Any = operands
@@ -131,7 +132,7 @@ def items_of(kind: str, label: str, programs: Programs, choices: bool = False) -
             return prove(whole, function, *operands, mesh=mesh, kind=kind, wanted=wanted)
 
         # the kernel's own choice, an empty one, must fit
-        yield Item(whole, compilation, ours and name != BF16, choices and name != str({}))
+        yield Item(whole, compilation, name not in PEERS, choices and name != str({}))
 
 
 def correctness_items(kind: str) -> Iterator[Item]:

@@ -119,6 +119,20 @@ def test_a_refusal_and_a_peer_pass_but_a_spill_and_an_error_fail(monkeypatch, ca
     assert go(prove_check.Item("broken", lambda: 1 / 0)) == EXIT_FAILED
 
 
+@pytest.mark.parametrize(
+    "case",
+    [DecodeCase(1, 1024, 32, 8), PrefillCase(256, 0, 32, 32), MatmulCase("qkv", 4, 4096, 6144)],
+    ids=lambda case: case.operation,
+)
+def test_a_peer_that_is_not_installed_fails_nothing_and_all_else_is_ours(case):
+    bench = prove_check.absent_bench("h200")
+    programs = prove_check.unbuilt(lambda: entries_of(bench, case).to_compile())
+    items = list(prove_check.items_of("h200", case.label, programs))
+    assert sum(not item.ours for item in items) == 1
+    for item in items:
+        assert item.ours == ("cuDNN" not in item.name and not item.name.endswith(": bf16"))
+
+
 def test_a_choice_that_jax_finds_too_large_is_refused_but_the_default_must_fit():
     failed = proof("any", f"does not compile: {prove_check.TOO_LARGE}: 300000 > 232448")
     choice = prove_check.Item("choice", lambda: failed, choice=True)
