@@ -15,6 +15,7 @@ from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
+    NOT_COMPILED,
     TIMEOUT,
     CompletionOutput,
     Logprob,
@@ -110,7 +111,7 @@ class OutputProcessor:
                 continue  # aborted while its last step was in flight
             try:
                 output, stops = self._take_token(step, entry, found, token, now, last_times)
-            except Exception:
+            except Exception:  # others' tokens are in the same step: it alone ends, with an error
                 logger.exception("a token of a request could not be taken in")
                 failed.append(sequence_id)
                 continue
@@ -193,6 +194,8 @@ class OutputProcessor:
             finish, reason = end.reason.value, end.stop_token
             if end.reason is FinishReason.ERROR:
                 reason = GRAMMAR
+            elif end.reason is FinishReason.NOT_COMPILED:
+                finish, reason = ERROR, NOT_COMPILED
         stops = False
         if sequence.text is not None:
             stop_string = sequence.append_text(token, finish)

@@ -17,10 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxserve.errors import ValidationError
+from jaxserve.grammars.compiler import COMPILE_SECONDS
 from jaxserve.inputs import Params, PreparedRequest
 from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
+    NOT_COMPILED,
     TIMEOUT,
     CompletionOutput,
     RequestMetrics,
@@ -345,5 +347,8 @@ def check_served(output: RequestOutput) -> None:
     failed = [one for one in output.outputs if one.finish_reason == ERROR]
     if any(one.stop_reason == GRAMMAR for one in failed):
         raise ApiError(400, GRAMMAR_FAILED, param="structured_outputs")
+    if any(one.stop_reason == NOT_COMPILED for one in failed):
+        text = "the constraint could not be compiled yet: the server is busy; try again later"
+        raise ApiError(503, text, headers={"Retry-After": f"{COMPILE_SECONDS:.0f}"})
     if failed:
         raise ApiError(500, "internal error; the server's log has the details")
