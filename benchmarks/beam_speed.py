@@ -18,9 +18,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-import transformers
-
+from benchmarks.extras import require
 from checkpoints import bundled_model_path
 from jaxserve import LLM, BeamSearchParams
 from jaxserve.bench.measure import describe, environment
@@ -51,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
+    require(parser, "test", "torch")
+    # where they are used: torch is an extra's, and both take seconds
+    import torch
+    import transformers
+
     if options.quick:
         options.rounds, options.output_len = 1, 4
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from importlib.metadata import version
 from typing import NamedTuple
 
-import sacrebleu
-
+from benchmarks.extras import require
 from checkpoints import bundled_model_path
 from checkpoints.tiny.pair import Pair
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
@@ -59,6 +59,8 @@ def search(llm: LLM, pairs: list[Pair], width: int, length_penalty: float) -> Fo
 
 
 def bleu(answers: list[str], pairs: list[Pair]) -> float:
+    import sacrebleu  # where it is used: an extra's
+
     return float(sacrebleu.corpus_bleu(answers, [[pair.answer for pair in pairs]]).score)
 
 
@@ -69,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--quick", action="store_true", help="one question of each task")
     options = parser.parse_args(arguments)
+    require(parser, "bench", "sacrebleu")
     count = 1 if options.quick else options.pairs
     exact = [name for name, task in TASKS.items() if task.exact and not task.memorised]
     questions = [pair for name in exact for pair in held_out_pairs(name, count)]
@@ -97,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{bleu(told, stories):.2f} | {total:.4f} | {speed:.0f} |",
             flush=True,
         )
-    print(f"\n{describe(environment())}, sacrebleu {sacrebleu.__version__}")
+    print(f"\n{describe(environment())}, sacrebleu {version('sacrebleu')}")
     llm.close()
     return 0
 

@@ -22,22 +22,27 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
-
+from benchmarks.extras import require
 from checkpoints import bundled_model_path
 from jaxserve.bench.measure import describe, environment
 from jaxserve.bench.percentiles import percentile
 from jaxserve.errors import JaxServeError
 
-Load = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
+if TYPE_CHECKING:
+    import httpx
+
+    Load = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
+
 OTHERS = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 1.0}
 
 
 @contextmanager
 def server(slots: int, words: list[str]) -> Iterator[str]:
     """A server on the bundled model with all programs compiled; its address."""
+    import httpx  # where it is used: an extra's
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -82,6 +87,8 @@ async def running(load: Load | None, client: httpx.AsyncClient) -> AsyncIterator
 
 async def stream(address: str, tokens: int, load: Load | None) -> list[float]:
     """Milliseconds between a stream's pieces; the load begins late and ends early by a tenth."""
+    import httpx
+
     body = OTHERS | {"max_tokens": tokens, "stream": True, "temperature": 0.0}
     times: list[float] = []
     limits = httpx.Limits(max_connections=None)
@@ -134,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few slots, one short round")
     parser.add_argument("serve_args", nargs="*", metavar="-- SERVE_ARGS", help="of jaxserve serve")
     options = parser.parse_args(arguments)
+    require(parser, "server,bench", "httpx", "uvicorn")
     words = options.serve_args
     if options.quick:
         options.slots, options.tokens, options.rounds = 4, 200, 1

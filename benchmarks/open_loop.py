@@ -235,8 +235,8 @@ def _is_closed(stream: socket.socket) -> bool:
         stream.recv(1)  # its end, or what nobody has asked for
     except BlockingIOError:
         return False
-    except OSError:
-        pass
+    except OSError:  # reset by the server: no less closed
+        return True
     return True
 
 

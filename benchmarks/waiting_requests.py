@@ -18,6 +18,7 @@ import sys
 import time
 import tracemalloc
 
+from benchmarks.extras import require
 from jaxserve import SamplingParams
 from jaxserve.bench.measure import describe, environment
 from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
@@ -26,13 +27,15 @@ from jaxserve.request import Request, StopRule
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
-from tests.jaxserve.test_waiting import PROMPT, System
 
 SLOTS, OUTPUT, LONGEST = 64, 32, 128
 
 
 def bytes_each(count: int) -> float:
     """Bytes of a request that waits, engine and client together."""
+    # imported where it is used: it needs what tests need
+    from tests.jaxserve.test_waiting import PROMPT, System
+
     system = System()
     params = [SamplingParams(seed=index, detokenize=False) for index in range(count)]
     gc.collect()
@@ -83,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=[1000, 100_000])
     parser.add_argument("--steps", type=int, default=1000, help="plans that are timed")
     options = parser.parse_args(arguments)
+    require(parser, "test", "pytest", "hypothesis")
     print(
         "| that wait | bytes each | policy | plan, median us | p99 us |\n|---:|---:|---|---:|---:|"
     )

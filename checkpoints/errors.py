@@ -21,8 +21,13 @@ class CheckpointError(Exception):
         self.tensor = tensor
 
 
+MAX_NAMED = 5  # tensors of each kind of difference in a message
+
+
 class TensorMismatchError(CheckpointError):
-    """The tensors of a checkpoint are not those that the model needs; lists every difference.
+    """The tensors of a checkpoint are not those that the model needs.
+
+    The message counts all and names the first `MAX_NAMED` of each kind.
 
     Attributes:
         missing: names that the model needs and the checkpoint lacks.
@@ -39,16 +44,21 @@ class TensorMismatchError(CheckpointError):
     ):
         lines = []
         if missing:
-            lines.append(f"{len(missing)} missing: {', '.join(missing)}")
+            lines.append(f"{len(missing)} missing: {_named(missing)}")
         if unexpected:
-            lines.append(f"{len(unexpected)} unexpected: {', '.join(unexpected)}")
+            lines.append(f"{len(unexpected)} unexpected: {_named(unexpected)}")
         if wrong_shape:
-            shapes = (
+            shapes = [
                 f"{name} (expected {list(expected)}, found {list(found)})"
                 for name, (expected, found) in wrong_shape.items()
-            )
-            lines.append(f"{len(wrong_shape)} of wrong shape: {', '.join(shapes)}")
+            ]
+            lines.append(f"{len(wrong_shape)} of wrong shape: {_named(shapes)}")
         super().__init__(path, "tensors do not fit the model's config\n  " + "\n  ".join(lines))
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
         self.wrong_shape = dict(wrong_shape)
+
+
+def _named(tensors: Sequence[str]) -> str:
+    more = len(tensors) - MAX_NAMED
+    return ", ".join(tensors[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from jaxserve.config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
-from jaxserve.inputs import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.inputs import Params, PreparedRequest, Prompt
 from jaxserve.model_facts import ModelFacts
 from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.metrics import Metrics
@@ -22,9 +21,9 @@ from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.step_history import StepHistory
 from jaxserve.output_queue import OutputQueue
 from jaxserve.outputs import RequestOutput
+from jaxserve.preparing import Preparing
 from jaxserve.request import Queueing
 from jaxserve.resolved import ResolvedConfig
-from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ TIMER_SLACK_S = 0.001  # resolution of the loop's timers
 DRAIN_POLL_S = 0.02
 DRAIN_POLLS = 2  # a request that is prepared opens its stream between two of them
 VIEW_TIMEOUT_S = 5.0
-GRAMMAR_THREADS = 2  # that check grammars of clients
 
 
 class AsyncEngine:
@@ -71,11 +69,10 @@ class AsyncEngine:
         self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self._draining = False
-        self._num_preparing = 0  # requests that have no stream yet
+        self._preparing = Preparing(self.client)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
         self._looking: asyncio.Future[EngineView] | None = None
-        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "jaxserve-grammar")
         self._aborted_early: set[str] = set()  # while their prompts were tokenised
         if start:
             self.start()
@@ -207,18 +204,7 @@ class AsyncEngine:
             EngineDeadError: the engine has ended.
         """
         self.client.check_alive()
-        work = (prompt, params, request_id, queueing)
-        if InputProcessor.is_quick(prompt, params):
-            # two changes of thread cost more than the work, the more the busier the engine is
-            return self.client.prepare(*work)
-        self._num_preparing += 1
-        # a grammar may take seconds to check: texts are not tokenised behind it
-        pool = self._grammar_threads if _has_grammar(params) else None
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(pool, self.client.prepare, *work)
-        finally:
-            self._num_preparing -= 1
+        return await self._preparing.prepare(prompt, params, request_id, queueing)
 
     def check_room(self, requests: int = 1) -> None:
         """Refuse requests before any work is spent on them.
@@ -345,7 +331,7 @@ class AsyncEngine:
         deadline = self._clock.now() + seconds
         quiet = 0
         while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:
-            busy = self._streams or self._num_preparing or is_entering()
+            busy = self._streams or self._preparing.count or is_entering()
             quiet = 0 if busy else quiet + 1
             if quiet < DRAIN_POLLS:
                 await asyncio.sleep(DRAIN_POLL_S)
@@ -358,7 +344,7 @@ class AsyncEngine:
             self.client.abort(request_id)
             stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
         self.client.close()
-        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+        self._preparing.close()
         await asyncio.to_thread(self.client.join)
 
     def _open_stream(self, request_id: str) -> OutputQueue:
@@ -412,7 +398,3 @@ class AsyncEngine:
         except RuntimeError:
             # the loop was closed between the check and the call: nobody is listening any more
             logger.debug("event loop closed while a step ran")
-
-
-def _has_grammar(params: Params) -> bool:
-    return isinstance(params, SamplingParams) and params.structured_outputs is not None

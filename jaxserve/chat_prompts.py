@@ -11,6 +11,7 @@ from jaxserve.tokenization.control_tokens import unmarked
 from jaxserve.tokenization.tokenizer import Tokenizer, check_template_variables
 
 Message = Mapping[str, Any]
+ALLOWED = "a list of messages such as {'role': 'user', 'content': 'text'}, or a list of such lists"
 
 
 def chat_prompts(
@@ -33,11 +34,17 @@ def chat_prompts(
         **how: other arguments of `Tokenizer.render_chat`.
 
     Raises:
-        ValidationError: no messages, or some that the template refuses.
+        ValidationError: no messages, something else than messages, or some that the template
+            refuses.
     """
+    if not _is_list(messages):
+        raise ValidationError("messages", messages, ALLOWED)
     if not messages:
         raise ValidationError("messages", messages, "at least one message")
     conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
+    for conversation in conversations:
+        if not _is_list(conversation) or not all(isinstance(m, Mapping) for m in conversation):
+            raise ValidationError("messages", messages, ALLOWED)
     check_template_variables(variables or {})
     prompts: list[TokensPrompt] = []
     for conversation in conversations:
@@ -55,3 +62,7 @@ def chat_prompts(
             tokens = tokenizer.encode_chat(text, chat_template)
         prompts.append({"prompt": unmarked(text), "prompt_token_ids": tokens})
     return prompts
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

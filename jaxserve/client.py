@@ -348,7 +348,13 @@ class LocalClient(MessagingClient):
         return found
 
     def add(self, prepared: PreparedRequest) -> None:
-        super().add(prepared)
+        try:
+            super().add(prepared)
+        except KeyboardInterrupt:
+            # the engine may have it already: it would run for nobody
+            if not self._processor.is_live(prepared.request_id):
+                self._post(Abort(prepared.group.sequence_ids))
+            raise
         self.lives.added(prepared)
 
     def _take_step(self, step: StepOutput) -> list[RequestOutput]:

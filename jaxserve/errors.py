@@ -83,6 +83,18 @@ class QueueFullError(JaxServeError):
         self.retry_after = retry_after
 
 
+class CompilerBusyError(JaxServeError):
+    """A constraint was not begun to be compiled in time, for no fault of its own.
+
+    Attributes:
+        retry_after: seconds after which the request may be sent again.
+    """
+
+    def __init__(self, field: str, retry_after: float):
+        super().__init__(f"{field} could not be compiled yet: the server is busy; try again later")
+        self.retry_after = retry_after
+
+
 class RowError(JaxServeError):
     """The rows of one request cannot be packed; those of others can.
 

@@ -238,6 +238,7 @@ class LLM(Pictures):
         layer: int | None = None,
         use_tqdm: bool = True,
         timeout: float | None = None,
+        pooling_params: PoolingParams | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The hidden states of prompts, one vector each, in their order.
 
@@ -248,6 +249,7 @@ class LLM(Pictures):
             layer: whose hidden states, as in transformers' `hidden_states`; the last when None.
             use_tqdm: show a progress bar.
             timeout: seconds after which every request ends wherever it is, without a vector.
+            pooling_params: the same as `pooling`, `normalize` and `layer` together, in their place.
 
         Raises:
             ValidationError: the engine was made without `enable_embeddings`, or a prompt or value
@@ -255,6 +257,11 @@ class LLM(Pictures):
             QueueFullError, EngineDeadError: as of `generate`.
         """
         params = PoolingParams(pooling, normalize, layer)
+        if pooling_params is not None:
+            if params != PoolingParams():
+                allowed = "nothing beside pooling, normalize and layer"
+                raise ValidationError("pooling_params", pooling_params, allowed)
+            params = _pooling_params(pooling_params)
         found = self._pool(prompts, params, use_tqdm, timeout)
         return [EmbeddingRequestOutput.of(one) for one in found]
 
@@ -266,9 +273,7 @@ class LLM(Pictures):
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:
         """As `embed`, with the vectors as arrays float32[hidden size] in `outputs.data`."""
-        params = PoolingParams() if pooling_params is None else pooling_params
-        if not isinstance(params, PoolingParams):
-            raise ValidationError("pooling_params", params, "PoolingParams")
+        params = PoolingParams() if pooling_params is None else _pooling_params(pooling_params)
         return [PoolingRequestOutput.of(one) for one in self._pool(prompts, params, use_tqdm)]
 
     def score(
@@ -538,6 +543,12 @@ def _priorities(priority: Sequence[int] | None, count: int) -> Sequence[int]:
     if not isinstance(priority, Sequence) or len(priority) != count:
         raise ValidationError("priority", priority, f"a list with one integer a prompt ({count})")
     return priority
+
+
+def _pooling_params(given: Any) -> PoolingParams:
+    if not isinstance(given, PoolingParams):
+        raise ValidationError("pooling_params", given, "PoolingParams")
+    return given
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

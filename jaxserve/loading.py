@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,15 +16,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from checkpoints.formats import open_checkpoint, quantization_of
-from checkpoints.quantized import Checkpoint
-from checkpoints.store import is_store
+from jaxserve.choices import Choices, as_stored, choose
 from jaxserve.config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
-from jaxserve.execution.backend_choice import backends_for
-from jaxserve.execution.defaults import resolve
 from jaxserve.execution.features import Feature
 from jaxserve.execution.host_memory import trim
 from jaxserve.execution.pool_plan import Sizes, plan_pool
@@ -37,17 +32,10 @@ from jaxserve.hub import ModelFiles, locate
 from jaxserve.memory.manager import PageManager
 from jaxserve.models import Model
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
+from jaxserve.models.kv_cache import KVCache, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
-from jaxserve.models.linear import LinearForm
-from jaxserve.models.stored import holds_integers, read_scales, stored_plan, stored_quantization
-from jaxserve.models.weight_plan import (
-    Plan,
-    multiplies_integers,
-    online_quantization,
-    plan_weights,
-)
-from jaxserve.models.weights import abstract_model, check_tensors, load_model
+from jaxserve.models.stored import read_scales
+from jaxserve.models.weights import abstract_model, load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.limits import SchedulerLimits
@@ -118,12 +106,12 @@ def load_engine(
     gc.unfreeze()  # an engine that was dropped without `close` can be collected again
     cache_folder = compilation_cache.use(config.compilation_cache)
     files = locate(config)
-    asked = _as_stored(replace(config, hf_token=None), files)
+    asked = as_stored(replace(config, hf_token=None), files)
     mesh = make_mesh(asked.tensor_parallel_size, devices)
     # all that can be refused is refused before the weights: they cost minutes and gigabytes
     if asked.chat_template is not None:
         template_text(asked.chat_template)
-    choices = _choose(asked, files, mesh, backends, progress)
+    choices = choose(asked, files, mesh, backends, progress)
     wants_text = with_tokenizer and not asked.skip_tokenizer_init
     tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
     sampling_defaults = generation_defaults(asked, files.model)
@@ -167,83 +155,15 @@ def load_bare(
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
     files = locate(config)
-    asked = _as_stored(replace(config, hf_token=None), files)
+    asked = as_stored(replace(config, hf_token=None), files)
     mesh = make_mesh(asked.tensor_parallel_size)
-    choices = _choose(asked, files, mesh, None, progress)
+    choices = choose(asked, files, mesh, None, progress)
     return _load_weights(choices.config, choices, files, mesh, progress), files
-
-
-def _is_store(asked: EngineConfig, files: ModelFiles) -> bool:
-    return asked.load_format in ("auto", "orbax") and is_store(files.model)
-
-
-def _as_stored(asked: EngineConfig, files: ModelFiles) -> EngineConfig:
-    """The settings that a store decides, where the model is one."""
-    if not _is_store(asked, files):
-        return asked
-    quantization = stored_quantization(files.model, asked.quantization)
-    return replace(asked, quantization=quantization)
-
-
-class _Choices(NamedTuple):
-    """What is decided before anything large is touched."""
-
-    config: ResolvedConfig
-    model: ModelConfig
-    kv_format: KVFormat
-    backends: Backends
-    form: LinearForm
-    plan: Plan
-
-
-def _choose(
-    asked: EngineConfig,
-    files: ModelFiles,
-    mesh: Mesh,
-    backends: Backends | None,
-    progress: Callable[[str], Any],
-) -> _Choices:
-    """Settings, formats and kernels, from config.json and the kind of device."""
-    begin = time.monotonic()
-    model = ModelConfig.from_folder(files.model, asked.hf_overrides)
-    device = mesh.devices.flat[0]
-    stored = _is_store(asked, files)
-    quantized = None if stored else quantization_of(files.model)
-    found = quantized and quantized[0]
-    online = asked.quantization if stored else online_quantization(asked.quantization, found)
-    config = resolve(asked, model, device).with_quantization(online or found or "")
-    if device.platform == "cpu" and config.model.dtype == "float16":
-        logger.warning(
-            "dtype=float16: a CPU has no products of it and converts every operand; "
-            "bfloat16 and float32 are faster here"
-        )
-    kv_format = KVFormat.of(config.cache.kv_cache_dtype, config.model.dtype)
-    if backends is None and quantized is not None:
-        # what no weight could change is refused before they are fetched
-        known = backends_for(asked, config, model, kv_format, device, integers=False)
-        if device.platform != "cpu":
-            LinearForm.of(known, online, asked.row_invariant)
-    with _quantized(config, files, model, quantized) as checkpoint:
-        integers = multiplies_integers(online, checkpoint, config.model.dtype)
-        if stored:
-            integers = holds_integers(files.model)
-        backends = backends or backends_for(asked, config, model, kv_format, device, integers)
-        # native kernels are compiled at their first use on a machine
-        progress(
-            f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
-            f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
-        )
-        form = LinearForm.of(backends, online, asked.row_invariant)
-        if stored:
-            plan = stored_plan(files.model, form)
-        else:
-            plan = plan_weights(model, form, config.model.dtype, checkpoint)
-    return _Choices(config, model, kv_format, backends, form, plan)
 
 
 def _make_runner(
     asked: EngineConfig,
-    choices: _Choices,
+    choices: Choices,
     files: ModelFiles,
     mesh: Mesh,
     extra_features: Sequence[Feature],
@@ -264,7 +184,7 @@ def _make_runner(
 
 def _plan_memory(
     asked: EngineConfig,
-    choices: _Choices,
+    choices: Choices,
     mesh: Mesh,
     runner: Runner,
     kv_cache: KVCache,
@@ -286,7 +206,7 @@ def _plan_memory(
 
 def _load_weights(
     config: ResolvedConfig,
-    choices: _Choices,
+    choices: Choices,
     files: ModelFiles,
     mesh: Mesh,
     progress: Callable[[str], Any],
@@ -346,28 +266,8 @@ def _compile(
     progress(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
 
 
-@contextmanager
-def _quantized(
-    config: ResolvedConfig,
-    files: ModelFiles,
-    model: ModelConfig,
-    quantized: tuple[str, Any] | None,
-) -> Iterator[Checkpoint | None]:
-    """A quantised checkpoint, whose headers say how weights are kept: so it is fetched first."""
-    if quantized is None:
-        yield None
-        return
-    if config.model.load_format == "dummy":
-        allowed = f"auto, for the checkpoint is quantised ({quantized[0]})"
-        raise ValidationError("load_format", "dummy", allowed)
-    files.fetch_weights()
-    with open_checkpoint(files.model) as checkpoint:
-        check_tensors(checkpoint, model)
-        yield checkpoint
-
-
 def _kv_scales(
-    asked: EngineConfig, config: ResolvedConfig, files: ModelFiles, choices: _Choices
+    asked: EngineConfig, config: ResolvedConfig, files: ModelFiles, choices: Choices
 ) -> KVScales | None:
     """The scales of the KV cache, where the format wants some: programs hold them."""
     if not choices.kv_format.static_scales:

@@ -15,13 +15,14 @@ from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
+    NOT_COMPILED,
     TIMEOUT,
     CompletionOutput,
     Logprob,
     PositionLogprobs,
     RequestOutput,
 )
-from jaxserve.request import FinishReason
+from jaxserve.request import End, FinishReason
 from jaxserve.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
 
@@ -110,7 +111,7 @@ class OutputProcessor:
                 continue  # aborted while its last step was in flight
             try:
                 output, stops = self._take_token(step, entry, found, token, now, last_times)
-            except Exception:
+            except Exception:  # others' tokens are in the same step: it alone ends, with an error
                 logger.exception("a token of a request could not be taken in")
                 failed.append(sequence_id)
                 continue
@@ -190,9 +191,7 @@ class OutputProcessor:
         finish: str | None = None
         reason: int | str | None = None
         if end is not None:
-            finish, reason = end.reason.value, end.stop_token
-            if end.reason is FinishReason.ERROR:
-                reason = GRAMMAR
+            finish, reason = _told(end)
         stops = False
         if sequence.text is not None:
             stop_string = sequence.append_text(token, finish)
@@ -290,7 +289,7 @@ class OutputProcessor:
             live.num_unfinished -= 1
         for index, hypothesis in enumerate(found):
             sequence, end = live.sequence(index, self._tokenizer), hypothesis.end
-            finish = end.reason.value
+            finish, reason = _told(end)
             for token in hypothesis.token_ids:
                 sequence.num_tokens += 1
                 sequence.output.token_ids.append(token)
@@ -298,7 +297,6 @@ class OutputProcessor:
                     last = sequence.num_tokens == len(hypothesis.token_ids)
                     sequence.append_text(token, finish if last else None)
             sequence.output.cumulative_logprob = hypothesis.cum_logprob
-            reason = GRAMMAR if finish == ERROR else end.stop_token
             self._finish(live, sequence, finish, reason, now)
         return self._make_output(live, live.snapshots()[: len(found)])
 
@@ -381,3 +379,14 @@ class OutputProcessor:
             token: Logprob(value, rank, None if tokenizer is None else tokenizer.token_text(token))
             for token, value, rank in zip(*entry)
         }
+
+
+def _told(end: End) -> tuple[str, int | str | None]:
+    """The finish_reason and stop_reason of what a token has ended."""
+    match end.reason:
+        case FinishReason.ERROR:
+            return ERROR, GRAMMAR
+        case FinishReason.NOT_COMPILED:
+            return ERROR, NOT_COMPILED
+        case _:
+            return end.reason.value, end.stop_token

@@ -8,6 +8,7 @@ import numpy as np
 
 ERROR = "error"  # the finish_reason of what an error of its own has ended
 GRAMMAR = "grammar"  # the stop_reason of it where its grammar allows no token
+NOT_COMPILED = "grammar_not_compiled"  # where the engine did not compile in time what is no mistake
 TIMEOUT = "timeout"  # the stop_reason of what was aborted because its time was over
 
 

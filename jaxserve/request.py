@@ -26,6 +26,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"  # its grammar allows no token, or has become too complex
+    NOT_COMPILED = "not compiled"  # the engine had no time for its grammar; told as an error
 
 
 class End(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import enum
 import logging
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, Self
 
 from jaxserve.errors import ValidationError
-from jaxserve.settings import Number, Switch, Texts, Whole, check, setting
+from jaxserve.sampling_rules import LogitBias, TokenIds
+from jaxserve.settings import Number, Switch, Texts, Whole, check, setting, settings_of
 from jaxserve.structured_outputs_params import (
     Constraint,
     StructuredOutputsParams,
@@ -26,8 +26,6 @@ LARGEST_TEMPERATURE = 2.0
 MAX_COMPLETIONS = 16384
 MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_TOKENS = 1024
-LOGIT_BIAS_LIMIT = 100.0
-MAX_BIAS_ENTRIES = 2048  # values of logit_bias that all rows of a step have room for
 MAX_LOGPROB_TOKEN_IDS = 128
 # parameters that are token ids, or have them as keys
 TOKEN_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids")
@@ -43,71 +41,6 @@ class RequestOutputKind(enum.Enum):
     CUMULATIVE = 0  # everything generated so far
     DELTA = 1  # only what is new since the last output
     FINAL_ONLY = 2  # one output, when the request has finished
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """A list of `least` to `most` token ids, without duplicates where they are `unique`."""
-
-    metavar: ClassVar[str] = "N"
-    least: int = 0
-    most: int | None = None
-    unique: bool = False
-
-    @property
-    def allowed(self) -> str:
-        if self.least:
-            return f"a list of at least {self.least} token id"
-        return "a list of token ids" + (f", at most {self.most} tokens" if self.most else "")
-
-    def checked(self, name: str, value: Any) -> list[int]:
-        if value is None:
-            return []
-        if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-            raise ValidationError(name, value, "a list of token ids")
-        ids = [Whole(0).checked(name, token) for token in value]
-        if len(ids) < self.least:
-            raise ValidationError(name, ids, self.allowed)
-        if self.most is not None and len(ids) > self.most:
-            raise ValidationError(name, f"{len(ids)} tokens", f"at most {self.most} tokens")
-        return list(dict.fromkeys(ids)) if self.unique else ids
-
-
-class LogitBias:
-    """A mapping of token ids, as numbers or text, to numbers."""
-
-    metavar = "JSON"
-    allowed = f"a mapping of at most {MAX_BIAS_ENTRIES} token ids to numbers"
-
-    def checked(self, name: str, value: Any) -> dict[int, float]:
-        if not isinstance(value, Mapping):
-            raise ValidationError(name, value, "a mapping of token ids to numbers")
-        if len(value) > MAX_BIAS_ENTRIES:
-            raise ValidationError(
-                name, f"{len(value)} tokens", f"at most {MAX_BIAS_ENTRIES} tokens"
-            )
-        bias: dict[int, float] = {}
-        wrong = []
-        for key, shift in value.items():
-            token = _token_id(key)
-            if token is None:
-                wrong.append(key)
-                continue
-            number = Number().checked(name, shift)
-            bias[token] = min(max(number, -LOGIT_BIAS_LIMIT), LOGIT_BIAS_LIMIT)
-        if wrong:
-            shown = wrong[0] if len(wrong) == 1 else wrong
-            raise ValidationError(name, shown, "keys that are token ids, 0 or more")
-        return bias
-
-
-def _token_id(key: Any) -> int | None:
-    """A key of a mapping as a token id; None if it is none."""
-    try:
-        token = int(key) if isinstance(key, str) else Whole(0).checked("", key)
-    except ValueError:
-        return None
-    return token if token >= 0 else None
 
 
 class OneKind:
@@ -312,6 +245,21 @@ class SamplingParams:
             if self.n > 1:
                 raise ValidationError("n", self.n, "1 when temperature is 0 (greedy sampling)")
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Those of arguments that may be None, which stands for the default.
+
+        Where None is a value of the parameter itself, as of `max_tokens`, it is kept.
+
+        Raises:
+            ValidationError: a name that is no parameter, besides what the constructor raises.
+        """
+        known = settings_of(cls)
+        for name in given.keys() - known.keys():
+            raise ValidationError(name, given[name], f"one of the parameters {', '.join(known)}")
+        kept = {n: value for n, value in given.items() if value is not None or known[n].optional}
+        return cls(**kept)
 
     @property
     def is_greedy(self) -> bool:

@@ -9,19 +9,20 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxserve.errors import ValidationError
+from jaxserve.grammars.compiler import COMPILE_SECONDS
 from jaxserve.inputs import Params, PreparedRequest
 from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
+    NOT_COMPILED,
     TIMEOUT,
     CompletionOutput,
     RequestMetrics,
@@ -32,7 +33,7 @@ from server.errors import ApiError
 from server.in_flight import Telling
 from server.protocol.named import named
 from server.protocol.queueing import queueing
-from server.protocol.requests import GenerationRequest, ModelRequest
+from server.protocol.requests import GenerationRequest
 from server.protocol.responses import ChunkWriter, dumped_in_pieces, response_body, timings, usage
 from server.service import Service, client_of, engine_id, entry_of, response_id, token_text
 from server.streaming import EventStream, merge, until_disconnect
@@ -341,76 +342,13 @@ class Answer(ABC, Generic[Body]):
         return usage(prompt_tokens, generated, told, self.reasoning_tokens())
 
 
-class Answering(Protocol):
-    """What `answer` needs of an answer.
-
-    Attributes:
-        body: the request, which can `forget_prompt`.
-    """
-
-    body: Any
-
-    async def check_and_prepare(self) -> None: ...
-
-    async def respond(self, request: Request) -> Response: ...
-
-
-# What makes the answer to a body of the type that goes with it.
-Kind = Callable[[Service, Any, Request], Answering]
-
-
-async def answer(
-    request: Request,
-    body_type: type[ModelRequest],
-    kind: Kind,
-) -> Response:
-    """The response of an endpoint.
-
-    Args:
-        body_type: its body.
-        kind: the answer to one.
-
-    Raises:
-        ApiError, ValidationError: the request cannot be served.
-        QueueFullError: too much waits already.
-    """
-    return await answer_as(request, lambda given: (body_type, kind))
-
-
-async def answer_as(
-    request: Request,
-    choose: Callable[[Mapping[str, Any]], tuple[type[ModelRequest], Kind]],
-) -> Response:
-    """The response of an endpoint whose body says what is asked for.
-
-    Raises:
-        ApiError, ValidationError: the request cannot be served.
-        QueueFullError: too much waits already.
-    """
-    service = Service.of(request)
-    service.require_ready()
-    if entry_of(request) is None:
-        service.check_room()  # what would be refused whatever it is need not be read
-    async with service.bodies.json(request) as given:
-        body_type, kind = choose(given)
-        body = await service.bodies.made(request, partial(_checked, body_type, given))
-        del given
-        made = kind(service, body, request)
-        await until_disconnect(request.receive, made.check_and_prepare())
-    made.body.forget_prompt()
-    return await made.respond(request)
-
-
-def _checked(body_type: type[ModelRequest], given: Mapping[str, Any]) -> ModelRequest:
-    body = body_type.model_validate(given)
-    body.check()
-    return body
-
-
 def check_served(output: RequestOutput) -> None:
     """Raises ApiError if an error has ended the request."""
     failed = [one for one in output.outputs if one.finish_reason == ERROR]
     if any(one.stop_reason == GRAMMAR for one in failed):
         raise ApiError(400, GRAMMAR_FAILED, param="structured_outputs")
+    if any(one.stop_reason == NOT_COMPILED for one in failed):
+        text = "the constraint could not be compiled yet: the server is busy; try again later"
+        raise ApiError(503, text, headers={"Retry-After": f"{COMPILE_SECONDS:.0f}"})
     if failed:
         raise ApiError(500, "internal error; the server's log has the details")

@@ -15,7 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxserve.errors import EngineDeadError, QueueFullError, ShutdownError, ValidationError
+from jaxserve.errors import (
+    CompilerBusyError,
+    EngineDeadError,
+    QueueFullError,
+    ShutdownError,
+    ValidationError,
+)
 from server.protocol.anthropic_errors import anthropic_error, is_anthropic
 
 logger = logging.getLogger("jaxserve.server")
@@ -101,7 +107,7 @@ def as_api_error(error: Exception) -> ApiError:
             return _body_error(error)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
-        case QueueFullError():
+        case QueueFullError() | CompilerBusyError():
             seconds = min(max(1, math.ceil(error.retry_after)), MAX_RETRY_AFTER_S)
             return ApiError(503, str(error), headers={"Retry-After": str(seconds)})
         case ShutdownError():

@@ -166,7 +166,7 @@ class Watch:
                 if has_news:
                     self._tell()
                 await asyncio.sleep(seconds)
-        except Exception:
+        except Exception:  # nobody awaits this task
             logger.exception("the engine cannot be watched")
             raise
         finally:

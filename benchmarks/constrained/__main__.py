@@ -17,8 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
+from benchmarks.extras import require
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams, StructuredOutputsParams
 from jaxserve.bench.measure import describe, environment
@@ -29,13 +28,16 @@ WANTED = 0.95  # share of the answers to bounded schemas that end by themselves
 QUICK = 9  # every so many schemas
 PROMPT = "Answer in JSON: what is the sum of two and three?"
 # the others are annotations to jsonschema, or, as `time`, know no leap seconds
-FORMATS = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
+FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")
 
 
 def wrong(text: str, schema: dict[str, Any]) -> str | None:
     """Why a text does not hold to a schema; None if it does."""
+    import jsonschema  # where it is used: an extra's
+
+    formats = jsonschema.FormatChecker(FORMATS)
     try:
-        jsonschema.Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(text))
+        jsonschema.Draft202012Validator(schema, format_checker=formats).validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as error:
         return str(error).splitlines()[0]
     return None
@@ -46,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a few schemas, two seeds")
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args(arguments)
+    require(parser, "test", "jsonschema", "llguidance")
     cases = json.loads(SCHEMAS.read_text())[:: QUICK if args.quick else 1]
     seeds = min(args.seeds, 2) if args.quick else args.seeds
     settings: dict[str, Any] = {"max_num_seqs": 4, "compile_ahead": 2} if args.quick else {}

@@ -184,7 +184,7 @@ def poisoned(engine: AsyncEngine) -> Any:
     async def strike() -> None:
         try:
             async for _ in engine.generate([POISON, 5], SamplingParams(max_tokens=4), "poison"):
-                pass
+                pass  # whatever comes of it before the engine dies
         except EngineDeadError:
             return
         raise AssertionError("the poison was served")

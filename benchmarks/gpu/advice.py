@@ -278,5 +278,20 @@ def reports_in(folders: list[Path]) -> dict[str, Report]:
     return {part: json.loads(file.read_text()) for part, file in read.items()}
 
 
+def main(arguments: list[str]) -> int:
+    """Print the page of some folders; returns the exit code."""
+    if not arguments:
+        print("error: FOLDER is missing: give folders that gpu_check wrote", file=sys.stderr)
+        return 2
+    folders = [Path(argument) for argument in arguments]
+    for folder in folders:
+        if not reports_in([folder]):
+            what = "holds no gpu_check-*.json" if folder.is_dir() else "is not a folder"
+            print(f"error: FOLDER={folder} {what}: gpu_check writes them", file=sys.stderr)
+            return 1
+    print(page(reports_in(folders)), end="")
+    return 0
+
+
 if __name__ == "__main__":
-    print(page(reports_in([Path(argument) for argument in sys.argv[1:]])), end="")
+    sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from checkpoints.store.record import (
     checksum,
     read_record,
 )
+
+logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 << 20
 # of a model folder, beside the weights
@@ -111,10 +114,11 @@ def _begun(folder: Path, about: Mapping[str, Any], source: str) -> Record:
     if folder.is_dir():
         try:
             record = read_record(folder)
+        except CheckpointError as error:  # of a run that was ended before it had a whole record
+            logger.info("begun again: %s", error)
+        else:
             if source and record.source == source:
                 return record
-        except CheckpointError:  # of a run that was ended before it had written anything
-            pass
         shutil.rmtree(folder)
     (folder / WEIGHTS).mkdir(parents=True)
     record = Record(dict(about), source=source)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from checkpoints import bundled_model_path
 from jaxserve.config import EngineConfig
+from jaxserve.errors import ValidationError
 from jaxserve.flags import add_flag
 from jaxserve.settings import defaults_of, settings_of
 from jaxserve.vllm_arguments import NEUTRAL, REFUSED, own_settings
@@ -16,6 +17,7 @@ from jaxserve.vllm_arguments import NEUTRAL, REFUSED, own_settings
 _OWN = settings_of(EngineConfig)
 # what vLLM alone has; None asks for nothing
 _OTHERS = sorted((set(NEUTRAL) | set(REFUSED)) - set(_OWN))
+_NAMES = {*_OWN, *_OTHERS}
 
 
 def _field(name: str) -> tuple[str, Any, Any]:
@@ -26,12 +28,21 @@ _Fields: Any = dataclasses.make_dataclass("_Fields", [_field(name) for name in (
 
 
 class EngineArgs(_Fields):
-    """Every setting of `EngineConfig` and every argument of vLLM's; nothing is checked yet.
+    """Every setting of `EngineConfig` and every argument of vLLM's; values are not checked yet.
 
     `LLM(**dataclasses.asdict(engine_args))` makes an engine of it.
+
+    Raises:
+        ValidationError: an argument that there is not.
     """
 
     model: str | None
+
+    def __init__(self, *given: Any, **named: Any):
+        for name in named.keys() - _NAMES:
+            allowed = f"one of the settings {', '.join(_OWN)}, or an argument of vLLM's EngineArgs"
+            raise ValidationError(name, named[name], allowed)
+        super().__init__(*given, **named)
 
     def __post_init__(self) -> None:
         if self.model is None:

@@ -280,7 +280,7 @@ class Engine:
         self.check_alive()
         try:
             self._add(added, grammar, budget)
-        except Exception:
+        except Exception:  # whatever it is: logged here, and its client hears of it by `failed`
             logger.exception("a request of %d tokens could not be added", added.size)
             for sequence_id in reversed(added.sequence_ids):
                 self._end(sequence_id)

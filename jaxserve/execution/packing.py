@@ -327,7 +327,7 @@ class RowPacker:
             for row in rows:
                 try:
                     feature.pack(inputs, [row], [], self._facts)
-                except Exception:
+                except Exception:  # the same one again, of this row alone
                     raise RowError(row.request.request_id) from error
             raise
 

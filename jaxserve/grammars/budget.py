@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxserve.grammars.thinking import Phase
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class ThoughtBudget:
     """Follows the output of one sequence; when its thoughts are as long as they may be, they end.
 
-    Tokens of the tags do not count. Tags are told by their text, whatever tokens it has.
+    Tokens of the tags do not count. Tags are told by their text, whatever tokens it has. A closing
+    tag that the model has begun with the tokens that would be forced is completed, not repeated.
 
     Args:
         thoughts: the tags.
@@ -41,6 +42,7 @@ class ThoughtBudget:
         self._most, self._end_tokens, self._token_bytes = most, end_tokens, token_bytes
         self._phase = Phase.THOUGHTS if thoughts.is_open else Phase.FIRST
         self._text = b""  # what a tag may lie in
+        self._last: tuple[int, ...] = ()  # tokens of the thoughts that the closing tag may begin in
         self._count = self._num_ending = self._num_seen = 0
 
     @classmethod
@@ -91,10 +93,16 @@ class ThoughtBudget:
                     self._phase = Phase.ANSWER
                 return
             self._phase, self._text = Phase.THOUGHTS, text[len(self._begin) :]
-        elif is_forced:
-            self._num_ending += 1
         else:
-            self._count += 1
+            self._count += not is_forced
+            self._last = (*self._last, token)[-len(self._end_tokens) :]
+            self._num_ending = num_begun(self._last, self._end_tokens)
         if self._end in self._text or self._num_ending == len(self._end_tokens):
             self._phase = Phase.ANSWER
         self._text = self._text[-len(self._end) :]
+
+
+def num_begun(tokens: Sequence[int], tag: Sequence[int]) -> int:
+    """How many tokens of a tag are there already: the longest end of `tokens` that begins it."""
+    longest = min(len(tokens), len(tag))
+    return next(n for n in range(longest, -1, -1) if [*tokens[len(tokens) - n :]] == [*tag[:n]])

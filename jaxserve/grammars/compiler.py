@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.errors import ValidationError
+from jaxserve.errors import CompilerBusyError, ValidationError
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.text import library
 from jaxserve.grammars.thinking import Thinking
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer
 
 COMPILE_SECONDS = 5.0
+LOAD_SECONDS = 30.0  # until the tokens are there, at the first grammar
 MAX_GRAMMARS = 64  # compiled ones that are kept, at most
 MAX_KEPT_CHARACTERS = 1 << 20  # of their texts
 COMPILE_THREADS = 2
@@ -59,17 +60,21 @@ class GrammarCompiler:
         """Whether the tokens are there, which takes seconds at the first grammar."""
         return self._table is not None
 
-    def start(self, text: str) -> Future[Any]:
+    def start(self, text: str, on_begin: Callable[[], None] = lambda: None) -> Future[Any]:
         """Begin to compile; the result is a matcher before its first token, to be copied.
 
         The future raises GrammarError.
+
+        Args:
+            text: of the grammar.
+            on_begin: called when a thread has the tokens and begins with the grammar itself.
         """
         kept = self._find(text)
         if kept is not None:
             done: Future[Any] = Future()
             done.set_result(kept)
             return done
-        return self._submit(self._compile, text)
+        return self._submit(self._compile, text, on_begin)
 
     def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
         with self._lock:
@@ -98,8 +103,16 @@ class GrammarCompiler:
 
         Raises:
             ValidationError: names `field`: it does not compile, or not in COMPILE_SECONDS.
+            CompilerBusyError: no thread has begun with it in time, be it that others are compiled
+                or that the tokens are being loaded.
         """
-        future = self.start(text)
+        begun = threading.Event()
+        seconds = COMPILE_SECONDS if self.is_loaded else LOAD_SECONDS
+        future = self.start(text, begun.set)
+        future.add_done_callback(lambda _: begun.set())
+        if not begun.wait(seconds):
+            future.cancel()
+            raise CompilerBusyError(field, COMPILE_SECONDS)
         try:
             future.result(COMPILE_SECONDS)
         except FutureTimeout as error:
@@ -139,13 +152,14 @@ class GrammarCompiler:
                 self._kept.move_to_end(text)
             return kept
 
-    def _compile(self, text: str) -> Any:
+    def _compile(self, text: str, on_begin: Callable[[], None]) -> Any:
         kept = self._find(text)  # while this one waited
         if kept is not None:
             return kept
-        llguidance = library()
+        llguidance, table = library(), self._token_table()
         limits = llguidance.LLParserLimits(**LIMITS)
-        matcher = llguidance.LLMatcher(self._token_table(), text, log_level=0, limits=limits)
+        on_begin()
+        matcher = llguidance.LLMatcher(table, text, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # grammars without any text show here
         if matcher.is_error():

@@ -29,7 +29,9 @@ class Forcing:
             if request.grammar is None:
                 continue
             if entry in seen.ends:
-                if request.grammar.error is not None:
+                if not request.grammar.is_compiled:
+                    seen.ends[entry] = End(FinishReason.NOT_COMPILED, None)
+                elif request.grammar.error is not None:
                     seen.ends[entry] = End(FinishReason.ERROR, None)
             elif tokens := self._forced(request):
                 last = seen.tokens[entry]

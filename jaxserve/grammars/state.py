@@ -29,6 +29,7 @@ class GrammarState:
     Attributes:
         num_words: as given.
         error: why the text cannot go on, though it is not complete; None while it can.
+        is_compiled: there was a matcher.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class GrammarState:
         self._eos, self.num_words = eos_token_ids, num_words
         self._num_seen = num_seen
         self.error: str | None = None if matcher is not None else "it did not compile"
+        self.is_compiled = matcher is not None
 
     def forked(self) -> GrammarState:
         """One of a sequence that has begun as this one has."""

@@ -92,7 +92,7 @@ def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox) -> int:
                 continue
             try:
                 engine.handle(message)
-            except Exception:
+            except Exception:  # ends the process; only who is to blame is told before
                 if isinstance(message.body, AddGroup):  # whoever it is, it is that one
                     tell(outbox.seal(Begun(message.body.sequence_ids)))
                 raise

@@ -106,7 +106,7 @@ class ModelConfig:
 
         Raises:
             ValidationError: the folder holds no readable config.json, or an override is of a key
-                that is not read.
+                that is not read or of a token that the model does not have.
             CheckpointError: a GGUF file that is damaged, or of a model that is not read.
             UnsupportedModelError: the config asks for something that is not implemented.
         """
@@ -121,6 +121,10 @@ class ModelConfig:
             config["eos_token_id"] = [*own, *(t for t in more if t not in own)]
         made = cls.from_hf(config)
         config.check_all_read(made.architecture)
+        for token in _as_list((overrides or {}).get("eos_token_id")):
+            if token >= made.vocab_size:
+                allowed = f"token ids of this model, 0 to {made.vocab_size - 1}"
+                raise ValidationError("hf_overrides.eos_token_id", token, allowed)
         return made
 
     @classmethod

@@ -14,7 +14,6 @@ from jaxserve.scheduling.plan import SeenTokens
 from jaxserve.scheduling.scheduler import Scheduler
 
 _NO_TOKENS = frozenset[int]()
-_FAILED = Hypothesis([], 0.0, End(FinishReason.ERROR, None))
 
 
 def _beam_rule(rule: StopRule) -> StopRule:
@@ -63,6 +62,15 @@ def _candidates(request: Request, found: TokenLogprobs) -> list[tuple[int, float
         return []
     pairs = zip(found.ids[1:], found.logprobs[1:], strict=True)
     return [(token, logprob) for token, logprob in pairs if logprob > -math.inf]
+
+
+def _failed(request: Request | None) -> Hypothesis:
+    """What is told of a search that has found nothing, by the request of its first beam."""
+    grammar = None if request is None else request.grammar
+    compiled = grammar is None or grammar.is_compiled
+    return Hypothesis(
+        [], 0.0, End(FinishReason.ERROR if compiled else FinishReason.NOT_COMPILED, None)
+    )
 
 
 class BeamGroups:
@@ -188,6 +196,7 @@ class BeamGroups:
     def _advance(self, group: _Group) -> None:
         """All candidates are known: the next beams begin, none if the search is over."""
         parents = group.members
+        first = parents[0].request
         followed = group.search.advance([member.candidates or [] for member in parents])
         children: dict[int, list[int]] = {}  # parent -> indices of the beams that continue it
         for index, continuation in enumerate(followed):
@@ -209,7 +218,7 @@ class BeamGroups:
                 self._scheduler.force(request, [followed[beams[0]].token])
         if not followed:
             # a grammar may have failed in all of them
-            self._found[group.name] = group.search.finished or [_FAILED]
+            self._found[group.name] = group.search.finished or [_failed(first)]
             del self._groups[group.name]
 
     def _begin(self, group: _Group, parent: Request | None, index: int) -> Request:

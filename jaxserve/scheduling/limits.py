@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import MAX_BIAS_ENTRIES
+from jaxserve.sampling_rules import MAX_BIAS_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)

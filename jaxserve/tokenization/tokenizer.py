@@ -178,7 +178,8 @@ class Tokenizer:
 
         Args:
             messages: the conversation, at least one message; content that is a list of text parts
-                is joined by lines.
+                is joined by lines, and the role "developer" is "system" where the template does not
+                speak of it.
             add_generation_prompt: end with the start of an assistant message.
             continue_final_message: leave the last message open instead.
             chat_template: a template, or the name of one of the folder's; the folder's default
@@ -230,6 +231,8 @@ class Tokenizer:
                 "chat_template", None, "a template, because the tokenizer brings none"
             )
         conversation: Any = [_with_text(message, index) for index, message in enumerate(messages)]
+        if not self._knows_developer(chat_template):
+            conversation = [_as_system(message) for message in conversation]
         if mark:
             control = self._control_tokens(chat_template)
             conversation, tools, kwargs = (control.mark(v) for v in (conversation, tools, kwargs))
@@ -265,6 +268,21 @@ class Tokenizer:
         before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return [*whole[:before], *ids, *whole[before + len(bare) :]]
 
+    def _knows_developer(self, chat_template: str | None) -> bool:
+        """Whether a template speaks of OpenAI's newer name of the role "system"."""
+        if chat_template is None:
+            return "developer" in self._own_template
+        named = self._renderer.chat_template
+        if isinstance(named, dict):
+            chat_template = named.get(chat_template, chat_template)
+        return "developer" in chat_template
+
+    @functools.cached_property
+    def _own_template(self) -> str:
+        """The folder's template, or all that it has."""
+        template = self._renderer.chat_template or ""
+        return "\n".join(template.values()) if isinstance(template, dict) else template
+
     def _control_tokens(self, chat_template: str | None) -> ControlTokens:
         """Special tokens, and added ones that the template itself writes."""
         if chat_template is None:
@@ -273,10 +291,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _own_control_tokens(self) -> ControlTokens:
-        template = self._renderer.chat_template or ""
-        if isinstance(template, dict):
-            template = "\n".join(template.values())
-        return self._control_tokens_of(template)
+        return self._control_tokens_of(self._own_template)
 
     def _control_tokens_of(self, source: str) -> ControlTokens:
         tokens = {
@@ -362,3 +377,7 @@ def _with_text(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     if not isinstance(message.get("content"), list):
         return message
     return {**message, "content": content_text(message["content"], f"messages[{index}].content")}
+
+
+def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "role": "system"} if message.get("role") == "developer" else message

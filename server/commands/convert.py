@@ -29,7 +29,8 @@ def register(subparsers: Any) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="devices that the parts of a store are cut for; it loads on any number (default: 1)",
+        help="devices that the parts of a store are cut for; it loads on any number, and a CPU "
+        "cuts for any number (default: 1)",
     )
     parser.set_defaults(func=run, loads_model=True)
 
@@ -38,6 +39,11 @@ def run(args: argparse.Namespace) -> int:
     """Convert; returns the exit code."""
     from jaxserve.converting import convert
 
+    if args.tensor_parallel_size > 1:
+        import jax
+
+        # so many devices are made of a CPU; there are as many GPUs as there are
+        jax.config.update("jax_num_cpu_devices", args.tensor_parallel_size)
     return written(
         lambda: convert(
             args.model_path,

@@ -12,7 +12,8 @@ from starlette.routing import Route
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.sampling_params import SamplingParams
-from server.answers import Answer, Piece, answer
+from server.answering import answer
+from server.answers import Answer, Piece
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from server.reasoning.counting import ThoughtCounter

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.outputs import CompletionOutput
-from server.answers import Answer, Piece, answer
+from server.answering import answer
+from server.answers import Answer, Piece
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.logprobs import Position, completion_logprobs, prompt_logprobs
 

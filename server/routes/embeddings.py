@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from jaxserve.inputs import PreparedRequest
 from jaxserve.outputs import RequestOutput
-from server.answers import answer, check_served
+from server.answering import answer
+from server.answers import check_served
 from server.errors import ApiError
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.named import named

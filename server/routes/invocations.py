@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
-from server.answers import answer_as
+from server.answering import answer_as
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from server.answers import answer
+from server.answering import answer
 from server.errors import ApiError
 from server.parts import Begun, Grown, Kind, Part, Step
 from server.parts_answer import PartsAnswer

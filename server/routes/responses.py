@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
-from server.answers import Piece, answer
+from server.answering import answer
+from server.answers import Piece
 from server.errors import ApiError, as_api_error
 from server.parts import Begun, Ended, Grown, Kind, Part, Step
 from server.parts_answer import PartsAnswer

@@ -18,6 +18,7 @@ from jaxserve.errors import EngineDeadError
 from jaxserve.loading import Loaded, load_engine
 from jaxserve.messages import Abort, AddGroup, Message
 from jaxserve.observability.step_clock import ClientClock
+from jaxserve.output_processor import OutputProcessor
 from jaxserve.thread_client import ThreadClient
 from tests.jaxserve.codec import decode, encode
 
@@ -167,6 +168,11 @@ def test_an_interrupt_anywhere_costs_only_its_call(config, monkeypatch) -> None:
         patch.setattr(client.engine, "handle", interrupted)  # it never learns of the message
         with pytest.raises(KeyboardInterrupt):
             client.add(prepared[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputProcessor, "add", interrupted)  # the engine has the request
+        with pytest.raises(KeyboardInterrupt):
+            client.add(prepared[0])
+    assert not client.engine.scheduler.has_unfinished
     client.add(prepared[1])
     with monkeypatch.context() as patch:
         patch.setattr(client, "_take", interrupted)  # the step's output is lost

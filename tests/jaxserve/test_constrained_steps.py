@@ -19,7 +19,7 @@ from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.text import grammar_text
 from jaxserve.memory.manager import PageManager
 from jaxserve.messages import AddGroup, Hypothesis, Outbox, StepOutput
-from jaxserve.request import Queueing, Request, StopRule
+from jaxserve.request import FinishReason, Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
@@ -220,3 +220,12 @@ def test_where_all_wait_each_call_dispatches_a_step() -> None:
     """The client makes text of a step's tokens while the next one runs."""
     tokens, _, calls = run([group("a", {"regex": "[abc]{9}"}, most=9)])
     assert calls <= len(tokens["a"]) + 4
+
+
+def test_a_search_without_its_grammar_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", fail)
+    _, found, _ = run([search("s", {"regex": "[abc]"}, 2)])
+    assert [one.end.reason for one in found["s"]] == [FinishReason.NOT_COMPILED]

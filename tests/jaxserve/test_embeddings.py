@@ -179,6 +179,16 @@ def test_embeds_that_are_refused(llm: LLM, given: Any, told: str) -> None:
         llm.generate({"prompt_embeds": given}, GREEDY, use_tqdm=False)
 
 
+def test_pooling_params_are_in_place_of_the_arguments(llm: LLM) -> None:
+    params = PoolingParams("mean", normalize=False, layer=1)
+    one = vectors(llm, [[5, 6, 7]], pooling_params=params)
+    assert (one[0] == vectors(llm, [[5, 6, 7]], "mean", False, layer=1)[0]).all()
+    with pytest.raises(ValidationError, match=r"pooling_params=PoolingParams.*nothing beside"):
+        llm.embed([[5]], "mean", pooling_params=params)
+    with pytest.raises(ValidationError, match=r"pooling_params='mean'.*: PoolingParams"):
+        llm.embed([[5]], pooling_params="mean")  # type: ignore[arg-type]
+
+
 def test_other_bad_input_is_named(llm: LLM) -> None:
     with pytest.raises(ValidationError, match=r"pooling='max'.*last, mean, cls"):
         llm.embed([[5]], "max")

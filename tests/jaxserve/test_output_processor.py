@@ -113,3 +113,13 @@ def test_a_stream_tells_by_intervals_but_for_its_ends(kind: RequestOutputKind) -
         heard = [[*range(9)][: sum(map(len, heard[: n + 1]))] for n in range(len(heard))]
     assert heard == [[0], [0, 1, 2, 3], [*range(7)], [*range(9)]]
     assert told[-1][1].finished
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [(FinishReason.ERROR, "grammar"), (FinishReason.NOT_COMPILED, "grammar_not_compiled")],
+)
+def test_whose_fault_it_is_that_a_grammar_ends_a_text(reason: FinishReason, told: str) -> None:
+    run = Run(None, detokenize=False)
+    (output,) = run.take({"0.0": [3]}, ends={0: End(reason, None)})
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("error", told)

@@ -182,6 +182,14 @@ def test_the_engine_gets_what_it_needs_and_no_text():
     assert (params.n, params.stop, params.bad_words) == (3, ["x"], ["y"])
 
 
+def test_arguments_that_are_none_are_the_defaults():
+    given = {"n": None, "top_p": None, "temperature": 0.5, "stop": None, "seed": None}
+    assert SamplingParams.from_optional(**given) == SamplingParams(temperature=0.5)
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None  # as many as fit
+    with pytest.raises(ValidationError, match=r"no_such=None .* one of the parameters n, "):
+        SamplingParams.from_optional(no_such=None)
+
+
 def test_clone_is_equal_and_apart():
     params = SamplingParams(stop=["a"], allowed_token_ids=[1], temperature=0)
     twin = params.clone()

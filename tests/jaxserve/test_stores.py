@@ -312,6 +312,17 @@ def test_a_store_of_eight_devices_restores_to_two_and_to_one(
 
 
 @pytest.mark.slow
+def test_one_cpu_cuts_the_parts_for_two_devices(model_folder: Any, tmp_path: Path) -> None:
+    words = ["convert", str(model_folder("llama_gqa")), str(tmp_path / "out"), "-tp", "2"]
+    alone = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-m", "jaxserve", *words], cwd=ROOT, env=alone, check=True)
+    (array,) = (tmp_path / "out").rglob("blocks.0.mlp.down.weight/zarr.json")
+    told = json.loads(array.read_text())
+    cut = told["chunk_grid"]["configuration"]["chunk_shape"]
+    assert told["shape"][0] * told["shape"][1] == 2 * cut[0] * cut[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["int4-dynamic", "fp8"])
 def test_a_quantised_checkpoint_is_kept_as_it_is_loaded(scheme: str, tmp_path: Path) -> None:
     from checkpoints import bundled_model_path

@@ -65,7 +65,8 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     assert asked == EngineConfig(model="m", max_num_seqs=3, dtype="half")
     assert EngineConfig.from_settings(**own_settings(dataclasses.asdict(made))) == asked
     assert EngineArgs(model="m", max_model_len=7).create_engine_config().max_model_len == 7
-    with pytest.raises(TypeError, match="nothing_like_it"):
+    with pytest.raises(ValidationError, match=r"nothing_like_it=1 .* settings model, ") as caught:
         EngineArgs(nothing_like_it=1)
+    assert caught.value.field == "nothing_like_it"
     with pytest.raises(ValidationError, match="trust_remote_code"):
         EngineArgs(trust_remote_code=True).create_engine_config()

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jaxserve.errors import CompilerBusyError
+from jaxserve.outputs import ERROR, NOT_COMPILED, CompletionOutput, RequestOutput
 from jaxserve.sampling_params import TOKEN_FIELDS
+from server.answers import check_served
 from server.app import create_app
+from server.errors import ApiError, as_api_error
 from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 
@@ -376,3 +380,13 @@ def test_before_and_after_the_engine(
     assert int(response.headers["retry-after"]) > 0
     engine.is_dead = True
     assert "stopped" in assert_error(client.request(method, path, json={}), 503)
+
+
+def test_a_compiler_that_is_busy_is_503_with_the_time_to_wait() -> None:
+    told = as_api_error(CompilerBusyError("response_format", 4.2))
+    assert (told.status, told.headers) == (503, {"Retry-After": "5"})
+    assert "response_format could not be compiled yet" in told.message
+    late = CompletionOutput(0, "", [2], finish_reason=ERROR, stop_reason=NOT_COMPILED)
+    with pytest.raises(ApiError) as caught:
+        check_served(RequestOutput("r", None, [1], [late], True))
+    assert caught.value.status == 503 and "Retry-After" in caught.value.headers

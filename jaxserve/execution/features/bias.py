@@ -10,7 +10,7 @@ import numpy as np
 from jaxserve.execution.features.feature import Chunk, Facts, Feature, Need, Rows, SpecialRow
 from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
-from jaxserve.sampling_params import MAX_BIAS_ENTRIES
+from jaxserve.sampling_rules import MAX_BIAS_ENTRIES
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape

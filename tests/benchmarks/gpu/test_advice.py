@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def test_where_all_is_well_there_is_nothing_to_do():
     assert findings() == []
     assert "No rule found anything" in advice.page(reports())
     assert "Without results here: part B, C, rest." in advice.page(reports())
+
+
+def test_folders_without_results_are_one_clear_error(tmp_path, capsys):
+    for arguments, code, told in (
+        ([], 2, "FOLDER is missing"),
+        ([str(tmp_path / "absent")], 1, "is not a folder"),
+        ([str(tmp_path)], 1, "holds no gpu_check-*.json"),
+    ):
+        assert advice.main(arguments) == code
+        out, error = capsys.readouterr()
+        assert not out and told in error and error.count("\n") == 1
+    (tmp_path / "gpu_check-A.json").write_text(json.dumps(reports()["A"]))
+    assert advice.main([str(tmp_path)]) == 0
+    assert "Part A: X" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,24 @@ def test_the_closing_tag_is_forced_behind_so_many_tokens() -> None:
     assert found == [SPACE, BEGIN, A, A, END, A, A]
 
 
+def test_a_closing_tag_that_has_begun_is_completed() -> None:
+    for num_begun in range(1, len(PARTS)):
+        made = budget(3, is_open=True)
+        begun = [*[A] * (3 - num_begun), *PARTS[:num_begun]]
+        assert run(made, [*begun, *[A] * 5]) == [*begun, *PARTS[num_begun:], *[A] * (2 + num_begun)]
+        made.take([*begun, *PARTS[num_begun:]])
+        assert made.is_over
+    # what looked like one and went on, or one that begins twice
+    assert run(budget(2, is_open=True), [2, A, A, A, A, A]) == [2, A, *PARTS, A]
+    twice = [2, 4, 2, 5]
+    found = run(budget(3, is_open=True, end=twice), [2, 4, 2, *[A] * 3])
+    assert found == [*twice, A, A]
+    found = run(budget(4, is_open=True, end=twice), [2, 4, 2, 4, *[A] * 3])
+    assert found == [2, 4, *twice, A]
+    # the opening tag's last token is none of the closing one's
+    assert run(budget(0, is_open=False, end=[3, 4]), [2, 3, A, A, A]) == [2, 3, 3, 4, A]
+
+
 def test_an_opening_tag_may_have_several_tokens() -> None:
     assert run(budget(1, is_open=False), [2, 3, *[A] * 5]) == [2, 3, A, *PARTS, A]
 

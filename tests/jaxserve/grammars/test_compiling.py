@@ -10,6 +10,9 @@ import numpy as np
 
 from jaxserve.grammars.compiler import COMPILE_SECONDS
 from jaxserve.grammars.compiling import Compiling
+from jaxserve.grammars.forcing import Forcing
+from jaxserve.request import End, FinishReason
+from jaxserve.scheduling.plan import SeenTokens
 
 
 def added(name: str) -> Any:
@@ -45,6 +48,10 @@ def test_the_time_of_a_grammar_begins_with_its_thread() -> None:
     words = np.zeros(1, np.uint32)
     state.allow([], words)
     assert state.error is not None and words[0] == 1 << 2
+    request: Any = SimpleNamespace(budget=None, grammar=state)
+    seen = SeenTokens([request], [2], [0], {0: End(FinishReason.STOP, None)})
+    Forcing(scheduler=None).go_on(seen)  # type: ignore[arg-type]
+    assert seen.ends[0].reason is FinishReason.NOT_COMPILED, "which is no fault of the request"
     assert compiling  # the other one waits for a thread
     futures[0].set_running_or_notify_cancel()
     futures[0].set_result(None)

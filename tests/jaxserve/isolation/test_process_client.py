@@ -9,8 +9,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.isolation.launch import EarlyProcess, Listener
 from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.outputs import RequestOutput
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.isolation.fake_child import (
     HANG,
@@ -33,73 +30,8 @@ from tests.jaxserve.isolation.fake_child import (
     MARK,
     STUCK,
     UNPROBED,
-    next_token,
 )
-
-MODULE = "tests.jaxserve.isolation.fake_child"
-CONFIG = EngineConfig(
-    model="fake", max_model_len=512, max_num_seqs=4, block_size=8, skip_tokenizer_init=True
-)
-
-
-class Serving:
-    """A client, and what came of its requests."""
-
-    def __init__(self, client: ProcessClient, news: threading.Event):
-        self.client, self.news = client, news
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, Any] = {}
-        self.died = 0
-
-    def add(self, name: str, prompt: list[int], length: int = 30, n: int = 1) -> None:
-        params = SamplingParams(
-            n=n, max_tokens=length, seed=len(name), output_kind=RequestOutputKind.DELTA
-        )
-        self.client.add(self.client.prepare(prompt, params, name))
-
-    def turn(self) -> None:
-        assert self.news.wait(20), "nothing came"
-        self.news.clear()
-        for output in self.client.outputs():
-            self.take(output)
-        for name, error in self.client.take_failures().items():
-            self.ends[name] = error
-
-    def take(self, output: RequestOutput) -> None:
-        for one in output.outputs:
-            self.tokens.setdefault(f"{output.request_id}.{one.index}", []).extend(one.token_ids)
-        if output.finished:
-            self.ends[output.request_id] = output.outputs[0].finish_reason
-
-    def until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self.turn()
-
-    def finish(self) -> None:
-        self.until(lambda: not self.client.has_work)
-
-
-@contextmanager
-def serving(*, spare: bool = False, **settings: Any) -> Iterator[Serving]:
-    news = threading.Event()
-    isolation = Isolation(module=MODULE, spare=spare, **settings)
-    client = ProcessClient(CONFIG, ClientClock(), news.set, isolation)
-    client.start()
-    try:
-        while not client.is_ready:
-            assert not client.is_dead, client.error
-            time.sleep(0.01)
-        yield Serving(client, news)
-    finally:
-        client.close()
-        client.join()
-
-
-def expected(name: str, prompt: list[int], length: int, index: int = 0) -> list[int]:
-    tokens: list[int] = []
-    while len(tokens) < length:
-        tokens.append(next_token(len(name) + index, prompt + tokens))
-    return tokens
+from tests.jaxserve.isolation.serving import CONFIG, MODULE, Serving, expected, serving
 
 
 def test_requests_go_on_after_a_kill() -> None:
@@ -289,54 +221,6 @@ def test_a_request_that_is_aborted_while_it_is_tried_or_waits_is_gone() -> None:
         one.client.abort("r1")
         one.finish()
         assert one.tokens["r2.0"] == expected("r2", [2], 400)
-
-
-def children() -> set[int]:
-    """Processes with engines."""
-    return {one.pid for one in psutil.Process().children() if MODULE in one.cmdline()}
-
-
-def wait_for_children(count: int) -> set[int]:
-    begin = time.monotonic()
-    while len(found := children()) != count:
-        assert time.monotonic() - begin < 20, found
-        time.sleep(0.01)
-    return found
-
-
-@pytest.mark.slow
-def test_a_spare_process_takes_over_and_gets_a_successor(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.isolation.spare.DELAY_S", 0.1)
-    before = children()
-    with serving(spare=True) as one:
-        for _ in range(2):
-            one.until(lambda: one.client.is_ready)
-            first = one.client.pid
-            assert first is not None
-            (spare,) = wait_for_children(2 + len(before)) - before - {first}
-            os.kill(first, signal.SIGKILL)
-            one.until(lambda first=first: one.client.pid not in (None, first))
-            assert one.client.pid == spare
-        one.add("r", [1, 2], 20)
-        one.finish()
-        assert one.tokens["r.0"] == expected("r", [1, 2], 20)
-    assert children() == before, "the spare ends with the others"
-
-
-@pytest.mark.slow
-def test_a_spare_process_that_has_died_is_not_used(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.isolation.spare.DELAY_S", 0.1)
-    before = children()
-    with serving(spare=True) as one:
-        first = one.client.pid
-        assert first is not None
-        (spare,) = wait_for_children(2 + len(before)) - before - {first}
-        os.kill(spare, signal.SIGKILL)
-        os.kill(first, signal.SIGKILL)
-        one.until(lambda: one.client.pid not in (None, first, spare) and one.client.is_ready)
-        one.add("r", [1, 2], 20)
-        one.finish()
-        assert one.tokens["r.0"] == expected("r", [1, 2], 20)
 
 
 @pytest.mark.slow

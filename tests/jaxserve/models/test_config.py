@@ -263,6 +263,9 @@ def test_overrides_replace_values_and_are_checked_like_them(tmp_path: Path) -> N
     assert (made.num_layers, made.rope.factor) == (1, 2.0)
     with pytest.raises(UnsupportedModelError, match="hidden_act='mish'"):
         ModelConfig.from_folder(tmp_path, {"hidden_act": "mish"})
+    for beyond in (LLAMA["vocab_size"], [1, LLAMA["vocab_size"]]):
+        with pytest.raises(ValidationError, match=r"hf_overrides\.eos_token_id=\d+ .*, 0 to \d+$"):
+            ModelConfig.from_folder(tmp_path, {"eos_token_id": beyond})
     # a key of the file that this architecture does not read has no effect
     for unread in ("no_such_key", "sliding_window"):
         with pytest.raises(ValidationError, match=rf"hf_overrides\.{unread}=7"):

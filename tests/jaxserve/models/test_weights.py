@@ -103,6 +103,17 @@ def test_all_mismatches_at_once(folder: Path) -> None:
         assert name in str(error)
 
 
+def test_a_long_list_of_mismatches_is_counted(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 99}))
+    with pytest.raises(TensorMismatchError) as caught:
+        load(folder)
+    count = len(caught.value.missing)
+    assert count > 800 and len(str(caught.value)) < 1000
+    assert f"{count} missing: model.layers.3." in str(caught.value)
+    assert str(caught.value).endswith(f" and {count - 5} more")
+
+
 def test_harmless_tensors_are_ignored(tmp_path: Path) -> None:
     folder = make_case(tmp_path, "llama_tied")
     tensors = load_file(folder / FILE)

@@ -35,7 +35,7 @@ def candidates(context: list[int], count: int) -> list[tuple[int, float]]:
 class Grammar:
     """A constraint that follows one sequence, and must be told of each of its tokens."""
 
-    error = None
+    error, is_compiled = None, True
 
     def __init__(self, seen: list[int]):
         self._seen = seen

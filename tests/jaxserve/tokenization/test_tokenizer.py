@@ -152,6 +152,17 @@ def test_chat_template_of_the_request_and_its_variables(byte_level):
     assert text == "Hello world calmNone"
 
 
+def test_a_developer_is_the_system_where_the_template_does_not_know_one(byte_level):
+    told = [{"role": "developer", "content": "Be brief."}, *USER]
+    as_system = [{"role": "system", "content": "Be brief."}, *USER]
+    render = byte_level.apply_chat_template
+    assert render(told) == render(as_system) and told[0]["role"] == "developer"
+    roles = "{% for m in messages %}{{ m.role }} {% endfor %}"
+    assert render(told, chat_template=roles) == "system user "
+    known = roles + "{# developer #}"
+    assert render(told, chat_template=known) == "developer user "
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
