@@ -122,7 +122,7 @@ class ModelConfig:
         made = cls.from_hf(config)
         config.check_all_read(made.architecture)
         for token in _as_list((overrides or {}).get("eos_token_id")):
-            if token >= made.vocab_size:
+            if not 0 <= token < made.vocab_size:
                 allowed = f"token ids of this model, 0 to {made.vocab_size - 1}"
                 raise ValidationError("hf_overrides.eos_token_id", token, allowed)
         return made
