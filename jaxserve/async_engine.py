@@ -206,15 +206,24 @@ class AsyncEngine:
         self.client.check_alive()
         return await self._preparing.prepare(prompt, params, request_id, queueing)
 
-    def check_room(self, requests: int = 1) -> None:
+    @property
+    def allowed_wait(self) -> float:
+        """Longest predicted wait of a request that comes now, in seconds."""
+        return self.client.allowed_wait
+
+    def check_room(self, requests: int = 1, entering: int = 0) -> None:
         """Refuse requests before any work is spent on them.
+
+        Args:
+            requests: how many.
+            entering: that were let in before them and are not streamed yet.
 
         Raises:
             QueueFullError: too much waits already, by the configured limits.
             EngineDeadError: the engine has ended, or is not ready.
         """
         self.client.check_alive()
-        self.client.check_room(requests)
+        self.client.check_room(requests, entering)
 
     def stream(
         self, prepared: PreparedRequest, *, on_drop: Callable[[int], None] | None = None

@@ -83,8 +83,16 @@ class EngineClient(Protocol):
     ) -> PreparedRequest:
         """Check and tokenise one request; see `InputProcessor.prepare`."""
 
-    def check_room(self, requests: int = 1) -> None:
-        """Refuse requests before any work is spent on them. Raises QueueFullError."""
+    @property
+    def allowed_wait(self) -> float:
+        """Longest predicted wait of a request that comes now, in seconds."""
+
+    def check_room(self, requests: int = 1, entering: int = 0) -> None:
+        """Refuse requests before any work is spent on them; see `Admission.check_room`.
+
+        Raises:
+            QueueFullError: too much waits already, by the configured limits.
+        """
 
     def add(self, prepared: PreparedRequest) -> None:
         """Begin a request.
@@ -212,9 +220,13 @@ class MessagingClient(ABC):
         if turn.timeout is not None:
             self._deadlines.add(prepared.request_id, turn.arrival_time + turn.timeout)
 
-    def check_room(self, requests: int = 1) -> None:
+    @property
+    def allowed_wait(self) -> float:
+        return self._admission.allowed_wait
+
+    def check_room(self, requests: int = 1, entering: int = 0) -> None:
         with self._counted():
-            self._admission.check_room(requests)
+            self._admission.check_room(requests, entering)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         return self._end(request_id, None)

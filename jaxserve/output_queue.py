@@ -11,22 +11,46 @@ MOST_WAITING = 64  # outputs that wait apart; what comes behind them is put toge
 MOST_TOKENS = 1024  # of what is put together: texts that grow without end would be copied each time
 
 
-class OutputQueue(asyncio.Queue[RequestOutput | BaseException]):
+class OutputQueue:
     """A queue of outputs whose newest are put together when its reader does not keep up.
 
     Nothing of them is lost: of a delta stream a later output is added to the one before, of a
-    cumulative one it takes its place.
+    cumulative one it takes its place. It has one reader, and the loop's thread alone puts in; an
+    `asyncio.Queue` takes two KiB more, and hundreds of thousands may wait.
 
     Attributes:
         kind: what each output holds; None before it is known, when nothing waits yet.
     """
 
+    __slots__ = ("_reader", "_waiting", "kind")
+
     def __init__(self) -> None:
-        super().__init__()
         self.kind: RequestOutputKind | None = None
+        self._waiting: list[RequestOutput | BaseException] = []
+        self._reader: asyncio.Future[None] | None = None
+
+    def qsize(self) -> int:
+        """How many outputs wait."""
+        return len(self._waiting)
+
+    async def get(self) -> RequestOutput | BaseException:
+        """The oldest output, once there is one."""
+        while not self._waiting:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._waiting.pop(0)
+
+    def put_nowait(self, item: RequestOutput | BaseException) -> None:
+        """Put in an output, or the error that ends the stream."""
+        self._put(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _put(self, item: RequestOutput | BaseException) -> None:
-        waiting = self._queue  # type: ignore[attr-defined]
+        waiting = self._waiting
         if len(waiting) >= MOST_WAITING and isinstance(item, RequestOutput):
             last = waiting[-1]
             if isinstance(last, RequestOutput):

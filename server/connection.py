@@ -21,6 +21,8 @@ from server.in_flight import Entry
 from server.limits import Limits
 
 MAX_HEAD_BYTES = 2**16  # request line and headers; and of trailers
+# Each takes 134 bytes or more: a head of short ones would be 17 times as large in memory.
+MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 60.0
 LINGER_S = 5.0  # for the rest of a request that has been answered already
 MAX_PIPELINED = 16  # requests that wait behind the one being answered
@@ -114,6 +116,9 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_bytes is not None:
+            if len(self.headers) >= MAX_HEADERS:
+                self._refuse(431, f"there are more than {MAX_HEADERS} headers")
+                raise HttpParserError("too many headers")
             super().on_header(name, value)
             return
         # behind a chunked body: of no use to anybody

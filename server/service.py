@@ -116,14 +116,14 @@ class Service:
             QueueFullError: too much waits already, in the queue or in the sockets.
         """
         config = self.engine.config
-        most, lag = config.server.max_queue_wait, self.lag.seconds
-        if lag > LAG_SHARE * most:
+        most, lag = self.engine.allowed_wait, self.lag.seconds
+        if lag > LAG_SHARE * config.server.max_queue_wait:
             self._refuse(f"the server is {lag:.1f} s behind", lag)
         # it has waited in its socket, and waits as long again for its answer to be written
         wait = self.in_flight.wait(config.scheduler.max_num_seqs) + 2 * lag
         if wait > most:
             self._refuse(f"the predicted wait is {wait:.1f} s, {most:g} s is allowed", wait)
-        self.engine.check_room()
+        self.engine.check_room(entering=self.in_flight.entering)
 
     def _refuse(self, text: str, seconds: float) -> NoReturn:
         self.engine.metrics.record_refused(LAG_LIMIT)

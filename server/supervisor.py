@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -212,6 +213,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
             return
         engine = self._engine
+        _leave_out_of_collections()
         self._is_loaded = True
         self._tasks.append(asyncio.ensure_future(self._watch()))
         text = (
@@ -241,6 +243,16 @@ class _Server(uvicorn.Server):
             logger.error(text)
         else:
             print(f"jaxserve: {text}", file=sys.stderr, flush=True)
+
+
+def _leave_out_of_collections() -> None:
+    """What lives as long as the server is not looked at for garbage any more.
+
+    A collection that walks it stops the event loop for tenths of a second, once a second under
+    load.
+    """
+    gc.collect()  # what is garbage already would never be freed
+    gc.freeze()
 
 
 def _base_url(listener: socket.socket, is_tls: bool) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from jaxserve.errors import EngineDeadError
 from jaxserve.execution.features import KINDS, Facts, Feature, FeatureSets, feature_sets
 from jaxserve.execution.host_memory import trim
 from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
@@ -166,6 +167,7 @@ class ProgramTable:
         self._programs: dict[StepShape, Program] = {}
         self._choices: dict[Wanted, Program] = {}
         self._stop = threading.Event()
+        self._lock = threading.Lock()  # a program that is there too late is not kept
         self._thread: threading.Thread | None = None
         self.background_error: Exception | None = None
 
@@ -216,13 +218,19 @@ class ProgramTable:
                     return
                 try:
                     program = self._compile(shape)
+                except EngineDeadError:
+                    return  # nobody is left who would run it
                 except Exception as error:
                     # a larger program serves these steps, so the engine goes on without this one
                     self.background_error = error
                     logger.exception("compiling %s in the background failed", shape.name)
                     return
-                self._programs = {**self._programs, shape: program}
-                self._choices = {}
+                with self._lock:
+                    if self._stop.is_set():
+                        return
+                    self._programs = {**self._programs, shape: program}
+                    self._choices = {}
+                del program
                 trim()
 
         if rest:
@@ -230,11 +238,14 @@ class ProgramTable:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the background thread after the program that it is compiling; drop the programs."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._programs, self._choices = {}, {}
+        """Drop the programs, and the one that is being compiled once it is there.
+
+        Nobody waits for that: the compiler cannot be interrupted, and may take many seconds. No
+        other is begun. The interpreter's end does wait for it.
+        """
+        with self._lock:
+            self._stop.set()
+            self._programs, self._choices = {}, {}
 
     def substitute(self, shape: StepShape, program: Program) -> Program:
         """Let another program serve a compiled shape; returns the one that did so far."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -135,6 +137,8 @@ class Runner:
         }
         self._state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
+        self._num_readers = 0  # threads that trace a program, which holds the parameters
+        self._readers_left = threading.Condition()
 
     @property
     def weight_bytes(self) -> int:
@@ -370,12 +374,17 @@ class Runner:
             forget_zeros(jax.tree.leaves(jax.block_until_ready(self._state)))
 
     def close(self) -> None:
-        """Stop background compilation and give back device memory."""
+        """Stop background compilation and give back device memory.
+
+        A program that is being traced is waited for, one that the compiler has is not.
+        """
         self.programs.close()
+        with self._readers_left:
+            if self._death is None:
+                self._death = "the engine was closed: make a new one", None
+            self._readers_left.wait_for(lambda: self._num_readers == 0)
         self._state = None
         self._leaves, self._buffers, self._controls = (), {}, {}
-        if self._death is None:
-            self._death = "the engine was closed: make a new one", None
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
@@ -401,9 +410,23 @@ class Runner:
             donate_argnums=2,
             out_shardings=(state.shardings(self._mesh), self._replicated, self._replicated),
         )
-        lowered = step.lower(*self.operands(layout))
+        with self._reading_parameters():
+            lowered = step.lower(*self.operands(layout))
         compiled = lowered.compile(compiler_options=self.compiler_options)
         return Program(layout, result, compiled, _device_bytes(compiled))
+
+    @contextmanager
+    def _reading_parameters(self) -> Iterator[None]:
+        """Within, `close` does not take the parameters away. Raises EngineDeadError after it."""
+        with self._readers_left:
+            self.check_alive()
+            self._num_readers += 1
+        try:
+            yield
+        finally:
+            with self._readers_left:
+                self._num_readers -= 1
+                self._readers_left.notify_all()
 
     def operands(self, layout: BlobLayout) -> tuple[Any, ...]:
         """What a program is called with: parameters, and the shapes of buffers, state and blob."""

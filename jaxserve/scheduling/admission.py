@@ -19,6 +19,8 @@ FIRST = -(2**63)  # the priority that goes before all others
 # A request that two plans have passed over waits for want of room, not for the step in flight.
 PASSED_OVER = 2
 MOST_BATCHES = 256  # that are remembered
+# Of max_queue_wait, that a request may wait in a queue which has stood for longer than that.
+STANDING_SHARE = 0.5
 
 
 class _Waiting(NamedTuple):
@@ -48,16 +50,33 @@ class Admission:
         self._num_steps = 0
         self._last_step = 0.0
         self._backlog = False
+        self._backlog_since = 0.0
         self._slots_taken = False
         self._batches: dict[float, None] = {}  # when the last ones came, of which some were let in
 
-    def check_room(self, requests: int = 1) -> None:
+    @property
+    def allowed_wait(self) -> float:
+        """Longest predicted wait of a request that comes now, in seconds.
+
+        A queue is there for what comes in bursts. One that stands for longer than its limit keeps
+        no slot busier and has everybody wait: then half of it is enough, and what is left of the
+        limit is there for what no prediction knows.
+        """
+        most = self._limits.max_queue_wait
+        has_stood = self._backlog and self._last_step - self._backlog_since > most
+        return most * STANDING_SHARE if has_stood else most
+
+    def check_room(self, requests: int = 1, entering: int = 0) -> None:
         """Refuse requests of which nothing but their number is known.
+
+        Args:
+            requests: how many.
+            entering: that were let in before them and are not added yet.
 
         Raises:
             QueueFullError: whatever they are, they would be refused.
         """
-        self._check(requests, 0, self._policy.rank(1, FIRST))
+        self._check(requests, 0, self._policy.rank(1, FIRST), entering)
 
     def check(self, num_prompt: int, priority: int, arrival_time: float) -> None:
         """Refuse a request.
@@ -96,6 +115,8 @@ class Admission:
         """It was ended by the client, perhaps while it waited."""
         if self._remove(sequence_id) is None:
             self._slots_taken = False  # no step may follow that says so
+        if not self._waiting:
+            self._backlog = False  # nor that nobody is kept waiting
 
     def stepped(self, first_steps: Iterable[str], now: float, num_running: int) -> None:
         """The engine has planned a step.
@@ -112,7 +133,10 @@ class Admission:
         self._num_steps += 1
         self._last_step = now
         oldest = next((one for one in self._waiting.values() if not one.compiles), None)
+        had_backlog = self._backlog
         self._backlog = oldest is not None and self._num_steps - oldest.since > PASSED_OVER
+        if self._backlog and not had_backlog:
+            self._backlog_since = now
         self._slots_taken = num_running >= self._max_num_seqs
 
     def restarted(self, now: float) -> None:
@@ -120,8 +144,10 @@ class Admission:
         self._backlog = self._slots_taken = False
         self._last_step = now
 
-    def _check(self, requests: int, tokens: int, rank: int, *, let_in: bool = False) -> None:
-        limits, waiting = self._limits, len(self._waiting)
+    def _check(
+        self, requests: int, tokens: int, rank: int, entering: int = 0, *, let_in: bool = False
+    ) -> None:
+        limits, waiting = self._limits, len(self._waiting) + entering
         most, most_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
         if waiting + requests > most:
             self._refuse("max_num_queued_reqs", f"{waiting} requests wait, {most} may", rank)
@@ -129,17 +155,18 @@ class Admission:
             text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
             self._refuse("max_num_queued_tokens", text, rank)
         if limits.max_queue_wait < math.inf and not let_in:
-            wait = self._predicted(rank)
-            if wait > limits.max_queue_wait:
-                text = f"the predicted wait is {wait:.1f} s, {limits.max_queue_wait:g} s is allowed"
+            wait, allowed = self._predicted(rank, entering), self.allowed_wait
+            if wait > allowed:
+                text = f"the predicted wait is {wait:.1f} s, {allowed:g} s is allowed"
                 self._refuse("max_queue_wait", text, rank)
 
     def _refuse(self, limit: str, text: str, rank: int) -> None:
         raise QueueFullError(limit, text, self._predicted(rank))
 
-    def _predicted(self, rank: int) -> float:
+    def _predicted(self, rank: int, entering: int = 0) -> float:
         ahead = [counts for other, counts in self._by_rank.items() if other <= rank]
         requests, tokens = (sum(part) for part in zip(*ahead)) if ahead else (0, 0)
+        requests += entering
         return self._predictor.wait(requests, tokens, slots_taken=self._slots_taken)
 
     def _remove(self, sequence_id: str) -> _Waiting | None:

@@ -67,3 +67,9 @@ def test_a_short_run_of_each() -> None:
         gauges = server.wait_until_idle()
         assert gauges["integrity_failures_total"] == 0
         assert "Traceback" not in server.log.read_text()
+
+
+def test_who_runs_or_has_ended_has_arrived_too() -> None:
+    gauges = {"num_requests_waiting": 936.0, "num_requests_running": 64.0, "steps": 5.0}
+    assert ramp.arrived(gauges) == 1000
+    assert ramp.arrived(gauges | {"request_success_total": 3.0}) == 1003

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 from jaxserve.output_queue import MOST_TOKENS, MOST_WAITING, OutputQueue
 from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
@@ -17,7 +18,7 @@ def output(token: int, *, index: int = 0, last: bool = False) -> RequestOutput:
 
 
 async def drained(queue: OutputQueue) -> list[RequestOutput]:
-    return [await queue.get() for _ in range(queue.qsize())]  # type: ignore[misc]
+    return [await queue.get() for _ in range(queue.qsize())]
 
 
 def test_deltas_are_put_together() -> None:
@@ -65,3 +66,33 @@ def test_errors_are_kept_apart() -> None:
         assert (await drained(queue))[-1] is error
 
     asyncio.run(main())
+
+
+def test_a_reader_is_woken_and_one_that_was_cancelled_loses_nothing() -> None:
+    async def main() -> None:
+        queue = OutputQueue()
+        reader = asyncio.ensure_future(queue.get())
+        await asyncio.sleep(0)
+        queue.put_nowait(first := output(1))
+        queue.put_nowait(second := output(2))
+        assert await reader is first
+        assert await queue.get() is second
+        reader = asyncio.ensure_future(queue.get())
+        await asyncio.sleep(0)
+        queue.put_nowait(third := output(3))
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        assert await queue.get() is third
+
+    asyncio.run(main())
+
+
+def test_an_empty_queue_is_small() -> None:
+    """Each request that waits has one."""
+    tracemalloc.start()
+    try:
+        queues = [OutputQueue() for _ in range(1000)]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 300 * len(queues)

@@ -88,6 +88,7 @@ class FakeEngine:
         params: the sampling parameters of each request; limits: most tokens of each; turns: when
             and how urgent; beams: its search.
         rooms: of how many requests it was asked whether there is room; refusal: what it says.
+        enterings: how many were let in before them; allowed_share: of the wait that is allowed.
     """
 
     def __init__(self, reply: str = "hello", max_model_len: int = 64, **config: Any) -> None:
@@ -125,6 +126,8 @@ class FakeEngine:
         self.shut_down = False
         self.num_resets = 0
         self.rooms: list[int] = []
+        self.enterings: list[int] = []
+        self.allowed_share = 1.0
         self.refusal: Exception | None = None
         self.turns: list[Queueing] = []
 
@@ -144,8 +147,13 @@ class FakeEngine:
     ) -> AsyncIterator[RequestOutput]:
         return self.stream(self._inputs.prepare(prompt, params, request_id))
 
-    def check_room(self, requests: int = 1) -> None:
+    @property
+    def allowed_wait(self) -> float:
+        return self.config.server.max_queue_wait * self.allowed_share
+
+    def check_room(self, requests: int = 1, entering: int = 0) -> None:
         self.rooms.append(requests)
+        self.enterings.append(entering)
         if self.refusal is not None:
             raise self.refusal
 

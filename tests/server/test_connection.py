@@ -15,7 +15,7 @@ import uvicorn
 
 from server import connection
 from server.app import create_app
-from server.connection import MAX_HEAD_BYTES, Connection
+from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, Connection
 from tests.server.fake_engine import FakeEngine
 
 
@@ -103,6 +103,16 @@ def test_a_long_head_is_refused_however_it_arrives(port, length, behind):
     many = b"POST /tokenize HTTP/1.1\r\n" + b"X: aaaa\r\n" * (length // 9 + 1)
     for head in (one_header + b"\r\n", many, b"GET /" + b"a" * length + b" HTTP/1.1\r\n"):
         check_error(answer(port, head + b"Content-Length: 4\r\n\r\n" + behind), 431)
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_more_headers_than_are_kept_are_refused(port, is_complete):
+    head = b"GET /health HTTP/1.1\r\n" + b"aa: bb\r\n" * MAX_HEADERS
+    assert answer(port, head + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    given = head + b"aa: bb\r\n" * 2 + (b"\r\n" if is_complete else b"")
+    check_error(answer(port, given), 431)
+    head = b"GET /health HTTP/1.1\r\n" + b"aa: bb\r\n" * (MAX_HEADERS - 1)
+    assert answer(port, head + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_longest_head_is_served_on_every_request_of_a_client(port):

@@ -142,7 +142,7 @@ def test_the_load_is_what_is_being_answered(engine: FakeEngine) -> None:
     client = client_of(engine, tracks_load=True)
     original = engine.check_room
 
-    def look(requests: int = 1) -> None:
+    def look(requests: int = 1, entering: int = 0) -> None:
         seen.append(client.app.state.service.load.num_running)  # type: ignore[attr-defined]
         original(requests)
 

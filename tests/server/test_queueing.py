@@ -163,6 +163,24 @@ def test_too_much_in_flight_is_refused() -> None:
         assert engine.refused == ["event_loop"]
 
 
+def test_less_in_flight_is_let_in_where_less_is_allowed_and_who_enters_counts() -> None:
+    engine = FakeEngine(max_queue_wait=1.0, max_num_seqs=4)
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        for _ in range(20):
+            assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        service.in_flight.count = 10  # 6 wait, and 10 a second were answered
+        service.check_room()
+        engine.allowed_share = 0.5
+        with pytest.raises(QueueFullError, match=r"wait is 0\.6 s, 0\.5 s is allowed"):
+            service.check_room()
+        service.in_flight.count = 0
+        entry = service.in_flight.enter()
+        service.check_room()
+        assert engine.enterings[-2:] == [0, 1]
+        entry.leave()
+
+
 def test_lag_is_measured() -> None:
     async def main() -> None:
         lag = LoopLag()

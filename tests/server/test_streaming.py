@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 
+from jaxserve.errors import ValidationError
 from server.app import create_app
+from server.streaming import until_disconnect
 from tests.server.fake_engine import FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -159,3 +163,30 @@ def test_a_cancelled_server_task_aborts_too() -> None:
         assert sorted(engine.aborted) == sorted(engine.started)
 
     asyncio.run(main())
+
+
+def test_what_an_error_has_ended_is_freed_without_a_collection() -> None:
+    class Work:
+        async def fail(self) -> None:
+            raise ValidationError("n", 0, "1")
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing comes")
+
+    async def refused() -> weakref.ref[Work]:
+        work = Work()
+        with pytest.raises(ValidationError):
+            await until_disconnect(receive, work.fail())
+        return weakref.ref(work)
+
+    async def main() -> None:
+        found = await refused()
+        await asyncio.sleep(0)
+        assert found() is None
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

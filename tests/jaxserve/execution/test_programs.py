@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from jaxserve.errors import EngineDeadError
 from jaxserve.execution.control import CopyProgram, MoveProgram, UploadProgram
 from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
 from jaxserve.execution.features import (
@@ -31,6 +33,7 @@ from jaxserve.execution.programs import (
     prefill_buckets,
     wanted_shapes,
 )
+from jaxserve.execution.runner import Runner
 from jaxserve.execution.shapes import StepShape
 from tests.jaxserve.execution.engine_facts import FACTS, blob_layout, fast, result_layout
 
@@ -177,6 +180,44 @@ def test_background_compilation_completes_the_table_and_stops(
     assert programs.background_error is None
     programs.close()
     assert programs.programs == []
+
+
+def test_closing_waits_for_no_compilation_and_begins_none() -> None:
+    begun, may_end, compiled = threading.Event(), threading.Event(), list[StepShape]()
+
+    def slow(shape: StepShape) -> Program:
+        compiled.append(shape)
+        begun.set()
+        assert may_end.wait(10)
+        return fake_program(shape)
+
+    programs = table(2)
+    programs._compile = slow
+    programs.compile_rest_in_background()
+    assert begun.wait(10)
+    programs.close()
+    assert programs.programs == [] and not may_end.is_set()
+    may_end.set()
+    programs._thread.join()
+    assert len(compiled) == 1, "no other is begun"
+    assert programs.programs == [], "what is there too late is not kept"
+    assert programs.background_error is None
+
+
+def test_the_parameters_stay_while_a_program_is_traced() -> None:
+    runner = Runner.__new__(Runner)
+    runner.programs = table(2)
+    runner._readers_left, runner._num_readers, runner._death = threading.Condition(), 0, None
+    runner._leaves = ("parameters",)
+    closing = threading.Thread(target=runner.close)
+    with runner._reading_parameters():
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive() and runner._leaves == ("parameters",)
+    closing.join(10)
+    assert not closing.is_alive() and runner._leaves == ()
+    with pytest.raises(EngineDeadError, match="closed"), runner._reading_parameters():
+        pytest.fail("there are none to read")
 
 
 def test_a_failing_background_compilation_leaves_the_engine_served() -> None:

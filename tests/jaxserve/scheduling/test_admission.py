@@ -142,3 +142,61 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
         now += 0.05
         found.stepped([f"f{number}"], now, 1)
     assert refused(found, 1) is None, "20,000 tokens a second by now"
+
+
+def test_of_a_queue_that_has_stood_for_its_limit_half_is_allowed() -> None:
+    found = admission(max_queue_wait=1.0)
+    assert found.allowed_wait == 1.0
+    for index in range(20):
+        found.added(str(index), 1, 0, next(TIMES))
+    for number in range(10):
+        found.stepped([], number / 10, 4)
+    assert found.allowed_wait == 1.0, "a burst may fill it"
+    for number in range(10, 16):
+        found.stepped([], number / 10, 4)
+    assert found.allowed_wait == 0.5
+    found.stepped([str(index) for index in range(20)], 1.6, 4)
+    assert found.allowed_wait == 1.0, "nobody waits any more"
+    found.added("next", 1, 0, next(TIMES))
+    for number in range(17, 27):
+        found.stepped([], number / 10, 4)
+    assert found.allowed_wait == 1.0, "it stands from now on"
+
+
+def test_a_new_engine_has_no_queue_that_has_stood() -> None:
+    found = admission(max_queue_wait=1.0)
+    found.added("a", 1, 0, next(TIMES))
+    for number in range(16):
+        found.stepped([], number / 10, 4)
+    assert found.allowed_wait == 0.5
+    found.restarted(60.0)
+    found.stepped([], 60.1, 4)
+    assert found.allowed_wait == 1.0
+
+
+def test_who_waits_in_a_standing_queue_is_refused_by_what_is_allowed() -> None:
+    found = admission(max_queue_wait=1.0)
+    for number in range(40):
+        found.added(str(number), 1, 0, next(TIMES))
+    for number in range(30):  # ten a second, for 3 s
+        found.stepped([str(number)], number / 10, 4)
+    for number in range(36, 40):
+        found.ended(str(number))
+    with pytest.raises(QueueFullError, match=r"wait is 0\.7 s, 0\.5 s is allowed"):
+        found.check(1, 0, next(TIMES))
+    for number in range(33, 36):
+        found.ended(str(number))
+    assert refused(found, 1) is None, "0.4 s"
+
+
+def test_requests_that_were_let_in_and_are_not_added_yet_count_at_the_door() -> None:
+    found = admission(max_queue_wait=10.0, max_num_queued_reqs=50)
+    crawl(found, 0.1)
+    found.check_room(entering=40)
+    with pytest.raises(QueueFullError, match="50 requests wait"):
+        found.check_room(entering=50)
+    found = admission(max_queue_wait=1.0)
+    crawl(found, 0.1)
+    found.check_room(entering=5)
+    with pytest.raises(QueueFullError, match=r"wait is 1\.1 s"):
+        found.check_room(entering=10)
