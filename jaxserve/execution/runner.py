@@ -7,6 +7,7 @@ import math
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from jaxserve.execution.features import (
 )
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
+from jaxserve.execution.kept_steps import KeptSteps, kept_steps
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.parameters import split_model
@@ -133,6 +135,7 @@ class Runner:
             for feature in self._features
             if (shapes := feature.buffers(self._facts)) is not None
         }
+        self._kept: KeptSteps | None = None
         self._state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
 
@@ -152,6 +155,15 @@ class Runner:
         """The model with its parameters."""
         self.check_alive()
         return self._structure.merge(self._leaves)
+
+    def keep_steps(self, folder: Path | None) -> None:
+        """Find steps as they were lowered in a folder, and keep them there; once the pool is set.
+
+        For a process that runs nothing but this engine, see `kept_steps`.
+        """
+        static = (self._model_config, self._structure, self._features, self._facts, self._cache)
+        most = self._max_num_seqs, self._max_model_len
+        self._kept = kept_steps(folder, self._mesh, (*static, *most))
 
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""
@@ -396,13 +408,14 @@ class Runner:
             mesh=self._mesh,
         )
         state = self.state_shape()
+        operands = self.operands(layout)
+        run = partial(run_step, spec, self._structure)
         step = jax.jit(
-            partial(run_step, spec, self._structure),
+            run if self._kept is None else self._kept.step(shape, run, operands),
             donate_argnums=2,
             out_shardings=(state.shardings(self._mesh), self._replicated, self._replicated),
         )
-        lowered = step.lower(*self.operands(layout))
-        compiled = lowered.compile(compiler_options=self.compiler_options)
+        compiled = step.lower(*operands).compile(compiler_options=self.compiler_options)
         return Program(layout, result, compiled, _device_bytes(compiled))
 
     def operands(self, layout: BlobLayout) -> tuple[Any, ...]:
