@@ -86,6 +86,7 @@ def load_engine(
     backends: Backends | None = None,
     extra_features: Sequence[Feature] = (),
     with_tokenizer: bool = True,
+    keep_steps: bool = False,
 ) -> Loaded:
     """Load weights, plan memory, compile and warm up.
 
@@ -96,6 +97,7 @@ def load_engine(
         backends: kernels to use; chosen from the device and `config` when None.
         extra_features: parts of the step beside those that every engine has.
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
+        keep_steps: do not trace what an earlier start has traced, see `execution/kept_steps.py`.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
@@ -121,6 +123,8 @@ def load_engine(
     load_weights = partial(_load_weights, resolved, choices, files, mesh, progress)
     runner.set_weights(load_weights())
     scheduler = _make_scheduler(resolved, runner)
+    if keep_steps:
+        runner.keep_steps(cache_folder)
     _compile(runner, resolved, cache_folder, progress)
     grammars = None
     if not asked.skip_tokenizer_init:

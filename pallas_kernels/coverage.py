@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +56,15 @@ class AttentionShape:
         )
 
 
-def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: jax.Array) -> None:
+def refused(field: str, value: Any, allowed: Sequence[Any], unit: str = "") -> KernelError | None:
+    """The refusal of a fact that is known and none of those allowed, of which there are several."""
+    if value is None or value in allowed:
+        return None
+    names = [str(one) for one in allowed]
+    return KernelError(field, value, f"{', '.join(names[:-1])} or {names[-1]}{unit}")
+
+
+def refuse(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: jax.Array) -> None:
     """Raises a refusal with the shapes that were refused.
 
     Raises:
@@ -67,3 +77,18 @@ def require(refusal: KernelError | None, backend: str, q: jax.Array, kv_pages: j
             f"the {backend} backend takes {refusal.allowed}; "
             f"q is {q.dtype}{q.shape}, kv_pages {kv_pages.dtype}{kv_pages.shape}",
         )
+
+
+def require(
+    covers: Callable[[AttentionShape], KernelError | None],
+    backend: str,
+    q: jax.Array,
+    kv_pages: jax.Array,
+    k_scale: jax.Array | None,
+) -> None:
+    """Refuses operands of `AttentionShape.of` that a backend does not cover.
+
+    Raises:
+        KernelError: it does not; names the fact and the shapes.
+    """
+    refuse(covers(AttentionShape.of(q, kv_pages, k_scale)), backend, q, kv_pages)

@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -136,18 +136,8 @@ def decode_problem(setting: Setting, small: Small, chosen: bool) -> Posed:
         lengths += [small.longest, *(int(n) for n in rng.integers(1, small.longest, 4))]
     problem = _paged(rng, small, lengths, queries=small.queries)
     options = call_options(small, problem.q.shape[-2], rng)
-    operands = (problem.q, problem.kv_pages, problem.page_table, problem.lengths)
-    programs: Programs = {}
-    for backend, interpret in setting.covering("decode", small.shape, chosen):
-        run = functools.partial(
-            paged_decode_attention,
-            backend=backend,
-            interpret=interpret,
-            **_on_device(options),
-            **problem.options,
-        )
-        programs[backend] = run, operands
-    return Posed(problem, options, programs)
+    backends = setting.covering("decode", small.shape, chosen)
+    return _posed(problem, options, backends, paged_decode_attention, problem.lengths)
 
 
 def decode(setting: Setting, case: str, *, chosen: bool) -> Section:
@@ -185,18 +175,8 @@ def prefill_problem(setting: Setting, small: Small, chosen: bool) -> tuple[Posed
     lengths = [chunk + context if chunk else 0 for chunk, context in zip(chunks, contexts)]
     problem = _paged(rng, small, lengths, rows=region)
     options = call_options(small, problem.q.shape[1], rng)
-    operands = (problem.q, problem.kv_pages, problem.page_table, lanes)
-    programs: Programs = {}
-    for backend, interpret in setting.covering("prefill", small.shape, chosen):
-        run = functools.partial(
-            paged_prefill_attention,
-            backend=backend,
-            interpret=interpret,
-            **_on_device(options),
-            **problem.options,
-        )
-        programs[backend] = run, operands
-    return Posed(problem, options, programs), lanes
+    backends = setting.covering("prefill", small.shape, chosen)
+    return _posed(problem, options, backends, paged_prefill_attention, lanes), lanes
 
 
 def prefill(setting: Setting, case: str, *, chosen: bool) -> Section:
@@ -217,6 +197,24 @@ def prefill(setting: Setting, case: str, *, chosen: bool) -> Section:
     return section
 
 
+def _posed(
+    problem: Any,
+    options: dict[str, Any],
+    backends: Iterable[tuple[str, Any]],
+    call: Callable[..., Any],
+    rows: Any,
+) -> Posed:
+    """The problem with a program for each backend; `rows`: the lengths of slots, or lanes."""
+    sinks = {"sinks": jnp.asarray(options["sinks"])} if "sinks" in options else {}
+    given = options | sinks | problem.options
+    operands = (problem.q, problem.kv_pages, problem.page_table, rows)
+    programs: Programs = {
+        backend: (functools.partial(call, backend=backend, interpret=interpret, **given), operands)
+        for backend, interpret in backends
+    }
+    return Posed(problem, options, programs)
+
+
 def _paged(rng: np.random.Generator, small: Small, lengths: list[int], **sizes: Any) -> Any:
     return paged_case(
         rng,
@@ -231,11 +229,6 @@ def _paged(rng: np.random.Generator, small: Small, lengths: list[int], **sizes: 
         share=False,
         **sizes,
     )
-
-
-def _on_device(options: dict[str, Any]) -> dict[str, Any]:
-    sinks = {"sinks": jnp.asarray(options["sinks"])} if "sinks" in options else {}
-    return options | sinks
 
 
 def _judge(section: Section, backend: str, small: Small, got: np.ndarray, want: np.ndarray) -> None:

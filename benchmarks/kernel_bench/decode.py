@@ -51,21 +51,18 @@ def ours(case: DecodeCase, pool: Pool, q: jax.Array) -> tuple[Callable[..., Any]
     return program, [(q, pool.kv_pages, table, lens) for table in pool.tables]
 
 
-def head_major(
-    case: DecodeCase, pool: Pool, q: jax.Array
-) -> tuple[Callable[..., jax.Array], Rotations]:
-    """A program over `attend(q, k, v, table, lens)`, and its operands, for head-major pages."""
+def jax_tpu_op(case: DecodeCase, pool: Pool, q: jax.Array) -> Program:
+    """`jax.experimental.pallas.ops.tpu.paged_attention`, its head-major pages made beforehand."""
+    from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+
+    block = min(TPU_PAGES_A_BLOCK, case.pages)
 
     def program(
-        attend: Callable[..., jax.Array],
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        lens: jax.Array,
-        *tables: jax.Array,
+        q: jax.Array, k: jax.Array, v: jax.Array, lens: jax.Array, *tables: jax.Array
     ) -> jax.Array:
         for layer in range(pool.layers):
-            q = attend(q, k, v, tables[layer % pool.copies], lens)
+            table = tables[layer % pool.copies]
+            q = paged_attention(q, k, v, lens, table, pages_per_compute_block=block)
         return q
 
     @functools.partial(jax.jit, static_argnums=1)
@@ -78,22 +75,7 @@ def head_major(
         (q, k, v, lens, *(table + pool.first_page(layer) for layer in range(pool.copies)))
         for table in pool.tables
     ]
-    return program, rotations
-
-
-def jax_tpu_op(case: DecodeCase, pool: Pool, q: jax.Array) -> Program:
-    """`jax.experimental.pallas.ops.tpu.paged_attention`, its head-major pages made beforehand."""
-    from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
-
-    program, rotations = head_major(case, pool, q)
-    block = min(TPU_PAGES_A_BLOCK, case.pages)
-
-    def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, lens: jax.Array
-    ) -> jax.Array:
-        return paged_attention(q, k, v, lens, table, pages_per_compute_block=block)
-
-    return functools.partial(program, attend), rotations, f"pages_per_compute_block={block}"
+    return program, rotations, f"pages_per_compute_block={block}"
 
 
 def cudnn(case: DecodeCase, pool: Pool, q: jax.Array) -> Program:

@@ -14,17 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 def compile_for_mesh(
     mesh: Mesh,
     function: Callable[..., Any],
-    operands: tuple[Any, ...],
-    *,
-    compiler_options: dict[str, Any] | None,
-    jit_options: dict[str, Any],
+    *operands: Any,
+    compiler_options: dict[str, Any] | None = None,
+    **jit_options: Any,
 ) -> Any:
-    """The compiled executable of a function of pytrees of ShapeDtypeStructs.
+    """The compiled executable of a function: memory_analysis(), cost_analysis(), as_text().
 
     Args:
         mesh: its devices' compiler is used.
         function: what jax.jit would take; it may use jax.shard_map over the same mesh.
-        operands: one without a sharding is replicated.
+        operands: pytrees of ShapeDtypeStructs; one without a sharding is replicated.
         compiler_options: options of XLA for this compilation.
         jit_options: such as donate_argnums.
     """

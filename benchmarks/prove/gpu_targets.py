@@ -173,27 +173,12 @@ def gpu_mesh(kind: str = "h200", devices: int = 1, axis: str = "model") -> Mesh:
     return topologies.make_mesh(topology, (devices,), (axis,))
 
 
-def compile_for(
-    mesh: Mesh,
-    function: Callable[..., Any],
-    *operands: Any,
-    compiler_options: dict[str, Any] | None = None,
-    **jit_options: Any,
-) -> Any:
-    """Compiles a function for the GPUs of a mesh.
+def compile_for(mesh: Mesh, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+    """`compile_for_mesh` for a mesh of `gpu_mesh`.
 
-    Args:
-        mesh: from gpu_mesh.
-        function: what jax.jit would take; it may use jax.shard_map over the same mesh.
-        operands: pytrees of ShapeDtypeStructs; one without a sharding is replicated.
-        compiler_options: options of XLA for this compilation.
-        jit_options: such as donate_argnums.
-
-    Returns:
-        The compiled executable: memory_analysis(), as_text().
+    Raises:
+        CompilerMissingError: JAX's CUDA plugin or ptxas is not installed.
     """
     ptxas = require_compiler()
     with environment(PATH=f"{ptxas.parent}{os.pathsep}{os.environ.get('PATH', '')}"):
-        return compile_for_mesh(
-            mesh, function, operands, compiler_options=compiler_options, jit_options=jit_options
-        )
+        return compile_for_mesh(mesh, function, *operands, **options)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,15 @@ class Problem:
     in_place: int = 0
 
 
+class Queries(NamedTuple):
+    """The rows of queries of a decode problem, how heads are divided, and what is optional."""
+
+    rows: tuple[int, ...]
+    heads: PartitionSpec
+    options: dict[str, Any]
+    specs: dict[str, Any]
+
+
 def _size(operands: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(operands))
 
@@ -108,30 +117,44 @@ def _scales_by_head(options: dict[str, Any], kv_pages: jax.Array) -> dict[str, A
     return options | {name: _by_head(scale, kv_pages) for name, scale in scales.items()}
 
 
+def _queries(p: Attention, pool: jax.ShapeDtypeStruct) -> Queries:
+    options, specs = _options(p, pool)
+    rows: tuple[int, ...] = (p.rows,)
+    heads = HEADS
+    if p.queries > 1:
+        rows, heads = (p.rows, p.queries), HEADS_OF_QUERIES
+        options["query_lens"] = jax.ShapeDtypeStruct((p.rows,), jnp.int32)
+        specs["query_lens"] = EVERYWHERE
+    return Queries(rows, heads, options, specs)
+
+
+def _static(case: Case, kind: str, operation: str) -> dict[str, Any]:
+    """The options of a call of attention that are no arrays."""
+    p = case.problem
+    assert isinstance(p, Attention)
+    static: dict[str, Any] = {"scale": p.head_dim**-0.5, "backend": case.backend}
+    static |= {"soft_cap": p.soft_cap, "window": p.window}
+    if case.own:
+        static["tuning"] = getattr(chip_tuning(device_name(kind)), operation)
+    return static
+
+
 def _attention(case: Case, kind: str) -> Problem:
     p = case.problem
     assert isinstance(p, Attention)
     pool = _pool(p)
-    options, option_specs = _options(p, pool)
-    static: dict[str, Any] = {"scale": p.head_dim**-0.5, "backend": case.backend}
-    static |= {"soft_cap": p.soft_cap, "window": p.window}
-    tuning = chip_tuning(device_name(kind))
+    rows, heads, options, option_specs = _queries(p, pool)
+    static = _static(case, kind, case.operation)
     shape = jax.ShapeDtypeStruct
-    q, heads = shape((p.rows, p.heads, p.head_dim), p.dtype), HEADS
-    if p.queries > 1:
-        q, heads = shape((p.rows, p.queries, *q.shape[1:]), p.dtype), HEADS_OF_QUERIES
-        options["query_lens"] = shape((p.rows,), jnp.int32)
-        option_specs["query_lens"] = EVERYWHERE
+    q = shape((*rows, p.heads, p.head_dim), p.dtype)
     length = -(-p.context // p.page_size)
     rest: Any
     if case.operation == "decode":
         if case.own:
-            static |= {"splits": p.splits, "tuning": tuning.decode}
+            static["splits"] = p.splits
         table, rest = shape((p.rows, length), jnp.int32), shape((p.rows,), jnp.int32)
         call: Any = paged_decode_attention
     else:
-        if case.own:
-            static["tuning"] = tuning.prefill
         lane: Any = shape((p.lanes,), jnp.int32)
         table, rest = shape((p.lanes, length), jnp.int32), PrefillLanes(lane, lane, lane)
         call = paged_prefill_attention
@@ -152,18 +175,9 @@ def _decode_and_write(case: Case, kind: str) -> Problem:
     p = case.problem
     assert isinstance(p, Attention)
     pool = _pool(p)
-    options, option_specs = _options(p, pool)
-    static: dict[str, Any] = {"scale": p.head_dim**-0.5, "backend": case.backend}
-    static |= {"soft_cap": p.soft_cap, "window": p.window}
-    if case.own:
-        static["tuning"] = chip_tuning(device_name(kind)).decode
+    rows, heads, options, option_specs = _queries(p, pool)
+    static = _static(case, kind, "decode")
     shape = jax.ShapeDtypeStruct
-    rows: tuple[int, ...] = (p.rows,)
-    heads = HEADS
-    if p.queries > 1:
-        rows, heads = (p.rows, p.queries), HEADS_OF_QUERIES
-        options["query_lens"] = shape((p.rows,), jnp.int32)
-        option_specs["query_lens"] = EVERYWHERE
     q = shape((*rows, p.heads, p.head_dim), p.dtype)
     token = shape((*rows, p.kv_heads, p.head_dim), p.dtype)
     table = shape((p.rows, -(-p.context // p.page_size)), jnp.int32)

@@ -107,29 +107,11 @@ def tpu_mesh(kind: str = "v5e", devices: int = 1, axis: str = "model") -> Mesh:
     return Mesh(np.array(topology.devices[:devices]), (axis,))
 
 
-def compile_for(
-    mesh: Mesh,
-    function: Callable[..., Any],
-    *operands: Any,
-    compiler_options: dict[str, Any] | None = None,
-    **jit_options: Any,
-) -> Any:
-    """Compiles a function for the TPUs of a mesh.
-
-    Args:
-        mesh: from tpu_mesh.
-        function: what jax.jit would take; it may use jax.shard_map over the same mesh.
-        operands: pytrees of ShapeDtypeStructs; one without a sharding is replicated.
-        compiler_options: options of XLA for this compilation.
-        jit_options: such as donate_argnums.
-
-    Returns:
-        The compiled executable: memory_analysis(), cost_analysis(), as_text().
+def compile_for(mesh: Mesh, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+    """`compile_for_mesh` for a mesh of `tpu_mesh`.
 
     Raises:
         CompilerMissingError: libtpu is not installed.
     """
     require_compiler()
-    return compile_for_mesh(
-        mesh, function, operands, compiler_options=compiler_options, jit_options=jit_options
-    )
+    return compile_for_mesh(mesh, function, *operands, **options)

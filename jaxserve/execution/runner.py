@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from jaxserve.execution.features import (
 )
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
+from jaxserve.execution.kept_steps import KeptSteps, kept_steps
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.parameters import split_model
@@ -135,6 +137,7 @@ class Runner:
             for feature in self._features
             if (shapes := feature.buffers(self._facts)) is not None
         }
+        self._kept: KeptSteps | None = None
         self._state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
         self._num_readers = 0  # threads that trace a program, which holds the parameters
@@ -156,6 +159,15 @@ class Runner:
         """The model with its parameters."""
         self.check_alive()
         return self._structure.merge(self._leaves)
+
+    def keep_steps(self, folder: Path | None) -> None:
+        """Find steps as they were lowered in a folder, and keep them there; once the pool is set.
+
+        For a process that runs nothing but this engine, see `kept_steps`.
+        """
+        static = (self._model_config, self._structure, self._features, self._facts, self._cache)
+        most = self._max_num_seqs, self._max_model_len
+        self._kept = kept_steps(folder, self._mesh, (*static, *most))
 
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""
@@ -405,13 +417,16 @@ class Runner:
             mesh=self._mesh,
         )
         state = self.state_shape()
-        step = jax.jit(
-            partial(run_step, spec, self._structure),
-            donate_argnums=2,
-            out_shardings=(state.shardings(self._mesh), self._replicated, self._replicated),
-        )
+        run = partial(run_step, spec, self._structure)
         with self._reading_parameters():
-            lowered = step.lower(*self.operands(layout))
+            operands = self.operands(layout)
+            step = jax.jit(
+                run if self._kept is None else self._kept.step(shape, run, operands),
+                donate_argnums=2,
+                out_shardings=(state.shardings(self._mesh), self._replicated, self._replicated),
+            )
+            lowered = step.lower(*operands)
+            del operands  # the compiler goes on when `close` has given the parameters back
         compiled = lowered.compile(compiler_options=self.compiler_options)
         return Program(layout, result, compiled, _device_bytes(compiled))
 

@@ -67,7 +67,7 @@ def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox) -> int:
     from jaxserve.loading import load_engine
 
     try:
-        loaded = load_engine(start.config, with_tokenizer=False)
+        loaded = load_engine(start.config, with_tokenizer=False, keep_steps=True)
     except (JaxServeError, CheckpointError, OSError) as error:
         channel.send(outbox.seal(Refused(str(error))))
         return 1

@@ -16,7 +16,7 @@ from pallas_kernels.backends.record import (
     Proven,
     Tuning,
 )
-from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import AttentionShape, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import is_quantized
 
@@ -72,19 +72,18 @@ class HopperMatmulTuning(Tuning):
 def covers_prefill(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic GPU prefill kernel does not cover a shape; None when it does."""
     pool, query = shape.pool_dtype, shape.query_dtype
-    if pool is not None and pool not in POOLS:
-        return KernelError("kv_pages.dtype", pool, "bfloat16, float16, int8 or float8_e4m3fn")
-    if shape.token_scales:
-        return KernelError("k_scale", "by token", "one for the whole pool")
-    if query is not None and query not in (jnp.bfloat16, jnp.float16):
-        return KernelError("q.dtype", query, "bfloat16 or float16")
-    if query is not None and pool is not None and not is_quantized(pool) and query != pool:
-        return KernelError("q.dtype", query, f"that of the pages, {pool}")
-    if shape.head_dim is not None and shape.head_dim not in (64, 80, 96, 128, 256):
-        return KernelError("head_dim", shape.head_dim, "64, 80, 96, 128 or 256")
-    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
-        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
-    return None
+    refusal = refused("kv_pages.dtype", pool, POOLS)
+    if refusal is None and shape.token_scales:
+        refusal = KernelError("k_scale", "by token", "one for the whole pool")
+    refusal = refusal or refused("q.dtype", query, POOLS[:2])
+    unlike = query is not None and pool is not None and not is_quantized(pool) and query != pool
+    if refusal is None and unlike:
+        refusal = KernelError("q.dtype", query, f"that of the pages, {pool}")
+    return (
+        refusal
+        or refused("head_dim", shape.head_dim, (64, 80, 96, 128, 256))
+        or refused("page_size", shape.page_size, (16, 32, 64, 128), " tokens")
+    )
 
 
 def covers_decode(shape: AttentionShape) -> KernelError | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.backends.problems import Attention, Matmul
 from pallas_kernels.backends.record import TPU, TPU_CHIPS, Backend, Implementation, Proven, Tuning
-from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import AttentionShape, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import Order, memory_order
 
@@ -70,20 +70,15 @@ class TpuMatmulTuning(Tuning):
 
 def covers(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
-    if shape.pool_dtype is not None and shape.pool_dtype not in POOLS:
-        return KernelError(
-            "kv_pages.dtype", shape.pool_dtype, "float32, bfloat16, int8 or float8_e4m3fn"
-        )
-    if shape.query_dtype is not None and shape.query_dtype not in POOLS[:2]:
-        return KernelError("q.dtype", shape.query_dtype, "float32 or bfloat16")
-    # another size is padded in memory, and XLA would bring the pool into another order for a kernel
-    if shape.head_dim is not None and shape.head_dim not in (128, 256):
-        return KernelError("head_dim", shape.head_dim, "128 or 256")
-    if shape.head_dim == 256 and shape.kv_heads is not None and shape.kv_heads % 8:
-        return KernelError("kv_heads", shape.kv_heads, "a multiple of 8 where head_dim is 256")
-    if shape.page_size is not None and shape.page_size not in (16, 32, 64, 128):
-        return KernelError("page_size", shape.page_size, "16, 32, 64 or 128 tokens")
-    return None
+    refusal = (
+        refused("kv_pages.dtype", shape.pool_dtype, POOLS)
+        or refused("q.dtype", shape.query_dtype, POOLS[:2])
+        # another is padded in memory, and XLA would bring the pool into another order for a kernel
+        or refused("head_dim", shape.head_dim, (128, 256))
+    )
+    if refusal is None and shape.head_dim == 256 and shape.kv_heads and shape.kv_heads % 8:
+        refusal = KernelError("kv_heads", shape.kv_heads, "a multiple of 8 where head_dim is 256")
+    return refusal or refused("page_size", shape.page_size, (16, 32, 64, 128), " tokens")
 
 
 def covers_write(shape: AttentionShape) -> KernelError | None:

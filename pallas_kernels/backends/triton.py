@@ -16,7 +16,7 @@ from pallas_kernels.backends.record import (
     Proven,
     Tuning,
 )
-from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import AttentionShape, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import is_quantized
 
@@ -83,11 +83,9 @@ def covers_attention(shape: AttentionShape) -> KernelError | None:
     """Why the Triton kernels do not cover a shape; None when they do."""
     if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
         return KernelError("head_dim", shape.head_dim, "16 to 256")
-    if shape.page_size is not None and shape.page_size not in (8, 16, 32, 64, 128):
-        return KernelError("page_size", shape.page_size, "8, 16, 32, 64 or 128 tokens")
     if shape.group is not None and shape.group > 64:
         return KernelError("heads / kv_heads", shape.group, "at most 64")
-    return None
+    return refused("page_size", shape.page_size, (8, 16, 32, 64, 128), " tokens")
 
 
 def covers_rotate_and_write(shape: AttentionShape) -> KernelError | None:

@@ -7,14 +7,16 @@ and one compiled kernel instead of having one each.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import coverage
 from pallas_kernels.backends import resolve
 from pallas_kernels.backends.record import Tuning
 from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.lanes import PrefillLanes
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.queries import MAX_QUERIES
 from pallas_kernels.pages import (
@@ -26,18 +28,6 @@ from pallas_kernels.pages import (
     is_scale,
     scales_shape,
 )
-
-
-class PrefillLanes(NamedTuple):
-    """Which rows of a packed prefill region belong to which request; a lane is a row of its table.
-
-    Lane n owns rows [start, start + length) of the region; they are the tokens at the absolute
-    positions context .. context + length - 1. A lane of length 0 is unused. Lanes do not overlap.
-    """
-
-    start: jax.Array  # int32[N]
-    length: jax.Array  # int32[N]
-    context: jax.Array  # int32[N]
 
 
 def paged_decode_attention(
@@ -115,6 +105,7 @@ def paged_decode_attention(
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
     of_kernel = chosen.options(splits=splits, tuning=tuning, interpret=interpret)
+    coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
     run = chosen.load().decode
     return run(queries, kv_pages, page_table, kv_lens, options, **of_kernel).reshape(q.shape)
 
@@ -174,7 +165,8 @@ def paged_prefill_attention(
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)
-    return chosen.load().prefill(q, kv_pages, page_table, *lanes, options, **of_kernel)
+    coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
+    return chosen.load().prefill(q, kv_pages, page_table, lanes, options, **of_kernel)
 
 
 def checked_options(

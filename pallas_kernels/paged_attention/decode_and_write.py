@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import coverage
 from pallas_kernels.backends import resolve
 from pallas_kernels.backends.record import Tuning
 from pallas_kernels.errors import KernelError
@@ -86,6 +87,7 @@ def paged_decode_and_write(
     kv_lens, options = with_query_lens(queries, kv_lens, query_lens, options)
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)
     if chosen.interprets:
+        coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
         new = stored_rows(kv_pages, k, v, k_scale, v_scale)
         out, kv_pages = chosen.load().decode_and_write(
             queries, new, kv_pages, page_table, kv_lens, options, **of_kernel

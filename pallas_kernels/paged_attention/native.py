@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels import native
 from pallas_kernels.compat import result_like
 from pallas_kernels.native.operands import given_scale, optional, score_attributes
+from pallas_kernels.paged_attention.lanes import PrefillLanes
 from pallas_kernels.paged_attention.options import AttentionOptions
 
 
@@ -36,21 +37,9 @@ def decode(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
-    native.require()
-    call = jax.ffi.ffi_call("jaxserve_paged_decode", result_like(q, q.shape, q.dtype))
     query_lens = options.query_lens
-    return call(
-        q,
-        kv_pages,
-        page_table,
-        kv_lens,
-        jnp.zeros((0,), jnp.int32) if query_lens is None else query_lens,
-        options.first_page.reshape(1),
-        optional(options.sinks),
-        given_scale(options.k_scale),
-        given_scale(options.v_scale),
-        **score_attributes(*options.scores),
-    )
+    counts = jnp.zeros((0,), jnp.int32) if query_lens is None else query_lens
+    return _attend("jaxserve_paged_decode", (q, kv_pages, page_table, kv_lens, counts), options)
 
 
 @jax.jit
@@ -58,9 +47,7 @@ def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
@@ -71,15 +58,15 @@ def prefill(
     Raises:
         KernelError: the native kernels cannot be built or loaded on this machine.
     """
+    return _attend("jaxserve_paged_prefill", (q, kv_pages, page_table, *lanes), options)
+
+
+def _attend(target: str, operands: tuple[jax.Array, ...], options: AttentionOptions) -> jax.Array:
+    """Calls a kernel with its own operands, the queries first, and those of every attention."""
     native.require()
-    call = jax.ffi.ffi_call("jaxserve_paged_prefill", result_like(q, q.shape, q.dtype))
-    return call(
-        q,
-        kv_pages,
-        page_table,
-        start,
-        length,
-        context,
+    q = operands[0]
+    return jax.ffi.ffi_call(target, result_like(q, q.shape, q.dtype))(
+        *operands,
         options.first_page.reshape(1),
         optional(options.sinks),
         given_scale(options.k_scale),

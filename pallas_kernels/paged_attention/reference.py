@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.paged_attention.lanes import PrefillLanes
 from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.paged_attention.queries import query_ends
 from pallas_kernels.pages import as_values, token_scales
@@ -80,14 +81,13 @@ def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Every row of the region is a decode row of its lane that sees the tokens up to itself."""
     rows = jnp.arange(q.shape[0])[:, None]
-    owned = (rows >= start) & (rows < start + length)  # [C, N]
+    owned = (rows >= lanes.start) & (rows < lanes.start + lanes.length)  # [C, N]
     lane = jnp.argmax(owned, axis=1)
-    seen = jnp.where(owned.any(axis=1), context[lane] + rows[:, 0] - start[lane] + 1, 0)
+    position = lanes.context[lane] + rows[:, 0] - lanes.start[lane]
+    seen = jnp.where(owned.any(axis=1), position + 1, 0)
     return _decode_rows(q, kv_pages, page_table[lane], seen, options)

@@ -29,6 +29,18 @@ def quantize_static(x: jax.Array, scale: jax.Array, kind: str) -> jax.Array:
     return jnp.clip(jnp.round(stretched), -INT8_MAX - 1, INT8_MAX).astype(jnp.int8)
 
 
+def rounded_rows(
+    x: jax.Array, activations: str, scale: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """x [M, K] as a product takes it, and the scale float32[M] of rounded rows.
+
+    `activations`: "float", "int8" or "fp8".
+    """
+    if activations == "float":
+        return x, None
+    return (quantize_rows_int8 if activations == "int8" else quantize_rows_fp8)(x, scale)
+
+
 def quantize_rows_int8(x: jax.Array, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """x [M, K] as (int8[M, K], float32[M]): x is about values * scale, rounded to nearest even.
 

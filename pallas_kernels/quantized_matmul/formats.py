@@ -99,6 +99,13 @@ def group_of(weight: Int4Weight, inputs: int) -> int:
     return inputs // weight.scales.shape[0]
 
 
+def group_scales(weight: QuantizedWeight) -> tuple[jax.Array, jax.Array | None]:
+    """The scales float32[groups, N] of a weight, and its zero points uint8[groups, N] if any."""
+    if isinstance(weight, Int4Weight):
+        return weight.scales, weight.zeros
+    return jnp.broadcast_to(weight.scale, (1, outputs_of(weight))), None
+
+
 def check_weight(weight: QuantizedWeight, inputs: int) -> None:
     """Judges the shapes and types of a weight of `inputs` inputs.
 

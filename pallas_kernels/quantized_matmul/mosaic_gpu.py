@@ -31,11 +31,12 @@ from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.compat import load_row, result_like, transposed
 from pallas_kernels.hopper.tiles import row_tiles
-from pallas_kernels.quantized_matmul.activations import quantize_rows_fp8, quantize_rows_int8
+from pallas_kernels.quantized_matmul.activations import rounded_rows
 from pallas_kernels.quantized_matmul.formats import (
     PIECE,
     Int4Weight,
     QuantizedWeight,
+    group_scales,
     outputs_of,
 )
 from pallas_kernels.quantized_matmul.mosaic_gpu_plan import (
@@ -281,20 +282,12 @@ def matmul(
     """
     rows = x.shape[0]
     plan = plan_of(x, weight, activations, tuning, staged=interpreter.is_used(interpret))
-    operand, row_scale = x, jnp.zeros((1,), jnp.float32)
-    if activations == "int8":
-        operand, row_scale = quantize_rows_int8(x, input_scale)
-    elif activations == "fp8":
-        operand, row_scale = quantize_rows_fp8(x, input_scale)
+    operand, row_scale = rounded_rows(x, activations, input_scale)
     padding = max(plan.tile_rows - rows, -rows % ROW_MULTIPLE)
     operand = jnp.pad(operand, ((0, padding), (0, plan.steps * plan.width - x.shape[1])))
-    if activations != "float":
-        row_scale = jnp.pad(row_scale, (0, padding))
+    of_rows = jnp.zeros((1,)) if row_scale is None else jnp.pad(row_scale, (0, padding))
     outputs = outputs_of(weight)
-    if isinstance(weight, Int4Weight):
-        scales, zeros = weight.scales, weight.zeros
-    else:
-        scales, zeros = jnp.broadcast_to(weight.scale, (1, outputs)), None
+    scales, zeros = group_scales(weight)
     if zeros is None:
         zeros = jnp.zeros((1,), jnp.float32)
     direct = plan.splits == 1
@@ -342,7 +335,7 @@ def matmul(
         kernel_name="quantized_matmul",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(operand, weight[0], scales, zeros, row_scale)
+    )(operand, weight[0], scales, zeros, of_rows)
     if direct:
         return out[0, :rows]
     total = out.sum(axis=0)[:rows].astype(jnp.float32)
@@ -350,6 +343,6 @@ def matmul(
         total = total * NIBBLE_UNIT[jnp.dtype(plan.operand)]
     if not plan.groups:
         total = total * scales[0]
-    if activations != "float":
-        total = total * row_scale[:rows, None]
+    if row_scale is not None:
+        total = total * row_scale[:, None]
     return total.astype(out_dtype)

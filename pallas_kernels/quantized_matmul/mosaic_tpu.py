@@ -23,7 +23,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_tpu import TpuMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul.activations import quantize_rows_int8
+from pallas_kernels.quantized_matmul.activations import rounded_rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
@@ -32,6 +32,7 @@ from pallas_kernels.quantized_matmul.formats import (
     Int4Weight,
     QuantizedWeight,
     group_of,
+    group_scales,
     outputs_of,
 )
 
@@ -192,19 +193,13 @@ def matmul(
     rows, inputs = x.shape
     outputs = outputs_of(weight)
     plan = _plan(x, weight, tuning)
-    operand, row_scale = x, jnp.ones((rows,), jnp.float32)
-    if activations == "int8":
-        operand, row_scale = quantize_rows_int8(x, input_scale)
+    operand, row_scale = rounded_rows(x, activations, input_scale)
+    row_scale = jnp.ones((rows,), jnp.float32) if row_scale is None else row_scale
     padding = -rows % plan.tile_rows
     operand = jnp.pad(operand, ((0, padding), (0, 0)))
     row_scale = jnp.pad(row_scale, (0, padding))[:, None]
-    zeros = jnp.zeros((1, outputs), jnp.int32)
-    if isinstance(weight, Int4Weight):
-        scales = weight.scales
-        if weight.zeros is not None:
-            zeros = weight.zeros.astype(jnp.int32)
-    else:
-        scales = jnp.broadcast_to(weight.scale, (1, outputs))
+    scales, zeros = group_scales(weight)
+    zeros = jnp.zeros((1, outputs), jnp.int32) if zeros is None else zeros.astype(jnp.int32)
     stored_width = plan.width // NIBBLES if isinstance(weight, Int4Weight) else plan.width
     step_groups = plan.width // plan.group if plan.group else 1
 

@@ -24,7 +24,7 @@ from pallas_kernels.backends.triton import TritonMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.multiprocessors import multiprocessors
-from pallas_kernels.quantized_matmul.activations import quantize_rows_int8
+from pallas_kernels.quantized_matmul.activations import rounded_rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
@@ -34,6 +34,7 @@ from pallas_kernels.quantized_matmul.formats import (
     Int4Weight,
     QuantizedWeight,
     group_of,
+    group_scales,
     outputs_of,
 )
 from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
@@ -245,15 +246,10 @@ def matmul(
         _check(tuning)
     rows, outputs = x.shape[0], outputs_of(weight)
     plan = _plan(x, weight, tuning)
-    operand, row_scale = x, jnp.ones((rows,), jnp.float32)
-    if activations == "int8":
-        operand, row_scale = quantize_rows_int8(x, input_scale)
-    stored, zeros = weight[0], jnp.zeros((1, 1), jnp.uint8)
-    if isinstance(weight, Int4Weight):
-        scales = weight.scales
-        zeros = zeros if weight.zeros is None else weight.zeros
-    else:
-        scales = jnp.broadcast_to(weight.scale, (1, outputs))
+    operand, row_scale = rounded_rows(x, activations, input_scale)
+    row_scale = jnp.ones((rows,), jnp.float32) if row_scale is None else row_scale
+    stored, (scales, zeros) = weight[0], group_scales(weight)
+    zeros = jnp.zeros((1, 1), jnp.uint8) if zeros is None else zeros
     if isinstance(weight, Fp8Weight):
         # Ampere has no conversion from float8, and Triton refuses the type there
         stored = lax.bitcast_convert_type(stored, jnp.uint8)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.quantized_matmul.activations import quantize_rows_fp8, quantize_rows_int8
+from pallas_kernels.quantized_matmul.activations import rounded_rows
 from pallas_kernels.quantized_matmul.formats import (
     Fp8Weight,
     Int4Weight,
@@ -26,7 +26,7 @@ from pallas_kernels.quantized_matmul.formats import (
     dequantize,
     outputs_of,
 )
-from pallas_kernels.quantized_matmul.reference import CONTRACT_INPUTS
+from pallas_kernels.quantized_matmul.reference import CONTRACT_INPUTS, integer_product
 
 CPU_BLOCK = 256  # output channels dequantised at a time
 MIN_ROWS = 2  # one row alone misses XLA:CPU's matrix library
@@ -45,17 +45,13 @@ def matmul(
     rows = x.shape[0]
     if rows < MIN_ROWS:
         x = jnp.pad(x, ((0, MIN_ROWS - rows), (0, 0)))
-    if activations == "int8":
-        values, row_scale = quantize_rows_int8(x, input_scale)
-        total = lax.dot_general(
-            values, weight[0], CONTRACT_INPUTS, preferred_element_type=jnp.int32
-        )
-        out = total.astype(jnp.float32) * row_scale[:, None] * weight[1]
-    elif activations == "fp8":
-        values, row_scale = quantize_rows_fp8(x, input_scale)
-        out = _float_product(values.astype(jnp.bfloat16), weight) * row_scale[:, None]
-    else:
+    values, row_scale = rounded_rows(x, activations, input_scale)
+    if row_scale is None:
         out = _float_product(x, weight)
+    elif activations == "int8":
+        out = integer_product(values, row_scale, weight)
+    else:
+        out = _float_product(values.astype(jnp.bfloat16), weight) * row_scale[:, None]
     return out[:rows].astype(out_dtype)
 
 

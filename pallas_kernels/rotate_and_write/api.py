@@ -78,7 +78,7 @@ def rotate_and_write(
             query_dtype=rounded,
             kv_heads=qkv.shape[2],
         )
-        coverage.require(chosen.covers(shape), backend, qkv, kv_pages)
+        coverage.refuse(chosen.covers(shape), backend, qkv, kv_pages)
     return chosen.load().rotate_and_write(
         qkv,
         cos,

@@ -69,7 +69,7 @@ def write(
         kv_heads=kv_heads,
         pool_dtype=jnp.dtype(kv_pages.dtype),
     )
-    coverage.require(mosaic_tpu.covers_write(shape), "mosaic_tpu", rows, kv_pages)
+    coverage.refuse(mosaic_tpu.covers_write(shape), "mosaic_tpu", rows, kv_pages)
     # in the order of its memory a token is contiguous, and this transposition moves nothing
     pairs = memory_order(kv_heads, kv_pages.dtype) is Order.PAIRS
     pool = kv_pages.swapaxes(2, 3) if pairs else kv_pages

@@ -13,18 +13,11 @@ from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
 from benchmarks.kernel_bench.tuning import choices_of
 from benchmarks.kernel_bench.worker import entries_of
 from benchmarks.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
-from benchmarks.prove.gpu_targets import CompilerMissingError, require_compiler
+from benchmarks.prove.gpu_targets import CompilerMissingError
 from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
 from pallas_kernels import KernelError
-
-
-def compiler_missing() -> str:
-    try:
-        require_compiler()
-    except CompilerMissingError as error:
-        return str(error)
-    return "" if jax.__version_info__ >= (0, 11) else "jax 0.10 compiles other kernels"
+from tests.absent_devices import needs_gpu_compiler
 
 
 @pytest.mark.parametrize(
@@ -152,7 +145,8 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing())
+@needs_gpu_compiler
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax 0.10 compiles other kernels")
 def test_a_sample_compiles(capsys):
     assert prove_check.main(["--only", "correctness", "tuning", "--every", "150"]) == 0
     assert "FAILED" not in capsys.readouterr().out

@@ -22,8 +22,9 @@ from benchmarks.prove import (
     Proof,
     device_name,
 )
-from benchmarks.prove.gpu_targets import CompilerMissingError, require_compiler
+from benchmarks.prove.gpu_targets import CompilerMissingError
 from jaxserve.models.linear import PLAIN_LINEAR
+from tests.absent_devices import needs_gpu_compiler
 
 SETTING = prove_step.Setting("h200", 1, "llama-1b", 2, num_pages=64, page_size=16)
 DECODE, MIXED = prove_step.STEPS["decode[16]"], prove_step.STEPS["mixed[256,2048]"]
@@ -240,12 +241,9 @@ def test_what_a_step_launches_is_a_line_of_the_table() -> None:
 
 
 @pytest.mark.slow
+@needs_gpu_compiler
 def test_a_greedy_step_of_an_absent_gpu_is_one_graph_of_few_kernels() -> None:
     """On an A100, whose attention is Triton's in every version of JAX."""
-    try:
-        require_compiler()
-    except CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
     step = prove_step.prove_step(replace(SETTING, kind="a100", num_pages=1024), DECODE)
     assert step.proof.failures == ()
     found = step.proof.counts
@@ -258,12 +256,9 @@ def test_a_greedy_step_of_an_absent_gpu_is_one_graph_of_few_kernels() -> None:
 
 
 @pytest.mark.slow
+@needs_gpu_compiler
 def test_a_hopper_layer_launches_nine_kernels_and_a_mixed_one_prefill_besides() -> None:
     """With more layers than one, so that what is cleared for each of them is seen to be shared."""
-    try:
-        require_compiler()
-    except CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
     names = {"product": 4, "residual_norm": 2, "rotate_and_write": 1, "fusion": 1}
     setting = replace(SETTING, layers=5, num_pages=8192)
     for shape, names_too in (
@@ -278,12 +273,9 @@ def test_a_hopper_layer_launches_nine_kernels_and_a_mixed_one_prefill_besides() 
 
 
 @pytest.mark.slow
+@needs_gpu_compiler
 def test_devices_gather_logits_and_not_the_weight_that_makes_them() -> None:
     """A table of 128k x 8k numbers would cross the links at every step of few rows."""
-    try:
-        require_compiler()
-    except CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
     setting = replace(SETTING, kind="a100", devices=8, shape="llama-3-70b", num_pages=4096)
     step = prove_step.prove_step(setting, DECODE)
     table = setting.config().vocab_size * setting.config().hidden_size * 2

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,10 +20,9 @@ from jaxserve.loading import load_engine
 from jaxserve.outputs import RequestOutput
 from pallas_kernels import Backends
 from pallas_kernels.backends.triton import TritonDecodeTuning, TritonPrefillTuning
-from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.tuning import ChipTuning
+from tests.absent_devices import HOPPER_INTERPRETER, needs_hopper_interpreter
 
-INTERPRETER = mosaic_gpu_interpreter()
 HOPPER_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
@@ -163,11 +161,7 @@ def test_filtered_tokens_are_those_of_plain_xla(float32_model):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    INTERPRETER is None,
-    reason=f"jax {jax.__version__} cannot interpret Mosaic GPU kernels (0.11 can): no ENGINE has "
-    "run on Hopper's kernels here",
-)
+@needs_hopper_interpreter
 def test_bfloat16_logits_on_mosaic_gpu_are_those_of_plain_xla(tmp_path, monkeypatch):
     """There is no float32 on that backend; the model is made here, since torch may be missing."""
     monkeypatch.setattr("jaxserve.models.dummy.STD", 0.15)  # so that attention matters
@@ -181,7 +175,7 @@ def test_bfloat16_logits_on_mosaic_gpu_are_those_of_plain_xla(tmp_path, monkeypa
         prefill="mosaic_gpu",
         write_kv="xla",
         reason="interpreted",
-        interpret=INTERPRETER(),
+        interpret=HOPPER_INTERPRETER(),
     )
     got, want = (logprobs(str(tmp_path), backends) for backends in (hopper, XLA))
     # 40, 7 and 18 prompt tokens, the first of each unscored, and 4 generated ones

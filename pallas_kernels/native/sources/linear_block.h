@@ -299,7 +299,7 @@ void with_staged(const Linear& p, bool lanes, Threads& threads, const Products& 
   static thread_local Scratch memory;
   const int64_t count = int64_t(p.live.size());
   if (!lanes) {
-    const Staged<Dot> x = stage<Dot>(p, memory);
+    const Staged<Dot> x = stage<Dot>(p, threads, memory);
     products(1, [&](const Block<Dot>& block, int64_t) {
       for (int64_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && p.live[end] == p.live[end - 1] + 1;) ++end;

@@ -131,9 +131,11 @@ int64_t padded_depth(const Linear& p) {
   return (p.depth + Dot::step - 1) / Dot::step * Dot::step;
 }
 
+constexpr int64_t kStagedTogether = 8;  // rows a thread; fewer are not worth waking another
+
 // One thread's memory holds the result until its next call.
 template <class Dot>
-Staged<Dot> stage(const Linear& p, Scratch& memory) {
+Staged<Dot> stage(const Linear& p, Threads& threads, Scratch& memory) {
   using Activation = typename Dot::Activation;
   const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
                     (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
@@ -141,15 +143,22 @@ Staged<Dot> stage(const Linear& p, Scratch& memory) {
     return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr, nullptr};
   }
   const int64_t stride = padded_depth<Dot>(p) + 64 / int64_t(sizeof(Activation));
-  memory.reserve(p.rows * (stride * int64_t(sizeof(Activation)) + 8) + p.depth * 4 + 256);
+  memory.reserve(p.rows * (stride * int64_t(sizeof(Activation)) + 8) + 192);
   auto* data = memory.take<Activation>(p.rows * stride);
   auto* scale = memory.take<float>(p.rows);
   auto* offset = memory.take<int32_t>(p.rows);
-  auto* row = memory.take<float>(p.depth);
-  for (const int64_t r : p.live) {
-    load_row(p, r, row);
-    stage_row(row, p.depth, padded_depth<Dot>(p), data + r * stride, scale + r, offset + r);
-  }
+  const int64_t count = int64_t(p.live.size());
+  parallel_for(threads, (count + kStagedTogether - 1) / kStagedTogether, [&](int64_t task) {
+    Scratch& scratch = thread_scratch();
+    scratch.reserve(p.depth * 4);
+    auto* row = scratch.take<float>(p.depth);
+    const int64_t end = std::min(count, (task + 1) * kStagedTogether);
+    for (int64_t i = task * kStagedTogether; i < end; ++i) {
+      const int64_t r = p.live[i];
+      load_row(p, r, row);
+      stage_row(row, p.depth, padded_depth<Dot>(p), data + r * stride, scale + r, offset + r);
+    }
+  });
   return {data, stride, scale, offset};
 }
 

@@ -19,8 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from pallas_kernels import coverage, interpreter
-from pallas_kernels.backends import mosaic_gpu
+from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_gpu import HopperDecodeTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
@@ -171,12 +170,6 @@ def decode(
     Raises:
         KernelError: the kernel does not cover the shapes, the types or the tuning; names them.
     """
-    coverage.require(
-        mosaic_gpu.covers_decode(coverage.AttentionShape.of(q, kv_pages, options.k_scale)),
-        "mosaic_gpu",
-        q,
-        kv_pages,
-    )
     page_size, _, kv_heads, head_dim = kv_pages.shape[1:]
     queries, heads = q.shape[1], q.shape[2] // kv_heads
     head_tiles, group = tiles_of(queries, heads, head_dim)

@@ -22,8 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from pallas_kernels import coverage, interpreter
-from pallas_kernels.backends import mosaic_gpu
+from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_gpu import HopperPrefillTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
@@ -43,6 +42,7 @@ from pallas_kernels.paged_attention.hopper.prefill_plan import (
 )
 from pallas_kernels.paged_attention.hopper.prefill_store import store
 from pallas_kernels.paged_attention.hopper.prefill_widen import produce_widened
+from pallas_kernels.paged_attention.lanes import PrefillLanes
 from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.pages import compute_dtype, is_quantized
 
@@ -167,9 +167,7 @@ def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
     *,
     tuning: HopperPrefillTuning | None,
@@ -189,12 +187,6 @@ def prefill(
     Raises:
         KernelError: the kernel does not cover the shapes, types or tuning; names them.
     """
-    coverage.require(
-        mosaic_gpu.covers_prefill(coverage.AttentionShape.of(q, kv_pages, options.k_scale)),
-        "mosaic_gpu",
-        q,
-        kv_pages,
-    )
     region, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3]
     packing = geometry(heads // kv_heads)
@@ -214,7 +206,7 @@ def prefill(
     # a copy of a tile's queries lies inside the region and begins at a multiple of 8 rows
     padded = max(-(-region // TILE_ROWS) * TILE_ROWS, packing.tile_rows)
     q = jnp.pad(q, ((0, padded - region), (0, 0), (0, 0)))
-    work = prefill_work.divide(start, length, context, region=padded, tile_rows=packing.tile_rows)
+    work = prefill_work.divide(lanes, region=padded, tile_rows=packing.tile_rows)
     operands = [q, kv_pages, page_table, work, options.first_page.reshape(1)]
     if k_scale is not None and v_scale is not None:
         operands += [k_scale.reshape(1), v_scale.reshape(1)]

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.paged_attention.lanes import PrefillLanes
+
 ALIGNMENT = 8  # rows: a tiled copy begins at a multiple of this
 
 
@@ -35,27 +37,18 @@ def most_tiles(region: int, lanes: int, tile_rows: int) -> int:
     return min(region, (region + segments * (tile_rows + ALIGNMENT - 2)) // tile_rows)
 
 
-def divide(
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
-    *,
-    region: int,
-    tile_rows: int,
-) -> jax.Array:  # int32[T, 5]
+def divide(lanes: PrefillLanes, *, region: int, tile_rows: int) -> jax.Array:  # int32[T, 5]
     """The tiles of a region, those with the most keys first; every row of it is in a tile.
 
     Args:
-        start: first row of each lane in the region; lanes do not overlap.
-        length: rows of each lane.
-        context: position of each lane's first row.
+        lanes: which rows of the region belong to which request.
         region: rows of the region, at least `tile_rows`; a multiple of ALIGNMENT.
         tile_rows: rows of a tile; a multiple of ALIGNMENT.
 
     Returns:
         One `WorkItem` a row.
     """
-    lanes = start.shape[0]
+    start, length, context = lanes
     none = jnp.zeros(1, jnp.int32)
     end = start + length
     # a gap follows every lane, and one comes before the first; most of them are empty
@@ -64,14 +57,14 @@ def divide(
     gap_end = jnp.min(jnp.where(follows, start, region), axis=1, initial=region)
     segment_start = jnp.concatenate([start, gap_start])
     segment_length = jnp.concatenate([length, gap_end - gap_start])
-    segments = 2 * lanes + 1
+    segments = 2 * len(start) + 1
 
     aligned = segment_start - segment_start % ALIGNMENT
     tiles = -(-(segment_start + segment_length - aligned) // tile_rows)
     tiles = jnp.where(segment_length > 0, tiles, 0)
     order = jnp.arange(segments)
     before = jnp.sum(jnp.where(order < order[:, None], tiles, 0), axis=1)
-    number = jnp.arange(most_tiles(region, lanes, tile_rows))
+    number = jnp.arange(most_tiles(region, len(start), tile_rows))
     inside = (number[:, None] >= before) & (number[:, None] < before + tiles)  # [T, segments]
     used = inside.any(axis=1)
     segment = jnp.argmax(inside, axis=1)
@@ -81,7 +74,7 @@ def divide(
     row = jnp.clip(row, 0, region - tile_rows)
     low = jnp.maximum(first - row, 0)
     high = jnp.where(used, jnp.minimum(first + size - row, tile_rows), 0)
-    attends = used & (segment < lanes)
+    attends = used & (segment < len(start))
     lane = jnp.where(attends, segment, 0)
     position = jnp.where(attends, context[lane] + row - first, -high)
 

@@ -34,26 +34,30 @@ def column_tokens(view: PageView, pages: int, heads: int, rows: int) -> np.ndarr
     return np.where(seen, token, NEVER).astype(np.int32)
 
 
-def block_scales(
+def live_scales(
     k_scale: jax.Array,  # bfloat16[NP, KVH, page_size]
     v_scale: jax.Array,
     page_table: jax.Array,  # int32[rows, P]
     first_page: jax.Array,  # int32[]
     low: jax.Array,  # int32[rows]
     high: jax.Array,  # int32[rows]
+    *,
     view: PageView,
     pages: int,
-) -> jax.Array:  # float32[rows, blocks, 2, columns / 128, 128]
-    """The scales of each row's tokens low .. high - 1 as factors of the columns of a block."""
-    token, head, _ = view.row_facts()
+) -> jax.Array:  # float32[rows, blocks, pages, 2, KVH, page_size]
+    """The scales of each row's tokens low .. high - 1 in blocks of pages; of the others zero."""
     blocks = -(-page_table.shape[1] // pages)
     ids = jnp.pad(page_table, ((0, 0), (0, blocks * pages - page_table.shape[1]))) + first_page
-    position = jnp.arange(ids.shape[1])[:, None] * view.page_size + token  # [P, columns of a page]
-    live = (position >= low[:, None, None]) & (position < high[:, None, None])
-    parts = []
-    for scale in (k_scale, v_scale):
-        of_page = scales_of_pages(scale, ids)[..., head, token]
-        # the scale of a token that nobody sees may be NaN, and 0 * NaN is NaN
-        of_page = jnp.where(live, of_page, 0.0)
-        parts.append(of_page.reshape(ids.shape[0], blocks, -1, LANES))
-    return jnp.stack(parts, axis=2)
+    position = jnp.arange(ids.shape[1] * view.page_size).reshape(-1, 1, 1, view.page_size)
+    low, high = (bound.reshape(-1, 1, 1, 1, 1) for bound in (low, high))
+    held = jnp.stack([scales_of_pages(scale, ids) for scale in (k_scale, v_scale)], axis=2)
+    # the scale of a token that nobody sees may be NaN, and 0 * NaN is NaN
+    held = jnp.where((position >= low) & (position < high), held, 0.0)
+    return held.reshape(len(ids), blocks, pages, *held.shape[2:])
+
+
+def block_scales(*operands: jax.Array, view: PageView, pages: int) -> jax.Array:
+    """float32[rows, blocks, 2, columns / 128, 128]: `live_scales` as factors of the columns."""
+    token, head, _ = view.row_facts()
+    factors = live_scales(*operands, view=view, pages=pages)[..., head, token].swapaxes(2, 3)
+    return factors.reshape(*factors.shape[:3], -1, LANES)

@@ -16,7 +16,6 @@ softmax begins with its new tokens, and their rows go into the pages (`tpu_new_t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,8 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import coverage, interpreter
-from pallas_kernels.backends import mosaic_tpu
+from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_tpu import TpuDecodeTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
@@ -41,6 +39,7 @@ from pallas_kernels.paged_attention.tpu.ring import (
     STATE_SIZE,
     Ring,
     block_shape,
+    check,
     job_scalars,
 )
 from pallas_kernels.pages import compute_dtype
@@ -214,7 +213,8 @@ def decode(
     """
     if splits not in (None, 1):
         raise KernelError("splits", splits, "None or 1 on a TPU")
-    tuning = _checked_tuning(q, kv_pages, page_table, mosaic_tpu.covers, tuning)
+    tuning = tuning or TpuDecodeTuning()
+    check(q, kv_pages, page_table, tuning.block_tokens)
     return _attend(
         q, kv_pages, page_table, kv_lens, None, options, tuning=tuning, interpret=interpret
     )[0]
@@ -239,28 +239,13 @@ def decode_and_write(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    tuning = _checked_tuning(q, kv_pages, page_table, mosaic_tpu.covers_write, tuning)
+    tuning = tuning or TpuDecodeTuning()
+    check(q, kv_pages, page_table, tuning.block_tokens)
     out, pool = _attend(
         q, kv_pages, page_table, kv_lens, new, options, tuning=tuning, interpret=interpret
     )
     assert pool is not None
     return out, pool
-
-
-def _checked_tuning(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    page_table: jax.Array,
-    covers: Callable[[coverage.AttentionShape], KernelError | None],
-    tuning: TpuDecodeTuning | None,
-) -> TpuDecodeTuning:
-    shape = coverage.AttentionShape.of(q, kv_pages)
-    coverage.require(covers(shape), "mosaic_tpu", q, kv_pages)
-    coverage.require(mosaic_tpu.covers_table(page_table.shape), "mosaic_tpu", q, kv_pages)
-    tuning = tuning or TpuDecodeTuning()
-    if tuning.block_tokens % LANES:
-        raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
-    return tuning
 
 
 @functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
@@ -328,7 +313,7 @@ def _attend(
     ]
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if scaled is not None and by_token:
-        factors = block_scales(*scaled, page_table, first_page, low, high, view, pages)
+        factors = block_scales(*scaled, page_table, first_page, low, high, view=view, pages=pages)
         factors, factors_in_hbm = interpreter.hbm_operand(factors, interpret)
         operands.append(factors)
         in_specs.append(factors_in_hbm)

@@ -11,7 +11,7 @@ rows moves nothing. Online softmax as in Dao, "FlashAttention-2" (2023), in base
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,38 +20,27 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import coverage, interpreter
-from pallas_kernels.backends import mosaic_tpu
+from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_tpu import TpuPrefillTuning
 from pallas_kernels.compat import result_like
-from pallas_kernels.errors import KernelError
+from pallas_kernels.paged_attention.lanes import PrefillLanes, divide, tile_counts
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.softmax import LOG2E, MASKED, base2_scores
+from pallas_kernels.paged_attention.tpu.columns import live_scales
 from pallas_kernels.paged_attention.tpu.heads import head_rows, store_words, words_shape
 from pallas_kernels.paged_attention.tpu.ring import (
     SCALARS,
     STATE_SIZE,
     Ring,
     block_shape,
+    check,
     job_scalars,
 )
-from pallas_kernels.pages import compute_dtype, scales_of_pages
+from pallas_kernels.pages import compute_dtype
 from pallas_kernels.tpu_pages import LANES, PageView
 
 TILE_BYTES = 2048 * 128 * 2  # of a tile's queries: 10 bytes of VMEM for each at 16 bits, 7 at 32
 PACKED_ROWS = 16  # rows of a full register of 16-bit elements
-
-
-class Jobs(NamedTuple):
-    """The tiles of all lanes, then idle jobs; and where each row of the region is computed."""
-
-    lane: jax.Array  # int32[jobs]
-    position: jax.Array  # int32[jobs], of the first token of the tile
-    first_row: jax.Array  # int32[jobs], in the region
-    tokens: jax.Array  # int32[jobs]; 0 = idle
-    job_of_row: jax.Array  # int32[C]
-    place_of_row: jax.Array  # int32[C], token within the tile
-    owned: jax.Array  # bool[C], whether a lane owns the row
 
 
 def _kernel(
@@ -146,35 +135,16 @@ def _kernel(
         out[0, head] = mean.astype(out.dtype)
 
 
-def divide(
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
-    region: int,
-    tile: int,
-) -> Jobs:
-    """Divides each lane into tiles of `tile` tokens; a region has at most C // tile + N."""
-    lanes = start.shape[0]
-    tiles = (length + tile - 1) // tile  # [N]
-    last = jnp.cumsum(tiles)
-    job = jnp.arange(region // tile + lanes, dtype=jnp.int32)
-    lane = jnp.minimum(jnp.sum(last <= job[:, None], axis=1), lanes - 1).astype(jnp.int32)
-    done = (job - (last[lane] - tiles[lane])) * tile
-    tokens = jnp.where(job < last[-1], jnp.minimum(length[lane] - done, tile), 0)
-
+def computed_at(
+    lanes: PrefillLanes, region: int, tile: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For each row of a region its job, its token within the tile, and whether a lane owns it."""
     row = jnp.arange(region, dtype=jnp.int32)[:, None]
-    mine = (row >= start) & (row < start + length)  # [C, N]
-    lane_of_row = jnp.argmax(mine, axis=1)
-    offset = row[:, 0] - start[lane_of_row]
-    return Jobs(
-        lane=lane,
-        position=context[lane] + done,
-        first_row=start[lane] + done,
-        tokens=tokens,
-        job_of_row=(last - tiles)[lane_of_row] + offset // tile,
-        place_of_row=offset % tile,
-        owned=mine.any(axis=1),
-    )
+    mine = (row >= lanes.start) & (row < lanes.start + lanes.length)  # [C, N]
+    lane = jnp.argmax(mine, axis=1)
+    offset = row[:, 0] - lanes.start[lane]
+    counts, ends = tile_counts(lanes, tile)
+    return (ends - counts)[lane] + offset // tile, offset % tile, mine.any(axis=1)
 
 
 def tile_tokens(view: PageView, itemsize: int, group: int, tile_rows: int) -> int:
@@ -188,9 +158,7 @@ def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
     *,
     tuning: TpuPrefillTuning | None,
@@ -207,23 +175,9 @@ def prefill(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    shape = coverage.AttentionShape.of(q, kv_pages)
-    coverage.require(mosaic_tpu.covers(shape), "mosaic_tpu", q, kv_pages)
-    coverage.require(mosaic_tpu.covers_table(page_table.shape), "mosaic_tpu", q, kv_pages)
     tuning = tuning or TpuPrefillTuning()
-    if tuning.block_tokens % LANES:
-        raise KernelError("tuning.block_tokens", tuning.block_tokens, f"a multiple of {LANES}")
-    return _attend(
-        q,
-        kv_pages,
-        page_table,
-        start,
-        length,
-        context,
-        options,
-        tuning=tuning,
-        interpret=interpret,
-    )
+    check(q, kv_pages, page_table, tuning.block_tokens)
+    return _attend(q, kv_pages, page_table, lanes, options, tuning=tuning, interpret=interpret)
 
 
 @functools.partial(jax.jit, static_argnames=("tuning", "interpret"))
@@ -231,9 +185,7 @@ def _attend(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
     *,
     tuning: TpuPrefillTuning,
@@ -248,14 +200,14 @@ def _attend(
     tile = tile_tokens(view, q.dtype.itemsize, group, tuning.tile_rows)
     rows = tile * group
     cores = tuning.cores
-    jobs = divide(start, length, context, region, tile)
-    count = jobs.lane.shape[0]
+    jobs = divide(lanes, region, tile)
+    count = len(jobs.lane)
     steps = -(-count // cores)
 
-    high = jnp.where(jobs.tokens > 0, jobs.position + jobs.tokens, 0)
+    high = jnp.where(jobs.rows > 0, jobs.position + jobs.rows, 0)
     low = jnp.zeros_like(high)
     if window is not None:
-        low = jnp.where(jobs.tokens > 0, jnp.maximum(jobs.position + 1 - window, 0), 0)
+        low = jnp.where(jobs.rows > 0, jnp.maximum(jobs.position + 1 - window, 0), 0)
     scalars = job_scalars(jobs.lane, low, high, page_table, first_page, cores)
     positions = jnp.pad(jobs.position, (0, scalars[0].shape[0] - count))
 
@@ -293,9 +245,12 @@ def _attend(
         in_specs.append(pl.BlockSpec((view.kv_heads, rows, LANES), lambda *_: (0, 0, 0)))
     scratch = [pltpu.VMEM((stages, pages, *view.page_shape), kv_pages.dtype)]
     if scaled is not None and by_token:
-        factors = _block_scales(
-            *scaled, page_table, first_page, length, context, window, view, pages
-        )
+        end = jnp.where(lanes.length > 0, lanes.context + lanes.length, 0)
+        begin = jnp.zeros_like(end) if window is None else lanes.context + 1 - window
+        factors = live_scales(*scaled, page_table, first_page, begin, end, view=view, pages=pages)
+        # [N, blocks, pages, 2, KVH, page_size] to [N, blocks, 2, KVH, tokens]
+        factors = factors.transpose(0, 1, 3, 4, 2, 5)
+        factors = factors.reshape(*factors.shape[:4], -1)
         factors, factors_in_hbm = interpreter.hbm_operand(factors, interpret)
         operands.append(factors)
         in_specs.append(factors_in_hbm)
@@ -344,34 +299,6 @@ def _attend(
     )(*scalars, positions, *operands)
 
     out = out.reshape(count + cores, view.kv_heads, tile, group, head_dim)
-    own = out[jobs.job_of_row, :, jobs.place_of_row].reshape(region, heads, head_dim)
-    return jnp.where(jobs.owned[:, None, None], own, 0)
-
-
-def _block_scales(
-    k_scale: jax.Array,  # bfloat16[NP, KVH, page_size]
-    v_scale: jax.Array,
-    page_table: jax.Array,  # int32[N, P]
-    first_page: jax.Array,  # int32[]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
-    window: int | None,
-    view: PageView,
-    pages: int,
-) -> jax.Array:  # float32[N, blocks, 2, KVH, tokens]
-    """The scales of each lane's tokens by KV head, in blocks."""
-    columns = -(-page_table.shape[1] // pages) * pages
-    ids = jnp.pad(page_table, ((0, 0), (0, columns - page_table.shape[1]))) + first_page
-    token = jnp.arange(columns * view.page_size)
-    live = token < jnp.where(length > 0, context + length, 0)[:, None]
-    if window is not None:
-        live &= token >= (context + 1 - window)[:, None]
-    parts = []
-    for scale in (k_scale, v_scale):
-        of_token = scales_of_pages(scale, ids)  # [N, P, KVH, page_size]
-        of_token = of_token.swapaxes(2, 3).reshape(*live.shape, view.kv_heads)
-        # the scale of a token that nobody sees may be NaN, and 0 * NaN is NaN
-        of_token = jnp.where(live[..., None], of_token, 0.0)
-        of_token = of_token.reshape(ids.shape[0], -1, pages * view.page_size, view.kv_heads)
-        parts.append(of_token.swapaxes(2, 3))
-    return jnp.stack(parts, axis=2)
+    job, place, owned = computed_at(lanes, region, tile)
+    own = out[job, :, place].reshape(region, heads, head_dim)
+    return jnp.where(owned[:, None, None], own, 0)

@@ -17,6 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.backends import mosaic_tpu
+from pallas_kernels.coverage import refuse
+from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import LANES, Order, PageView
 
 # places of the ring's state in scalar memory
@@ -24,6 +27,17 @@ FETCH_STEP, FETCH_BLOCK, FETCHED, ATTENDED = range(4)
 STATE_SIZE = 4
 RING_BYTES = 8 << 20  # of the 16 MiB of VMEM that a kernel may use
 SCALARS = 6  # scalar operands of a ring, in the order of `job_scalars`
+
+
+def check(q: jax.Array, kv_pages: jax.Array, page_table: jax.Array, block_tokens: int) -> None:
+    """Refuses what would not fit the scalar memory, and blocks that are not of whole lanes.
+
+    Raises:
+        KernelError: the page table or the tuning is refused.
+    """
+    refuse(mosaic_tpu.covers_table(page_table.shape), "mosaic_tpu", q, kv_pages)
+    if block_tokens % LANES:
+        raise KernelError("tuning.block_tokens", block_tokens, f"a multiple of {LANES}")
 
 
 def job_scalars(

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.paged_attention.options import Scores
+from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.softmax import LOG2E, MASKED, base2_scores
 from pallas_kernels.pages import as_values, compute_dtype, value_dtype
 
@@ -33,24 +33,29 @@ class Softmax(NamedTuple):
     total: jax.Array  # float32[M]
 
 
+class Pages(NamedTuple):
+    """The operands that name keys and values, in a kernel their references."""
+
+    kv: Any  # the pool as rows, [NP * page_size * 2 * KVH, D]
+    table: Any  # int32[requests, P]
+    first_page: Any  # int32[1], added to every page id
+    sinks: Any  # float32[H] or None
+    k_scale: Any  # float32[1] or bfloat16[NP, KVH, page_size]; None for float pages
+    v_scale: Any
+
+
 class HeadPages(NamedTuple):
     """One KV head of one request: where its tokens are.
 
     Attributes:
-        kv: reference of the pool seen as rows [NP * page_size * 2 * KVH, D].
-        table: reference of the page table, int32[requests, P].
-        k_scale, v_scale: references, float32[1], or bfloat16[NP, KVH, page_size];
-            None for float pages.
+        of: references of the pages' operands.
         row: row of the page table.
         kv_head: the head.
         first_page: added to every page id.
         page_size, kv_heads: of the pool.
     """
 
-    kv: Any
-    table: Any
-    k_scale: Any
-    v_scale: Any
+    of: Pages
     row: jax.Array
     kv_head: jax.Array
     first_page: jax.Array
@@ -79,6 +84,23 @@ def row_share(wanted: int, option: str, q: jax.Array, kv_pages: jax.Array) -> in
 def pool_rows(kv_pages: jax.Array) -> jax.Array:  # [NP * page_size * 2 * KVH, D]
     """The pool as rows of one token of one head: free of cost, and one index to compute."""
     return kv_pages.reshape(-1, kv_pages.shape[4])
+
+
+def page_operands(kv_pages: jax.Array, page_table: jax.Array, options: AttentionOptions) -> Pages:
+    """The operands of a kernel that name keys and values.
+
+    Raises:
+        KernelError: the pool is one that the kernels would address wrongly.
+    """
+    require_addressable(kv_pages)
+    return Pages(
+        pool_rows(kv_pages),
+        page_table,
+        options.first_page.reshape(1),
+        options.sinks,
+        _vector(options.k_scale),
+        _vector(options.v_scale),
+    )
 
 
 def require_addressable(kv_pages: jax.Array) -> None:
@@ -110,7 +132,7 @@ def head_columns(head_dim: int) -> tuple[jax.Array, jax.Array | None]:
     return columns, None if columns.shape[0] == head_dim else columns < head_dim
 
 
-def vector(scale: jax.Array | None) -> jax.Array | None:
+def _vector(scale: jax.Array | None) -> jax.Array | None:
     """A scale as a kernel takes it: float32[1] for one of the whole pool."""
     return scale.reshape(1) if scale is not None and scale.ndim == 0 else scale
 
@@ -194,7 +216,7 @@ def attend_blocks(
 
     def page_ids(step: jax.Array) -> jax.Array:
         token, readable = tokens(step)
-        return _load(pages.table.at[pages.row, token >> shift], readable)
+        return _load(pages.of.table.at[pages.row, token >> shift], readable)
 
     def attend(step: jax.Array, carry: tuple[jax.Array, Softmax]) -> tuple[jax.Array, Softmax]:
         page, softmax = carry
@@ -233,14 +255,14 @@ def _attend_block(
     options: Scores,
 ) -> Softmax:
     place = page * pages.page_size + offset
-    columns, exists = head_columns(pages.kv.shape[1])
+    columns, exists = head_columns(pages.of.kv.shape[1])
     loaded = both(
         None if readable is None else readable[:, None], None if exists is None else exists[None]
     )
 
     def fetched(part: int, dtype: DTypeLike) -> jax.Array:  # [T, width]
         row = (place * 2 + part) * pages.kv_heads + pages.kv_head
-        return _numbers(_load(pages.kv.at[row[:, None], columns[None, :]], loaded), dtype)
+        return _numbers(_load(pages.of.kv.at[row[:, None], columns[None, :]], loaded), dtype)
 
     def scales(scale: Any) -> jax.Array | None:  # float32[T]
         if scale is None or len(scale.shape) == 1:
@@ -248,10 +270,10 @@ def _attend_block(
         return as_values(_load(scale.at[page, pages.kv_head, offset], readable)).astype(jnp.float32)
 
     scores = plt.dot(query, fetched(0, query.dtype).T, precision=lax.Precision.HIGHEST)
-    k_scales, v_scales = scales(pages.k_scale), scales(pages.v_scale)
+    k_scales, v_scales = scales(pages.of.k_scale), scales(pages.of.v_scale)
     if k_scales is not None:
         scores *= k_scales[None, :]
-    k_factor = _common_factor(pages.kv, pages.k_scale)
+    k_factor = _common_factor(pages.of.kv, pages.of.k_scale)
     scores = base2_scores(scores, k_factor, options)
     if visible is not None:
         scores = jnp.where(visible, scores, MASKED)
@@ -277,5 +299,5 @@ def normalized(pages: HeadPages, softmax: Softmax) -> tuple[jax.Array, jax.Array
     Rows that saw nothing give zero and MASKED.
     """
     total = jnp.where(softmax.total == 0.0, 1.0, softmax.total)
-    factor = _common_factor(pages.kv, pages.v_scale)
+    factor = _common_factor(pages.of.kv, pages.of.v_scale)
     return softmax.out * (factor / total)[:, None], softmax.highest + jnp.log2(total)

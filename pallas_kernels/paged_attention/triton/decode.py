@@ -25,8 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels import coverage, interpreter
-from pallas_kernels.backends import triton
+from pallas_kernels import interpreter
 from pallas_kernels.backends.triton import TritonDecodeTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
@@ -36,15 +35,14 @@ from pallas_kernels.paged_attention.queries import key_range
 from pallas_kernels.paged_attention.softmax import MASKED
 from pallas_kernels.paged_attention.triton.block import (
     HeadPages,
+    Pages,
     attend_blocks,
     empty_softmax,
     head_columns,
     normalized,
     padded,
-    pool_rows,
-    require_addressable,
+    page_operands,
     row_share,
-    vector,
 )
 from pallas_kernels.pages import compute_dtype
 
@@ -57,14 +55,9 @@ class Operands(NamedTuple):
     """References of the kernel's operands; None for what a call does without."""
 
     q: Any  # [B, Q * H, D]
-    kv: Any  # the pool as rows, [NP * page_size * 2 * KVH, D]
-    table: Any  # int32[B, P]
+    pages: Pages
     lens: Any  # int32[B]
     query_lens: Any  # int32[B]
-    first_page: Any  # int32[1]
-    sinks: Any  # float32[H]
-    k_scale: Any  # float32[1] or bfloat16[NP, KVH, page_size]
-    v_scale: Any
 
 
 def split_blocks(
@@ -123,7 +116,7 @@ def _split_kernel(
     rows: int,
 ) -> None:
     """Writes normalised [B, Q * H, D] where `lse` is None, else partials [B, Q * H, splits, D]."""
-    q, kv = given.q, given.kv
+    q, dtype = given.q, compute_dtype(given.pages.kv.dtype, given.q.dtype)
     split, kv_head, slot = (pl.program_id(axis) for axis in range(3))
     heads, head_dim = q.shape[1] // queries, q.shape[2]
     group = heads // kv_heads
@@ -153,26 +146,15 @@ def _split_kernel(
     if exists is not None:
         held &= exists[None, :]
     loaded = plt.load(q.at[slot, place[:, None], columns[None, :]], mask=held, other=0)
-    loaded = loaded.astype(compute_dtype(kv.dtype, q.dtype))
     sinks = None
-    if given.sinks is not None:
+    if given.pages.sinks is not None:
         # part of the first split: a slot with tokens has one
-        sinks = plt.load(given.sinks.at[head], mask=exists_row & (split == 0), other=MASKED)
-    pages = HeadPages(
-        kv=kv,
-        table=given.table,
-        k_scale=given.k_scale,
-        v_scale=given.v_scale,
-        row=slot,
-        kv_head=kv_head,
-        first_page=given.first_page[0],
-        page_size=page_size,
-        kv_heads=kv_heads,
-    )
-
+        sinks = plt.load(given.pages.sinks.at[head], mask=exists_row & (split == 0), other=MASKED)
+    first_page = given.pages.first_page[0]
+    pages = HeadPages(given.pages, slot, kv_head, first_page, page_size, kv_heads)
     softmax = attend_blocks(
         pages,
-        loaded,
+        loaded.astype(dtype),
         empty_softmax(rows, columns.shape[0], sinks),
         (begin, end),
         keys,
@@ -254,9 +236,6 @@ def decode(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    refusal = triton.covers_attention(coverage.AttentionShape.of(q, kv_pages))
-    coverage.require(refusal, "triton", q, kv_pages)
-    require_addressable(kv_pages)
     tuning = tuning or TritonDecodeTuning()
     if splits is not None and splits > MAX_SPLITS:
         raise KernelError("splits", splits, f"at most {MAX_SPLITS}: they are merged in one tile")
@@ -271,14 +250,9 @@ def decode(
     splits = splits or number_of_splits(batch, kv_heads * tiles, blocks, tuning)
     operands = Operands(
         q=q.reshape(batch, queries * heads, head_dim),
-        kv=pool_rows(kv_pages),
-        table=page_table,
+        pages=page_operands(kv_pages, page_table, options),
         lens=kv_lens,
         query_lens=options.query_lens,
-        first_page=options.first_page.reshape(1),
-        sinks=options.sinks,
-        k_scale=vector(options.k_scale),
-        v_scale=vector(options.v_scale),
     )
     attended = result_like(q, operands.q.shape, q.dtype)
     partial = (

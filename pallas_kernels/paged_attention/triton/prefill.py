@@ -21,22 +21,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels import coverage, interpreter
-from pallas_kernels.backends import triton
+from pallas_kernels import interpreter
 from pallas_kernels.backends.triton import TritonPrefillTuning
 from pallas_kernels.compat import result_like
+from pallas_kernels.paged_attention.lanes import PrefillLanes, divide
 from pallas_kernels.paged_attention.options import AttentionOptions, Scores
 from pallas_kernels.paged_attention.triton.block import (
     HeadPages,
+    Pages,
     attend_blocks,
     empty_softmax,
     head_columns,
     normalized,
     padded,
-    pool_rows,
-    require_addressable,
+    page_operands,
     row_share,
-    vector,
 )
 from pallas_kernels.pages import compute_dtype, is_quantized
 
@@ -48,13 +47,8 @@ class Operands(NamedTuple):
     """References of the kernel's operands; None for what a call does without."""
 
     q: Any  # [C, H, D]
-    kv: Any  # the pool as rows, [NP * page_size * 2 * KVH, D]
-    table: Any  # int32[N, P]
+    pages: Pages
     work: Any  # int32[items, 4]: lane, first row, rows, position of the first row
-    first_page: Any  # int32[1]
-    sinks: Any  # float32[H]
-    k_scale: Any  # float32[1] or bfloat16[NP, KVH, page_size]
-    v_scale: Any
     zeros: Any  # [C, H, D], the output before the kernel
 
 
@@ -76,27 +70,12 @@ def tile_shape(tuning: TritonPrefillTuning, q: jax.Array, kv_pages: jax.Array) -
     return block, max(rows, padded(q.shape[1] // kv_pages.shape[3]))
 
 
-def work_items(
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
-    *,
-    region: int,
-    tile: int,
-) -> jax.Array:  # int32[region // tile + N, 4]
-    """The tiles of all lanes: lane, first row, rows (0 for an item without work), position.
+def work_items(lanes: PrefillLanes, *, region: int, tile: int) -> jax.Array:
+    """int32[region // tile + N, 4]: the tiles of all lanes as rows of a table.
 
     The last tiles of a lane, which see the most keys, come first.
     """
-    lanes = start.shape[0]
-    tiles = (length + tile - 1) // tile
-    last = jnp.cumsum(tiles)
-    item = jnp.arange(region // tile + lanes, dtype=jnp.int32)[::-1]
-    lane = jnp.minimum(jnp.sum(last[None, :] <= item[:, None], axis=1), lanes - 1)
-    lane = lane.astype(jnp.int32)
-    done = (item - (last[lane] - tiles[lane])) * tile
-    rows = jnp.clip(length[lane] - done, 0, tile)
-    return jnp.stack([lane, start[lane] + done, rows, context[lane] + done], axis=1)
+    return jnp.stack(divide(lanes, region, tile, backwards=True), axis=1)
 
 
 def _kernel(
@@ -109,7 +88,7 @@ def _kernel(
     page_size: int,
     kv_heads: int,
 ) -> None:
-    q, kv = given.q, given.kv
+    q, dtype = given.q, compute_dtype(given.pages.kv.dtype, given.q.dtype)
     kv_head, item = pl.program_id(0), pl.program_id(1)
     group, head_dim = q.shape[1] // kv_heads, q.shape[2]
     lane, first_row, held_rows, first_position = (given.work[item, field] for field in range(4))
@@ -128,22 +107,10 @@ def _kernel(
     if options.window is not None:
         first_key = jnp.minimum(jnp.maximum(first_position + 1 - options.window, 0), keys)
 
-    pages = HeadPages(
-        kv=kv,
-        table=given.table,
-        k_scale=given.k_scale,
-        v_scale=given.v_scale,
-        row=lane,
-        kv_head=kv_head,
-        first_page=given.first_page[0],
-        page_size=page_size,
-        kv_heads=kv_heads,
-    )
-    query = plt.load(q.at[place], mask=held, other=0)
-    query = query.astype(compute_dtype(kv.dtype, q.dtype))
-    sinks = None
-    if given.sinks is not None:
-        sinks = plt.load(given.sinks.at[head])
+    first_page = given.pages.first_page[0]
+    pages = HeadPages(given.pages, lane, kv_head, first_page, page_size, kv_heads)
+    query = plt.load(q.at[place], mask=held, other=0).astype(dtype)
+    sinks = None if given.pages.sinks is None else plt.load(given.pages.sinks.at[head])
 
     attend = functools.partial(
         attend_blocks, pages, query, keys=(first_key, keys), size=block, options=options
@@ -166,9 +133,7 @@ def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
     *,
     tuning: TritonPrefillTuning | None = None,
@@ -185,24 +150,16 @@ def prefill(
     Raises:
         KernelError: the kernel does not cover the shapes or types; names them.
     """
-    refusal = triton.covers_attention(coverage.AttentionShape.of(q, kv_pages))
-    coverage.require(refusal, "triton", q, kv_pages)
-    require_addressable(kv_pages)
     tuning = tuning or TritonPrefillTuning()
     region, heads, _ = q.shape
     page_size, _, kv_heads, _ = kv_pages.shape[1:]
     group = heads // kv_heads
     block, rows = tile_shape(tuning, q, kv_pages)
-    work = work_items(start, length, context, region=region, tile=rows // group)
+    work = work_items(lanes, region=region, tile=rows // group)
     operands = Operands(
         q=q,
-        kv=pool_rows(kv_pages),
-        table=page_table,
+        pages=page_operands(kv_pages, page_table, options),
         work=work,
-        first_page=options.first_page.reshape(1),
-        sinks=options.sinks,
-        k_scale=vector(options.k_scale),
-        v_scale=vector(options.v_scale),
         zeros=jnp.zeros_like(q),
     )
     return pl.pallas_call(

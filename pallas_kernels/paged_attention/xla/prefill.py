@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.paged_attention.lanes import PrefillLanes, divide
 from pallas_kernels.paged_attention.options import AttentionOptions
 from pallas_kernels.paged_attention.softmax import MASKED
 from pallas_kernels.paged_attention.xla.decode import (
@@ -30,9 +31,7 @@ def prefill(
     q: jax.Array,  # [C, H, D]
     kv_pages: jax.Array,  # [NP, page_size, 2, KVH, D]
     page_table: jax.Array,  # int32[N, P]
-    start: jax.Array,  # int32[N]
-    length: jax.Array,  # int32[N]
-    context: jax.Array,  # int32[N]
+    lanes: PrefillLanes,
     options: AttentionOptions,
 ) -> jax.Array:  # [C, H, D]
     """Causal attention of packed chunks over pages that already hold the chunks themselves.
@@ -52,27 +51,23 @@ def prefill(
     tile = min(TILE_ROWS, region)
     # rows past the end let the last tile of the region start anywhere
     packed = jnp.pad(q.astype(dtype), ((0, tile), (0, 0), (0, 0)))
-    items = (length + tile - 1) // tile  # [N]
+    tiles = divide(lanes, region, tile)
     row_sinks = None
     if sinks is not None:
         row_sinks = jnp.tile(sinks.reshape(kv_heads, group), (1, tile))  # [KVH, tile * group]
-    last_item = jnp.cumsum(items)
 
     def filled(shape: tuple[int, ...], value: float) -> jax.Array:
         # full_like keeps the manual axes of q, which a loop under shard_map asks of its carry
         return lax.full_like(q, value, dtype=jnp.float32, shape=shape)
 
     def attend(item: jax.Array, out: jax.Array) -> jax.Array:
-        lane = jnp.sum(last_item <= item)
-        done = (item - (last_item[lane] - items[lane])) * tile  # rows of the lane before this tile
-        first_row = start[lane] + done
-        rows = jnp.minimum(length[lane] - done, tile)
-        row_position = context[lane] + done + jnp.arange(tile)
+        lane, first_row, rows, first_position = (facts[item] for facts in tiles)
+        row_position = first_position + jnp.arange(tile)
         row_pages = table[lane]
-        keys = context[lane] + done + rows  # keys that the last row of the tile sees
+        keys = first_position + rows  # keys that the last row of the tile sees
         first_key = jnp.zeros_like(keys)
         if window is not None:
-            first_key = jnp.maximum(context[lane] + done + 1 - window, 0)
+            first_key = jnp.maximum(first_position + 1 - window, 0)
 
         query = lax.dynamic_slice_in_dim(packed, first_row, tile)
         query = query.reshape(tile, kv_heads, group, head_dim).transpose(1, 0, 2, 3)
@@ -140,4 +135,4 @@ def prefill(
         return lax.dynamic_update_slice_in_dim(out, kept, first_row, axis=0)
 
     empty = lax.full_like(q, 0, shape=(region + tile, heads, head_dim))
-    return lax.fori_loop(0, last_item[-1], attend, empty)[:region]
+    return lax.fori_loop(0, jnp.sum(tiles.rows > 0), attend, empty)[:region]

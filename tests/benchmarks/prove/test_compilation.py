@@ -22,26 +22,9 @@ from benchmarks.prove import (
     prove_case,
 )
 from benchmarks.prove.compilation import count_recomputed
-from benchmarks.prove.gpu_targets import CompilerMissingError, gpu_mesh
-from benchmarks.prove.tpu_targets import tpu_mesh
 from pallas_kernels import write_kv
+from tests.absent_devices import needs_gpu_compiler, needs_tpu_compiler
 
-
-def missing(mesh) -> str:
-    try:
-        mesh()
-    except CompilerMissingError as error:
-        return str(error)
-    return ""
-
-
-NO_GPU, NO_TPU = missing(gpu_mesh), missing(tpu_mesh)
-needs_gpu_compiler = pytest.mark.skipif(
-    bool(NO_GPU), reason=f"no kernel is COMPILED for a GPU here: {NO_GPU}"
-)
-needs_tpu_compiler = pytest.mark.skipif(
-    bool(NO_TPU), reason=f"no kernel is COMPILED for a TPU here: {NO_TPU}"
-)
 MATRIX = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
 
 

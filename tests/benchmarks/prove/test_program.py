@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from benchmarks.prove import Requirements, gpu_targets, prove
 from benchmarks.prove.program import counts
+from tests.absent_devices import needs_gpu_compiler
 
 OWN = (
     'custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/jit(g)/NAME/pallas_call"}'
@@ -113,11 +113,8 @@ def test_a_program_of_this_machine():
     assert counts(compiled.as_text(), layers=0).loops == 1
 
 
+@needs_gpu_compiler
 def test_a_program_of_an_absent_gpu_is_one_graph():
-    try:
-        gpu_targets.require_compiler()
-    except gpu_targets.CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 
     def run(x, w):

@@ -17,12 +17,8 @@ from pallas_kernels import (
     write_kv,
 )
 from pallas_kernels.tuning import chip_tuning
+from tests.absent_devices import needs_tpu_compiler
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason='libtpu is not installed (pip install "jax[tpu]"): '
-    "that the TPU kernels COMPILE is not tested here",
-)
 # heads, kv_heads, head_dim, pool; each order of a page in memory, the last by scales a page
 SHAPES = [
     (32, 8, 128, "bfloat16"),
@@ -94,13 +90,13 @@ def check(kind, shape):
     return compiled
 
 
-@needs_libtpu
+@needs_tpu_compiler
 def test_a_step_compiles_for_an_absent_tpu():
     compiled = check("v5e", SHAPES[0])
     assert compiled.cost_analysis()["bytes accessed"] > 0
 
 
-@needs_libtpu
+@needs_tpu_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape"),

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.prove import gpu_targets
 from jaxserve.execution.compiler_options import accepted, compiler_options
+from tests.absent_devices import needs_gpu_compiler
 
 
 def test_only_gpus_have_options() -> None:
@@ -57,11 +58,8 @@ def test_results_of_autotuning_are_kept_beside_the_compilation_cache() -> None:
     assert kept == "xla_gpu_per_fusion_autotune_cache_dir"
 
 
+@needs_gpu_compiler
 def test_a_program_of_an_absent_gpu_compiles_with_the_options() -> None:
-    try:
-        gpu_targets.require_compiler()
-    except gpu_targets.CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
     options = compiler_options("gpu", divides_products=True)
     mesh = gpu_targets.gpu_mesh("h200")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from benchmarks.prove.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
+from benchmarks.prove.gpu_targets import compile_for, gpu_mesh
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
 from jaxserve.sampling.sampler import PORTABLE, SamplingRows, pick, random_words, sample
 from pallas_kernels import blocks, choose_backends, kept_threshold
+from tests.absent_devices import needs_gpu_compiler
 from tests.jaxserve.sampling.draws import compiled_sample, make_rows
 from tests.jaxserve.sampling.oracle import penalised, probabilities
 
@@ -143,6 +144,7 @@ def test_the_kernel_of_gpus_gives_the_same_tokens():
     np.testing.assert_array_equal(got, want)
 
 
+@needs_gpu_compiler
 def test_on_a_gpu_no_loop_leaves_the_graph():
     """XLA records no `while` in a CUDA graph; loops inside a kernel do not concern it."""
     shape = jax.ShapeDtypeStruct
@@ -151,10 +153,7 @@ def test_on_a_gpu_no_loop_leaves_the_graph():
     rows = SamplingRows(**fields, position=shape((16,), jnp.int32))
     options = choose_backends("NVIDIA H200", "gpu").threshold_options
     call = partial(sample, threshold=partial(kept_threshold, **options))
-    try:
-        compiled = compile_for(gpu_mesh("h200"), call, shape((16, 128256), jnp.float32), rows)
-    except CompilerMissingError as missing:
-        pytest.skip(str(missing))
+    compiled = compile_for(gpu_mesh("h200"), call, shape((16, 128256), jnp.float32), rows)
     assert not re.search(r"\b(while|conditional|sort)\(", compiled.as_text())
 
 

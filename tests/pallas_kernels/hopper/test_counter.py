@@ -8,19 +8,18 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from benchmarks.prove import gpu_targets
 from benchmarks.prove.deviceless import environment
-from pallas_kernels.compat import load_as, mosaic_gpu_interpreter, store_plain
+from pallas_kernels.compat import load_as, store_plain
 from pallas_kernels.interpreter import pass_counter
+from tests.absent_devices import HOPPER_INTERPRETER, needs_gpu_compiler, needs_hopper_interpreter
 from tests.pallas_kernels.lowering import lowered_for_cuda
 
 BLOCKS = 4
-INTERPRETER = mosaic_gpu_interpreter()
 
 
 def last_of_all(
@@ -61,10 +60,10 @@ def last_of_all(
 OPERAND = jax.ShapeDtypeStruct((BLOCKS, 128), jnp.float32)
 
 
-@pytest.mark.skipif(INTERPRETER is None, reason="this jax cannot interpret Mosaic GPU kernels")
+@needs_hopper_interpreter
 def test_the_last_block_sees_what_the_others_wrote():
     x = jnp.arange(BLOCKS * 128, dtype=jnp.float32).reshape(OPERAND.shape)
-    written, total, ended = last_of_all(x, INTERPRETER())
+    written, total, ended = last_of_all(x, HOPPER_INTERPRETER())
     np.testing.assert_array_equal(written, 2 * x)
     np.testing.assert_array_equal(total, 2 * x.sum(axis=0))
     np.testing.assert_array_equal(ended, [0, BLOCKS, 0])
@@ -75,12 +74,9 @@ def test_the_counters_are_counted_in_place():
     assert re.search(r"output_operand_alias<output_tuple_indices = \[2\], operand_index = 1", text)
 
 
+@needs_gpu_compiler
 def test_one_thread_counts_between_two_barriers(tmp_path):
     """Release and acquire of the whole warpgroup's numbers: barrier, atomic operation, barrier."""
-    try:
-        gpu_targets.require_compiler()
-    except gpu_targets.CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
     with environment(MOSAIC_GPU_DUMP_TO=str(tmp_path)):
         gpu_targets.compile_for(
             gpu_targets.gpu_mesh("h200"), functools.partial(last_of_all), OPERAND

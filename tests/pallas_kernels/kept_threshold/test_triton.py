@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.prove.gpu_targets import CompilerMissingError, compile_for, gpu_mesh
+from benchmarks.prove.gpu_targets import compile_for, gpu_mesh
 from pallas_kernels import KernelError, kept_threshold
 from pallas_kernels.kept_threshold import triton
+from tests.absent_devices import needs_gpu_compiler
 from tests.pallas_kernels.kept_threshold.checks import KINDS, bounds, check_rows, row
 from tests.pallas_kernels.lowering import A100, H200, lowered_for_cuda
 
@@ -123,11 +124,9 @@ def test_lowers_for_cuda_without_a_gpu(device):
     assert "stablehlo.while" not in text and "stablehlo.sort" not in text
 
 
+@needs_gpu_compiler
 @pytest.mark.parametrize("kind", ["h200", "a100"])
 def test_compiles_without_a_loop_outside_the_kernel(kind):
-    try:
-        mesh = gpu_mesh(kind, 1)
-        compiled = compile_for(mesh, partial(kept_threshold, backend="triton"), *operands())
-    except CompilerMissingError as missing:
-        pytest.skip(str(missing))
+    call = partial(kept_threshold, backend="triton")
+    compiled = compile_for(gpu_mesh(kind), call, *operands())
     assert not re.search(r"\b(while|conditional|sort)\(", compiled.as_text())

@@ -84,6 +84,18 @@ def test_the_paths_agree_but_for_rounding():
         np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_rows_that_threads_prepare_are_those_that_one_does(dtype):
+    """Up to 8 rows are prepared by the caller, more by all threads; an odd depth copies them."""
+    x, weight, scale = operands(dtype, 61, 203, 50)
+    given = {"bias": None, "norm": None, "residual": None, "gated": False, "path": Path.DOTS}
+    of = lambda x: native_linear.linear(  # noqa: E731
+        x, weight, scale=scale, out_dtype=jnp.dtype("float32"), **given
+    )
+    alone = [of(x[begin : begin + 8]) for begin in range(0, 61, 8)]
+    np.testing.assert_array_equal(of(x), np.concatenate(alone))
+
+
 @pytest.mark.parametrize("backend", ["xla", "gpu"])
 def test_other_backends_refuse(backend):
     x, weight, _ = operands("float32", 2, 64, 16)

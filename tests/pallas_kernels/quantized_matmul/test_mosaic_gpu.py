@@ -15,27 +15,12 @@ from hypothesis import given
 from benchmarks.prove import Requirements, gpu_targets, prove
 from pallas_kernels import KernelError
 from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
-from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.quantized_matmul import mosaic_gpu, nibbles, quantized_matmul
+from tests.absent_devices import HOPPER_INTERPRETER, needs_gpu_compiler, needs_hopper_interpreter
 from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.quantized_matmul.checks import VALUES, Product, Values, check
 from tests.pallas_kernels.quantized_matmul.lowering import abstract_weight, lowered_text
 from tests.pallas_kernels.strategies import examples
-
-INTERPRETER = mosaic_gpu_interpreter()
-needs_interpreter = pytest.mark.skipif(
-    INTERPRETER is None,
-    reason=f"jax {jax.__version__} cannot interpret Mosaic GPU kernels (0.11 can): the RESULTS of "
-    "quantized_matmul's kernel are not tested here, only that it lowers",
-)
-try:
-    gpu_targets.require_compiler()
-    MISSING = ""
-except gpu_targets.CompilerMissingError as error:
-    MISSING = str(error)
-needs_compiler = pytest.mark.skipif(
-    bool(MISSING), reason=f"no kernel is COMPILED for a GPU here: {MISSING}"
-)
 
 # tails of rows and channels, more steps than stages, parts of K, all formats and groups
 CASES = [
@@ -65,23 +50,23 @@ SLOW_CASES = [
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES]
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.parametrize(("product", "tile_m", "stages", "splits"), [*CASES, *SLOW], ids=str)
 @examples(2)
 @given(values=VALUES)
 def test_against_float64(product, tile_m, stages, splits, values):
     tuning = HopperMatmulTuning(tile_m=tile_m, stages=stages, splits=splits)
-    check(product, values, tuning=tuning, backend="mosaic_gpu", interpret=INTERPRETER())
+    check(product, values, tuning=tuning, backend="mosaic_gpu", interpret=HOPPER_INTERPRETER())
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 def test_no_data_race(capfd):
     check(
         Product(8, 128, 1024, "int4 128 zeros", "bfloat16"),
         Values(any_bits=True, zero_row=False, seed=2),
         tuning=HopperMatmulTuning(stages=2, splits=1),
         backend="mosaic_gpu",
-        interpret=INTERPRETER(detect_races=True),
+        interpret=HOPPER_INTERPRETER(detect_races=True),
     )
     assert "race" not in "".join(capfd.readouterr()).lower()
 
@@ -148,7 +133,7 @@ def test_the_most_stages_are_those_that_jax_takes(rows, kind, tuning, most, monk
         lower(most + 1)
 
 
-@needs_compiler
+@needs_gpu_compiler
 @pytest.mark.parametrize(
     ("rows", "kind", "activations"),
     [

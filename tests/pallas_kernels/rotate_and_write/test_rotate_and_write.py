@@ -17,6 +17,7 @@ from pallas_kernels import KernelError, coverage
 from pallas_kernels.backends import triton
 from pallas_kernels.linear import Norm
 from pallas_kernels.rotate_and_write import rotate_and_write
+from tests.absent_devices import needs_gpu_compiler
 from tests.pallas_kernels.cases import stored
 from tests.pallas_kernels.lowering import A100, H200, lowered_for_cuda
 from tests.pallas_kernels.rotary.test_rotary import TOLERANCE, normed, rotated
@@ -162,12 +163,8 @@ def test_lowers_for_cuda_without_a_gpu(device):
     assert "rotate_and_write" in text
 
 
+@needs_gpu_compiler
 def test_three_layers_write_the_donated_pool_in_place_on_an_absent_gpu():
-    try:
-        gpu_targets.require_compiler()
-    except gpu_targets.CompilerMissingError as error:
-        pytest.skip(f"nothing is COMPILED for a GPU here: {error}")
-
     def layers(qkv, cos, sin, pool, pages, offsets):
         for layer in range(3):
             q, pool = rotate_and_write(

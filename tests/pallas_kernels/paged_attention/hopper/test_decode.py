@@ -19,7 +19,6 @@ from pallas_kernels import KernelError, paged_decode_attention
 from pallas_kernels.backends.mosaic_gpu import HopperDecodeTuning
 from pallas_kernels.backends.mosaic_gpu import covers_decode as refusal_of
 from pallas_kernels.backends.triton import TritonDecodeTuning
-from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.paged_attention.hopper import decode as mosaic_gpu_decode
 from pallas_kernels.paged_attention.hopper.decode import (
@@ -29,18 +28,12 @@ from pallas_kernels.paged_attention.hopper.decode import (
     thread_blocks,
 )
 from pallas_kernels.paged_attention.hopper.decode_work import Cut
+from tests.absent_devices import HOPPER_INTERPRETER, needs_hopper_interpreter
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import EIGHT_BITS, paged_case
 from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_decode
 from tests.pallas_kernels.strategies import Program, Slots, examples, programs, slots
-
-INTERPRETER = mosaic_gpu_interpreter()
-needs_interpreter = pytest.mark.skipif(
-    INTERPRETER is None,
-    reason=f"jax {jax.__version__} cannot interpret Mosaic GPU kernels (0.11 can): "
-    "the decode kernel's RESULTS are not tested here, only that it lowers",
-)
 
 
 @contextlib.contextmanager
@@ -61,7 +54,11 @@ def h200():
 
 def call(tuning=None, **interpreter):
     """The backend and its options; the interpreter exists in some versions of JAX only."""
-    return {"backend": "mosaic_gpu", "tuning": tuning, "interpret": INTERPRETER(**interpreter)}
+    return {
+        "backend": "mosaic_gpu",
+        "tuning": tuning,
+        "interpret": HOPPER_INTERPRETER(**interpreter),
+    }
 
 
 ALL = {"soft_cap": 2.0, "sinks": True}
@@ -116,7 +113,7 @@ DRAWN = programs(
 )
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.parametrize(
     "program", [*QUICK, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE)], ids=str
 )
@@ -127,7 +124,7 @@ def test_ragged(program, data):
         check_decode(program, data.draw(slots(program)), **call())
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.slow
 @examples(12)
 @given(data=st.data())
@@ -137,7 +134,7 @@ def test_ragged_of_any_shape(data):
         check_decode(program, data.draw(slots(program)), **call())
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.parametrize("queries", [1, 4])
 def test_a_result_never_depends_on_the_batch(queries):
     """The same rows alone, among others and permuted: the same bits; two of them are cut."""
@@ -164,7 +161,7 @@ def test_a_result_never_depends_on_the_batch(queries):
         np.testing.assert_array_equal(attended([row])[0], together[row])
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 def test_heads_of_one_tile_do_not_touch_each_other():
     """NaN in the queries and so in the scores of one KV head's heads; another's are as without."""
     program = Program(8, 2, 128, 16, "bfloat16", columns=20, rows=2, splits=2, sinks=True)
@@ -193,7 +190,7 @@ def test_queries_are_read_as_they_are():
     assert [sharing_of(4, 1), sharing_of(2, 6), sharing_of(3, 8), sharing_of(16, 2)] == [1] * 4
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 def test_small_scales_of_values_do_not_underflow():
     """Weights times 1e-5 would be subnormal float16 numbers; the result is a normal one."""
     case = paged_case(
@@ -213,7 +210,7 @@ def test_small_scales_of_values_do_not_underflow():
     assert oracle.relative_error(got, want) <= oracle.TOLERANCE["float16"]
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.parametrize(
     ("pool", "splits", "tuning", "chip"),
     [
@@ -278,7 +275,7 @@ def decode(q, kv_pages, page_table, kv_lens, *scales, **options):
     return paged_decode_attention(q, kv_pages, page_table, kv_lens, **options)
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 def test_walks_of_many_pieces():
     """One thread block walks all rows: short ones and one in pieces, more than buffers."""
     program = Program(4, 1, 64, 16, "bfloat16", columns=40, rows=6, window=600)

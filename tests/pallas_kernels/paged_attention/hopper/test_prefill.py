@@ -16,27 +16,25 @@ from pallas_kernels import KernelError, PrefillLanes, paged_prefill_attention
 from pallas_kernels.backends.mosaic_gpu import HopperPrefillTuning
 from pallas_kernels.backends.mosaic_gpu import covers_prefill as refusal_of
 from pallas_kernels.backends.triton import TritonPrefillTuning
-from pallas_kernels.compat import mosaic_gpu_interpreter
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.paged_attention.hopper import prefill as mosaic_gpu_prefill
 from pallas_kernels.paged_attention.hopper.prefill_plan import Geometry, geometry
+from tests.absent_devices import HOPPER_INTERPRETER, needs_hopper_interpreter
 from tests.pallas_kernels.cases import EIGHT_BITS
 from tests.pallas_kernels.lowering import lowered_for_cuda
 from tests.pallas_kernels.paged_attention.checks import check_prefill
 from tests.pallas_kernels.strategies import Lanes, Program, examples, lanes
 
-INTERPRETER = mosaic_gpu_interpreter()
-needs_interpreter = pytest.mark.skipif(
-    INTERPRETER is None,
-    reason=f"jax {jax.__version__} cannot interpret Mosaic GPU kernels (0.11 can): "
-    "the prefill kernel's RESULTS are not tested here, only that it lowers",
-)
 SMALL_BLOCKS = HopperPrefillTuning(block_tokens=64, stages=2)
 
 
 def call(tuning=None, **interpreter):
     """The backend and its options; the interpreter exists in some versions of JAX only."""
-    return {"backend": "mosaic_gpu", "tuning": tuning, "interpret": INTERPRETER(**interpreter)}
+    return {
+        "backend": "mosaic_gpu",
+        "tuning": tuning,
+        "interpret": HOPPER_INTERPRETER(**interpreter),
+    }
 
 
 QUICK = [
@@ -103,7 +101,7 @@ MORE = [
 ]
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.parametrize(
     ("tuning", "program"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
@@ -116,7 +114,7 @@ def test_ragged(tuning, program, data):
     check_prefill(program, data.draw(lanes(program)), **call(tuning))
 
 
-@needs_interpreter
+@needs_hopper_interpreter
 @pytest.mark.parametrize("pool", ["bfloat16", "float8_e4m3fn"])
 def test_no_data_race(pool, capfd):
     """More blocks than stages, rows that leave through the memory of the 8-bit numbers."""

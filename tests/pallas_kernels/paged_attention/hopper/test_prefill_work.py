@@ -16,7 +16,7 @@ REGION, LANES = 96, 5
 
 @functools.partial(jax.jit, static_argnames="tile_rows")
 def divide(lanes, tile_rows):
-    return prefill_work.divide(*lanes, region=REGION, tile_rows=tile_rows)
+    return prefill_work.divide(lanes, region=REGION, tile_rows=tile_rows)
 
 
 def random_lanes(rng, gaps):

@@ -19,8 +19,9 @@ from pallas_kernels import (
     paged_prefill_attention,
 )
 from pallas_kernels.backends.mosaic_tpu import TpuDecodeTuning, TpuPrefillTuning
+from pallas_kernels.paged_attention.lanes import divide
 from pallas_kernels.paged_attention.tpu import queries as tpu_queries
-from pallas_kernels.paged_attention.tpu.prefill import divide
+from pallas_kernels.paged_attention.tpu.prefill import computed_at
 from pallas_kernels.tpu_pages import Order, PageView
 from tests.pallas_kernels.cases import packed_lanes
 from tests.pallas_kernels.paged_attention.checks import (
@@ -164,29 +165,18 @@ def test_the_plain_interpreter(data):
     check_prefill(program, data.draw(lanes(program)), **{**PREFILL, "interpret": True})
 
 
-def test_tiles_cover_every_row_of_every_lane_once():
-    rng = np.random.default_rng(2)
-    tiles = jax.jit(divide, static_argnums=(3, 4))
+def test_every_row_is_found_where_its_tile_computes_it():
+    rng, region = np.random.default_rng(2), 4 * 63  # at least as large as any of these
+    tiles_of, places_of = (jax.jit(one, static_argnums=(1, 2)) for one in (divide, computed_at))
     for _ in range(20):
         chunks = [int(n) for n in rng.integers(0, 60, 4)]
-        contexts = [int(n) for n in rng.integers(0, 100, 4)]
-        lanes, _ = packed_lanes(rng, chunks, contexts, gaps=True)
-        region = 4 * 63  # at least as large as any of these
-        jobs = jax.tree.map(np.asarray, tiles(*lanes, region, 16))
-        live = np.flatnonzero(jobs.tokens)
-        assert (live == np.arange(live.size)).all()  # idle jobs are the last ones
-        owner = np.full(region, -1)
-        for job in live:
-            rows = jobs.first_row[job] + np.arange(jobs.tokens[job])
-            assert (owner[rows] == -1).all()
-            owner[rows] = job
-            np.testing.assert_array_equal(jobs.job_of_row[rows], job)
-            np.testing.assert_array_equal(jobs.place_of_row[rows], np.arange(rows.size))
-            lane = jobs.lane[job]
-            offset = int(jobs.first_row[job] - lanes.start[lane])
-            assert jobs.position[job] == contexts[lane] + offset
-        np.testing.assert_array_equal(owner >= 0, jobs.owned)
-        assert (owner >= 0).sum() == sum(chunks)
+        lanes, _ = packed_lanes(rng, chunks, [0] * 4, gaps=True)
+        tiles = jax.tree.map(np.asarray, tiles_of(lanes, region, 16))
+        tile, place, owned = map(np.asarray, places_of(lanes, region, 16))
+        assert owned.sum() == sum(chunks)
+        rows = np.flatnonzero(owned)
+        np.testing.assert_array_equal(tiles.first_row[tile[rows]] + place[rows], rows)
+        assert (place[rows] < tiles.rows[tile[rows]]).all()
 
 
 def decode_operands(heads=8, kv_heads=8, head_dim=128, page_size=16, pool="bfloat16", columns=2):

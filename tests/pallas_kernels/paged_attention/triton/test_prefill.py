@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import KernelError, PrefillLanes, paged_prefill_attention
 from pallas_kernels.backends.triton import TritonPrefillTuning
-from pallas_kernels.paged_attention.triton import prefill as triton_prefill
 from tests.pallas_kernels import oracle
 from tests.pallas_kernels.cases import packed_lanes, paged_case
 from tests.pallas_kernels.lowering import A100, lowered_for_cuda
@@ -69,29 +68,6 @@ def test_ragged(program, data):
 def test_ragged_of_any_shape(data):
     program = data.draw(DRAWN)
     check_prefill(program, data.draw(lanes(program)), **CALL)
-
-
-@pytest.mark.parametrize("tile", [1, 8, 42])
-def test_work_items_cover_every_row_of_every_lane_once(tile):
-    rng, region = np.random.default_rng(tile), 100
-    items = jax.jit(triton_prefill.work_items, static_argnames=("region", "tile"))
-    for chunks in ([0, 0, 0], [1, 0, 5], [8, 16, 3], [42, 1, 43], [0, 0, 85]):
-        contexts = [int(context) for context in rng.integers(0, 100, 3)]
-        lanes, used = packed_lanes(rng, chunks, contexts, gaps=True)
-        assert used <= region
-        lanes = PrefillLanes(*(np.asarray(part) for part in lanes))
-        work = np.asarray(items(*lanes, region=region, tile=tile))
-        covered = []
-        for lane, first_row, rows, position in work:
-            assert 0 <= lane < 3 and 0 <= rows <= tile
-            assert rows == 0 or position - first_row == contexts[lane] - lanes.start[lane]
-            covered += [(int(lane), row) for row in range(first_row, first_row + rows)]
-        owned = [
-            (lane, row)
-            for lane, (start, length) in enumerate(zip(lanes.start, lanes.length))
-            for row in range(int(start), int(start + length))
-        ]
-        assert sorted(covered) == sorted(owned)
 
 
 def operands(heads=8, kv_heads=2, head_dim=64, page_size=16, pool=jnp.bfloat16, pages=4096):
