@@ -90,8 +90,13 @@ class KeptSteps:
         exported = _read(path)
         if exported is None:
             known = [jax.export.DisabledSafetyCheck.custom_call(name) for name in TARGETS]
-            exported = jax.export.export(jax.jit(leaves_alone), disabled_checks=known)(*flat)
-            _write(path, bytes(exported.serialize()))
+            try:
+                exported = jax.export.export(jax.jit(leaves_alone), disabled_checks=known)(*flat)
+                serialized = bytes(exported.serialize())
+            except (ValueError, NotImplementedError) as error:  # of calls that export does not know
+                logger.warning("a step is not kept, and traced at each start: %s", error)
+                return run
+            _write(path, serialized)
 
         def step(*operands: Any) -> Any:
             state, result, aside = exported.call(*jax.tree.leaves(operands))
@@ -121,14 +126,16 @@ def kept_steps(
 
 
 def _read(path: Path) -> Any:
-    """A step that is there and whole; one that is not whole is removed, which is logged."""
+    """A step that is there and whole; one that is not, is made anew, which is logged."""
     try:
         held = path.read_bytes()
-    except OSError:
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("a step cannot be read and is traced anew: %s", error)
         return None
     if hashlib.sha256(held[HASH_BYTES:]).digest() != held[:HASH_BYTES]:
-        logger.warning("removed an unreadable step, %s: it is traced anew", path)
-        path.unlink(missing_ok=True)
+        logger.warning("an unreadable step, %s, is replaced: it is traced anew", path)
         return None
     return jax.export.deserialize(bytearray(held[HASH_BYTES:]))
 

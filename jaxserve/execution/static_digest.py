@@ -98,7 +98,9 @@ def _parts(value: Any, where: str) -> tuple[dict[Any, Any]] | None:
         return (dict(enumerate(value.items())),)
     if dataclasses.is_dataclass(value):
         return ({field.name: getattr(value, field.name) for field in dataclasses.fields(value)},)
-    # an object of somebody else's may keep what counts where Python does not see it
-    if hasattr(value, "__dict__") and type(value).__module__.startswith("jaxserve."):
+    # an object of somebody else's may keep what counts where Python does not see it, as slots do
+    has_slots = any(vars(one).get("__slots__") for one in type(value).__mro__)
+    is_own = type(value).__module__.startswith("jaxserve.")
+    if hasattr(value, "__dict__") and is_own and not has_slots:
         return (dict(vars(value)),)
     return None

@@ -16,6 +16,7 @@ from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.wait_predictor import WaitPredictor
 
 FIRST = -(2**63)  # the priority that goes before all others
+MOST_TOKENS = 2**31  # of a prompt, longer than any
 # A request that two plans have passed over waits for want of room, not for the step in flight.
 PASSED_OVER = 2
 MOST_BATCHES = 256  # that are remembered
@@ -43,6 +44,8 @@ class Admission:
         self._limits = config.server
         self._max_num_seqs = config.scheduler.max_num_seqs
         self._policy = make_policy(config.scheduler)  # asked for ranks alone
+        ranks = self._policy.rank(1, FIRST), self._policy.rank(MOST_TOKENS, -FIRST - 1)
+        self._serves_by_arrival = ranks[0] == ranks[1]
         self._waiting: dict[str, _Waiting] = {}  # by the id of the first sequence
         self._by_rank: dict[int, tuple[int, int]] = {}  # requests and tokens
         self._tokens = 0
@@ -71,7 +74,8 @@ class Admission:
 
         Args:
             requests: how many.
-            entering: that were let in before them and are not added yet.
+            entering: that were let in before them and are not added yet. They count in the
+                predicted wait, where whoever comes first is served first.
 
         Raises:
             QueueFullError: whatever they are, they would be refused.
@@ -147,7 +151,7 @@ class Admission:
     def _check(
         self, requests: int, tokens: int, rank: int, entering: int = 0, *, let_in: bool = False
     ) -> None:
-        limits, waiting = self._limits, len(self._waiting) + entering
+        limits, waiting = self._limits, len(self._waiting)
         most, most_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
         if waiting + requests > most:
             self._refuse("max_num_queued_reqs", f"{waiting} requests wait, {most} may", rank)
@@ -166,7 +170,8 @@ class Admission:
     def _predicted(self, rank: int, entering: int = 0) -> float:
         ahead = [counts for other, counts in self._by_rank.items() if other <= rank]
         requests, tokens = (sum(part) for part in zip(*ahead)) if ahead else (0, 0)
-        requests += entering
+        if self._serves_by_arrival:
+            requests += entering
         return self._predictor.wait(requests, tokens, slots_taken=self._slots_taken)
 
     def _remove(self, sequence_id: str) -> _Waiting | None:

@@ -105,7 +105,8 @@ def paged_decode_attention(
     if splits is not None and splits < 1:
         raise KernelError("splits", splits, "None, or at least 1")
     of_kernel = chosen.options(splits=splits, tuning=tuning, interpret=interpret)
-    coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
+    if chosen.interprets:
+        coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
     run = chosen.load().decode
     return run(queries, kv_pages, page_table, kv_lens, options, **of_kernel).reshape(q.shape)
 
@@ -165,7 +166,8 @@ def paged_prefill_attention(
     for name, vector in zip(PrefillLanes._fields, lanes):
         _check_vector(f"lanes.{name}", vector, page_table.shape[0])
     of_kernel = chosen.options(tuning=tuning, interpret=interpret)
-    coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
+    if chosen.interprets:
+        coverage.require(chosen.covers, backend, q, kv_pages, k_scale)
     return chosen.load().prefill(q, kv_pages, page_table, lanes, options, **of_kernel)
 
 

@@ -20,7 +20,7 @@ from server.errors import ApiError
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.named import named
 from server.protocol.queueing import queueing
-from server.service import Service, client_of, engine_id, response_id
+from server.service import Service, client_of, engine_id, entry_of, response_id
 from server.streaming import merge, until_disconnect
 
 FIELDS = {"prompt": "input", "prompt_token_ids": "input"}
@@ -63,7 +63,10 @@ class Embeddings:
         """Compute and answer, once `check_and_prepare` has run."""
         service, prepared = self._service, self._prepared
         ids = [one.request_id for one in prepared]
-        with service.holders.holding(ids, client_of(request)):
+        if (entry := entry_of(request)) is not None:
+            entry.leave()  # it is counted here
+        holding = service.holders.holding(ids, client_of(request))
+        with service.in_flight.one(len(prepared)), holding:
             outputs = await until_disconnect(request.receive, _collect(service, prepared))
         num_tokens = sum(len(one.prompt_token_ids) for one in outputs)
         usage: dict[str, Any] = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -111,14 +111,24 @@ def test_sources_are_told_by_what_is_in_them(tmp_path, monkeypatch):
     assert len(set(found)) == 3
 
 
-def test_a_torn_file_is_removed_told_and_made_anew(tmp_path, caplog):
+def test_a_torn_file_is_told_and_replaced(tmp_path, caplog):
     KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
     (path,) = (tmp_path / "steps").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
-    assert "removed an unreadable step" in caplog.text
+    assert "an unreadable step" in caplog.text
     KeptSteps(tmp_path, ()).step("decode", untraced, OPERANDS)
+
+
+def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
+    def calls_back(leaves, buffers, state, blob):
+        seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.int32), blob)
+        return step(leaves, buffers, state, seen)
+
+    found = KeptSteps(tmp_path, ()).step("decode", calls_back, OPERANDS)
+    assert found is calls_back and "a step is not kept" in caplog.text
+    assert not list((tmp_path / "steps").iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):

@@ -81,10 +81,25 @@ class Foreign:
     size: int = 1
 
 
+class HalfSeen:
+    """Of this project by its module, and with a part that `vars` does not show."""
+
+    __slots__ = ("__dict__", "hidden")
+    __module__ = "jaxserve.tests"
+
+
 @pytest.mark.parametrize(
     "value",
-    [lambda x: x, Foreign(), Foreign, threading.Lock(), object(), {"a": (1, Foreign())}],
-    ids=["closure", "foreign value", "foreign class", "lock", "object", "inside"],
+    [
+        HalfSeen(),
+        lambda x: x,
+        Foreign(),
+        Foreign,
+        threading.Lock(),
+        object(),
+        {"a": (1, Foreign())},
+    ],
+    ids=["slots", "closure", "foreign value", "foreign class", "lock", "object", "inside"],
 )
 def test_what_is_not_known_is_refused(value):
     with pytest.raises(UnknownValueError, match="value"):
