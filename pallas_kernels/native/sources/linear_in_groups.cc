@@ -38,7 +38,7 @@ void run_widened(const Linear& p, const GroupedWeight& w, bool lanes, Threads& t
 }
 
 #if !JAXSERVE_PAIRS
-// The integers' products of `inputs` inputs of 16 outputs, from `at` on, with MR rows of x.
+// total += the integers' products of `inputs` inputs of 16 outputs, from `at` on, with MR rows of x.
 template <bool NIBBLES, int MR>
 [[gnu::always_inline]] inline void group_products(const uint8_t* at, const int8_t* x, int64_t stride, int64_t inputs,
                                                   I32x16 (&total)[MR]) {
@@ -50,6 +50,8 @@ template <bool NIBBLES, int MR>
     return splat(word);
   };
   I32x16 acc[MR][CHAINS] = {};
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m) acc[m][0] = total[m];
   for (int64_t k = 0; k < inputs; k += step, at += 64) {
     __builtin_prefetch(at + 2048, 0, 2);
     const U32x16 bytes = load<U32x16>(at);
@@ -84,8 +86,10 @@ void multiply_block(const Linear& p, const GroupedWeight& w, const RoundedRows& 
   F32x16 sums[MR] = {};
   for (int64_t g = 0; g < w.groups; ++g, at += w.group * (NIBBLES ? 8 : 16)) {
     I32x16 total[MR];
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; ++m) total[m] = I32x16{} + x.begin[(i + m) * w.groups + g];
     group_products<NIBBLES, MR>(at, data + g * w.group, x.stride, w.group, total);
-    const GroupScales scales(w, g, first, JAXSERVE_PAIRS && !NIBBLES ? 0 : w.middle());
+    const GroupScales scales(w, g, first);
 #pragma GCC unroll 16
     for (int m = 0; m < MR; ++m) sums[m] = scales.add(sums[m], total[m], x, (i + m) * w.groups + g);
   }
