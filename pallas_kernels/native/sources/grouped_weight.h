@@ -128,7 +128,8 @@ struct GroupScales {
     if (has_offset) offset = load_some(w.offset + at, count);
   }
 
-  [[gnu::always_inline]] F32x16 add(F32x16 sums, I32x16 total, const RoundedRows& x, int64_t of) const {
+  template <class Rows>
+  [[gnu::always_inline]] F32x16 add(F32x16 sums, I32x16 total, const Rows& x, int64_t of) const {
     sums += __builtin_convertvector(total, F32x16) * (scale * x.scale[of]);
     return has_offset ? sums - offset * x.sum[of] : sums;
   }
