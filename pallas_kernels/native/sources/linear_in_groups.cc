@@ -1,7 +1,8 @@
 // Linear layers whose weight has scales by groups of inputs (pallas_kernels/native/weights.py says how
 // it is stored: 16 outputs are the lanes of a vector). Activations are multiplied as they are with weights
-// that a thread widens, 16 rows at a time; or both are integers, x rounded to 8 bits with a scale for each
-// group of its own.
+// that a thread widens, 16 rows at a time, or that tables widen in registers; or both are integers, x rounded
+// to 8 bits with a scale for each group of its own.
+#include "byte_dots.h"
 #include "pairs.h"
 #include "tile_groups.h"
 
@@ -186,6 +187,12 @@ Refusal run_floats(const Linear& p, const GroupedWeight& w, int64_t asked, Threa
 #endif
     return nullptr;
   }
+#if JAXSERVE_BYTE_TABLES
+  if (std::is_same_v<Dot, Bf16Dot> && !w.nibbles() && !w.offset) {
+    w.element == Element::kE4M3 ? run_bytes<true>(p, w, threads) : run_bytes<false>(p, w, threads);
+    return nullptr;
+  }
+#endif
   run_widened<Dot>(p, w, path == Path::kLanes, threads);
   return nullptr;
 }
