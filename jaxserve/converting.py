@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
 
 from checkpoints import CheckpointError
 from checkpoints.store import is_store
 from checkpoints.store.writer import small_files_of
-from checkpoints.writing import write_folder
+from checkpoints.writing import FolderWriter
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.hub import names_gguf
 from jaxserve.loading import load_bare
 from jaxserve.models.export import hf_tensors
-from jaxserve.models.stored import NO_FOLDER, save_model
+from jaxserve.models.kv_scales import kv_scale_tensors
+from jaxserve.models.protocol import Model
+from jaxserve.models.quantized_export import QuantizedExport, is_quantized
+from jaxserve.models.stored import NO_FOLDER, read_scales, save_model
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +49,7 @@ def convert(
         out: absent or empty; a store may be replaced by another.
         to: "orbax" or "safetensors"; None: the other one.
         dtype: of the weights; "auto": as they are.
-        quantization: of a store, as the engine's setting.
+        quantization: what weights are rounded to, as the engine's setting.
         tensor_parallel_size: devices whose shards are the files of a store.
         use_tqdm: show progress bars where standard error is a terminal.
 
@@ -69,27 +77,41 @@ def convert(
             loaded, out, dtype=kept, model_folder=files.model, source=True, use_tqdm=use_tqdm
         )
         return out
-    if loaded.form.quantization is not None:
-        raise ValidationError(
-            "to",
-            to,
-            "orbax for a quantised model: `jaxserve quantize` writes quantised safetensors",
-        )
-    small = small_files_of(files.model)
-    small["config.json"] = _with_dtype(files.model / "config.json", small, kept)
-    write_folder(out, hf_tensors(loaded), small, use_tqdm=use_tqdm)
+    _write_safetensors(loaded, files.model, out, kept, use_tqdm)
     return out
+
+
+def _write_safetensors(model: Model, folder: Path, out: Path, dtype: str, use_tqdm: bool) -> None:
+    """A Hugging Face folder of a model, quantised as it is loaded."""
+    small = small_files_of(folder)
+    config = _with_dtype(folder / "config.json", small, dtype)
+    source = config.pop("quantization_config", None) or {}
+    tensors: Iterable[tuple[str, np.ndarray]] = hf_tensors(model)
+    quantized = None
+    if is_quantized(model):
+        quantized = QuantizedExport(model, source.get("quant_method"), jnp.dtype(dtype))
+        tensors = quantized.tensors()
+        config |= quantized.overrides
+    scales = read_scales(folder, model.config.num_layers)
+    with FolderWriter(out) as writer:
+        for name, tensor in tqdm(tensors, desc="writing", disable=None if use_tqdm else True):
+            writer.add({name: tensor})
+        if scales is not None:
+            writer.add(kv_scale_tensors(scales))
+        if quantized is not None:
+            config["quantization_config"] = quantized.config()
+        writer.finish(small | {"config.json": json.dumps(config, indent=2).encode()})
 
 
 def _dtype_of(model: Any) -> str:
     return str(model.norm.weight[...].dtype)
 
 
-def _with_dtype(file: Path, small: dict[str, bytes], dtype: str) -> bytes:
+def _with_dtype(file: Path, small: dict[str, bytes], dtype: str) -> dict[str, Any]:
     """config.json with the type that the weights are written in."""
     try:
         values = json.loads(small["config.json"])
     except (KeyError, ValueError) as error:
         raise CheckpointError(file, f"cannot be read ({error!r})") from error
     values.pop("torch_dtype", None)
-    return json.dumps(values | {"dtype": dtype}, indent=2).encode()
+    return dict(values | {"dtype": dtype})

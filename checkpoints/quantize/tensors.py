@@ -27,9 +27,9 @@ def stored_tensors(
         input_scale: of its activations, for a static scheme.
     """
     if scheme.method == "awq":
-        own = _awq(rounded, scale_dtype)
+        own = awq_tensors(rounded, scale_dtype)
     elif scheme.method == "gptq":
-        own = _gptq(rounded, scale_dtype)
+        own = gptq_tensors(rounded, scale_dtype, scheme.bits)
     elif scheme.format == "pack-quantized":
         middle = 2 ** (scheme.bits - 1)
         fields = (rounded.elements.astype(np.int16) + middle).astype(np.uint8)
@@ -60,7 +60,8 @@ def packed(fields: np.ndarray, bits: int, order: tuple[int, ...] | None = None) 
     return out.view(np.int32)
 
 
-def _awq(rounded: Rounded, scale_dtype: np.dtype) -> dict[str, np.ndarray]:
+def awq_tensors(rounded: Rounded, scale_dtype: np.dtype) -> dict[str, np.ndarray]:
+    """By the last parts of their names; elements and zeros are unsigned."""
     assert rounded.zeros is not None
     return {
         "qweight": packed(rounded.elements.T, 4, AWQ_ORDER),
@@ -69,16 +70,18 @@ def _awq(rounded: Rounded, scale_dtype: np.dtype) -> dict[str, np.ndarray]:
     }
 
 
-def _gptq(rounded: Rounded, scale_dtype: np.dtype) -> dict[str, np.ndarray]:
+def gptq_tensors(rounded: Rounded, scale_dtype: np.dtype, bits: int) -> dict[str, np.ndarray]:
+    """By the last parts of their names; elements and zeros are unsigned."""
     assert rounded.zeros is not None
     inputs, groups = rounded.elements.shape[1], rounded.scales.shape[1]
     order = np.arange(inputs) if rounded.order is None else rounded.order
     group_of = np.empty(inputs, np.int32)
     group_of[order] = np.arange(inputs) // (inputs // groups)
+    # the format's first version stores one less, modulo the largest
+    zeros = (rounded.zeros - 1) & ((1 << bits) - 1)
     return {
-        "qweight": np.ascontiguousarray(packed(rounded.elements, 4).T),
-        # the format's first version stores one less
-        "qzeros": packed((rounded.zeros - 1).T, 4),
+        "qweight": np.ascontiguousarray(packed(rounded.elements, bits).T),
+        "qzeros": packed(zeros.T, bits),
         "scales": np.ascontiguousarray(rounded.scales.T).astype(scale_dtype),
         "g_idx": group_of,
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+
 from checkpoints import CheckpointError, SafetensorsReader
 from checkpoints.gguf import is_gguf
 from checkpoints.safetensors_reader import ALL_DTYPES
@@ -18,6 +20,15 @@ _NAME = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.|v_proj
 def is_kv_scale(name: str) -> bool:
     """Whether a checkpoint's tensor is a scale of the KV cache, which no parameter is made of."""
     return _NAME.match(name) is not None
+
+
+def kv_scale_tensors(scales: KVScales) -> dict[str, np.ndarray]:
+    """The tensors that `read_kv_scales` reads them from."""
+    return {
+        f"model.layers.{layer}.self_attn.{kind}_scale": np.array([scale], np.float32)
+        for kind, own in (("k", scales.k), ("v", scales.v))
+        for layer, scale in enumerate(own)
+    }
 
 
 def read_kv_scales(path: str | Path, num_layers: int) -> KVScales | None:

@@ -16,7 +16,7 @@ from pallas_kernels.linear import NativeWeight
 from pallas_kernels.native.weights import native_shape, pack_native, unpack_native
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from pallas_kernels.quantized_matmul import dequantize as dequantize_operand
-from pallas_kernels.quantized_matmul.formats import pack_int4, packed_columns
+from pallas_kernels.quantized_matmul.formats import pack_int4, packed_columns, unpack_int4
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,31 @@ class QuantArray:
             order=order,
             input_scale=input_scale,
         )
+
+    def stored_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Elements [*out, in], float32 scales and zeros [*out, groups] on the host, the inverse of
+        `WeightFormat.as_kept` and `with_arrays`.
+
+        4-bit elements are unsigned, 8-bit ones signed. Zeros of a weight for native kernels are
+        float32 and times their scales.
+        """
+        out, inputs = self.shape[:-1], self.shape[-1]
+        values = np.asarray(self.values)
+        if self.format.in_blocks:
+            values = np.asarray(unpack_native(values, math.prod(out), inputs))
+        elif self.format.stored.kind == "int4":
+            packed = self.values.reshape(-1, values.shape[-1])
+            values = np.asarray(unpack_int4(packed, inputs))
+        if self.format.dtype == np.uint8:
+            values = (values ^ np.uint8(0x80)).view(np.int8)
+
+        def by_output(found: Any) -> np.ndarray:
+            array = np.asarray(found)
+            placed = array[..., None] if self.format.by_output else np.moveaxis(array, 0, -1)
+            return np.ascontiguousarray(placed)
+
+        zeros = None if self.zero is None else by_output(self.zero)
+        return values.reshape(self.shape), by_output(self.scale), zeros
 
     def operand(self) -> jax.Array | QuantizedWeight | NativeWeight:
         """The weight as a matrix [N, K] for `pallas_kernels.linear`."""

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import bundled_model_path
 from checkpoints.tiny.docstrings import load_docstrings
-from jaxserve import LLM, SamplingParams
+from jaxserve import LLM, BeamSearchParams, SamplingParams
 from jaxserve.errors import ValidationError
 from tests.jaxserve import oracle
 from tests.pallas_kernels.strategies import SEEDS, examples
@@ -120,6 +120,58 @@ def test_chunks_overlap_and_preemption_change_no_token(
 
     check()
     assert tight.client.engine.stats().num_preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "settings"), [("int8", {}), ("int8", XLA), ("fp8_e4m3", {})]
+)
+def test_pages_that_are_found_again_change_neither_tokens_nor_beams(
+    kv_cache_dtype, settings, model_folder, make_llm
+) -> None:
+    """Whoever computed an 8-bit page: another request, an earlier turn, a beam."""
+    folder = model_folder("llama_gqa", num_hidden_layers=2)
+    sizes = {**SIZES, "max_num_seqs": 6, "max_logprobs": 64, "num_pages": 60}
+    found, plain = (
+        make_llm(
+            folder,
+            kv_cache_dtype=kv_cache_dtype,
+            enable_prefix_caching=caching,
+            **settings,
+            **sizes,
+        )
+        for caching in (True, False)
+    )
+    begin = oracle.prompts(1, VOCAB_SIZE, 1, seed=8)[0] * 27  # 3 pages and a part
+    prompts = [begin + tail for tail in oracle.prompts(5, VOCAB_SIZE, 20, seed=9)]
+    params = [
+        SamplingParams(max_tokens=20, ignore_eos=True, **PARAMS[i % len(PARAMS)]) for i in range(5)
+    ]
+    wanted = plain.generate(prompts, params, use_tqdm=False)
+    for run in range(2):
+        outputs = found.generate(prompts, params, use_tqdm=False)
+        assert run == 0 or all(output.num_cached_tokens >= 24 for output in outputs)
+        for output, other in zip(outputs, wanted, strict=True):
+            assert [one.token_ids for one in output.outputs] == [
+                one.token_ids for one in other.outputs
+            ]
+    # another turn: its prompt is in pages that decode steps have written
+    turns = [
+        [*prompt, *output.outputs[0].token_ids, 5]
+        for prompt, output in zip(prompts, wanted, strict=True)
+    ]
+    again, fresh = (llm.generate(turns, params[0], use_tqdm=False) for llm in (found, plain))
+    assert all(output.num_cached_tokens >= 40 for output in again)
+    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in fresh]
+    search = BeamSearchParams(4, 20, ignore_eos=True)
+    beams = plain.beam_search(prompts, search)
+    for _ in range(2):
+        for output, other in zip(found.beam_search(prompts, search), beams, strict=True):
+            assert [s.tokens for s in output.sequences] == [s.tokens for s in other.sequences]
+            assert [s.cum_logprob for s in output.sequences] == pytest.approx(
+                [s.cum_logprob for s in other.sequences], abs=1e-3
+            )
+    found.client.engine.scheduler.check_integrity()
 
 
 def test_an_unknown_kv_cache_dtype_is_refused(model_folder) -> None:

@@ -77,8 +77,8 @@ struct RoundedRows {
   const int8_t* data;  // [live rows, stride], zero behind the last input
   int64_t stride;
   const float* scale;          // [live rows, groups]
-  const float* sum;            // [live rows, groups]: of the integers, times the scale
-  const int32_t* integer_sum;  // [live rows, groups]
+  const float* sum;      // [live rows, groups]: of the integers, times the scale
+  const int32_t* begin;  // [live rows, groups]: what sums of products begin with, for the elements' middle
 };
 
 // There are as many as fill groups of `multiple` rows, the last of them zeros.
@@ -92,7 +92,8 @@ inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int64_t m
   std::memset(data + count * stride, 0, (whole - count) * stride);
   auto* scale = memory.take<float>(count * w.groups);
   auto* sum = memory.take<float>(count * w.groups);
-  auto* integer_sum = memory.take<int32_t>(count * w.groups);
+  auto* begin = memory.take<int32_t>(count * w.groups);
+  const int32_t middle = JAXSERVE_PAIRS && !w.nibbles() ? 0 : w.middle();  // pairs of bytes are signed
   const auto stage_one = [&](int64_t i) {
     Scratch& scratch = thread_scratch();
     scratch.reserve((padded + 32) * 4 + 128);
@@ -103,8 +104,9 @@ inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int64_t m
       const int64_t at = i * w.groups + g;
       int32_t offset;
       stage_row(row + g * w.group, w.group, w.group, data + i * stride + g * w.group, scale + at, &offset);
-      integer_sum[at] = offset / -128;
-      sum[at] = scale[at] * float(integer_sum[at]);
+      const int32_t integers = offset / -128;
+      begin[at] = -middle * integers;
+      sum[at] = scale[at] * float(integers);
     }
   };
   if (count < kGroupedRows.lanes) {
@@ -112,26 +114,23 @@ inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int64_t m
   } else {
     parallel_for(threads, count, stage_one);
   }
-  return {data, stride, scale, sum, integer_sum};
+  return {data, stride, scale, sum, begin};
 }
 
-// sums += a group's products of row i of x with 16 outputs, of which `total` are the integers', of elements of
-// which `middle` stands for zero.
+// sums += a group's products with 16 outputs of the row and group that `of` counts; `total` are the integers'.
 struct GroupScales {
   F32x16 scale, offset = {};
   bool has_offset;
-  int32_t middle;
 
-  GroupScales(const GroupedWeight& w, int64_t group, int64_t first, int32_t middle)
-      : has_offset(w.offset != nullptr), middle(middle) {
+  GroupScales(const GroupedWeight& w, int64_t group, int64_t first) : has_offset(w.offset != nullptr) {
     const int64_t count = std::min<int64_t>(16, w.outputs - first), at = group * w.outputs + first;
     scale = load_some(w.scale + at, count);
     if (has_offset) offset = load_some(w.offset + at, count);
   }
 
-  [[gnu::always_inline]] F32x16 add(F32x16 sums, I32x16 total, const RoundedRows& x, int64_t of) const {
-    const I32x16 products = total - x.integer_sum[of] * middle;
-    sums += __builtin_convertvector(products, F32x16) * (scale * x.scale[of]);
+  template <class Rows>
+  [[gnu::always_inline]] F32x16 add(F32x16 sums, I32x16 total, const Rows& x, int64_t of) const {
+    sums += __builtin_convertvector(total, F32x16) * (scale * x.scale[of]);
     return has_offset ? sums - offset * x.sum[of] : sums;
   }
 };

@@ -1,7 +1,8 @@
 // Linear layers whose weight has scales by groups of inputs (pallas_kernels/native/weights.py says how
 // it is stored: 16 outputs are the lanes of a vector). Activations are multiplied as they are with weights
-// that a thread widens, 16 rows at a time; or both are integers, x rounded to 8 bits with a scale for each
-// group of its own.
+// that a thread widens, 16 rows at a time, or that tables widen in registers; or both are integers, x rounded
+// to 8 bits with a scale for each group of its own.
+#include "byte_dots.h"
 #include "pairs.h"
 #include "tile_groups.h"
 
@@ -38,7 +39,8 @@ void run_widened(const Linear& p, const GroupedWeight& w, bool lanes, Threads& t
 }
 
 #if !JAXSERVE_PAIRS
-// The integers' products of `inputs` inputs of 16 outputs, from `at` on, with MR rows of x.
+// total += the integers' products of `inputs` inputs of 16 outputs, from `at` on, with MR rows of x, `stride` bytes
+// apart; 16 rows are by turns, as `RowsByTurns` has them.
 template <bool NIBBLES, int MR>
 [[gnu::always_inline]] inline void group_products(const uint8_t* at, const int8_t* x, int64_t stride, int64_t inputs,
                                                   I32x16 (&total)[MR]) {
@@ -46,10 +48,12 @@ template <bool NIBBLES, int MR>
   constexpr int64_t step = NIBBLES ? 8 : 4;
   const auto word_of = [&](int m, int64_t k) {
     uint32_t word;
-    std::memcpy(&word, x + m * stride + k, 4);
+    std::memcpy(&word, MR == kLanes ? x + k * kLanes + m * 4 : x + m * stride + k, 4);
     return splat(word);
   };
   I32x16 acc[MR][CHAINS] = {};
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m) acc[m][0] = total[m];
   for (int64_t k = 0; k < inputs; k += step, at += 64) {
     __builtin_prefetch(at + 2048, 0, 2);
     const U32x16 bytes = load<U32x16>(at);
@@ -74,20 +78,64 @@ template <bool NIBBLES, int MR>
 }
 #endif
 
+// Groups of 16 rows, of which each word of 4 inputs, and what belongs to a group of inputs, lies beside those of the
+// others: one pointer reaches all that is multiplied at a time.
+struct RowsByTurns {
+  const int8_t* data;  // [groups of rows, words of a row, 16] words
+  const float *scale, *sum;  // [groups of rows, groups of inputs, 16]
+  const int32_t* begin;
+};
+
+#if !JAXSERVE_PAIRS
+RowsByTurns by_turns(const RoundedRows& x, const GroupedWeight& w, int64_t count, Threads& threads, Scratch& memory) {
+  const int64_t parts = count / kLanes, each = w.groups * kLanes;
+  memory.reserve(parts * (x.stride * kLanes + each * 12) + 320);
+  auto* data = memory.take<int8_t>(parts * x.stride * kLanes);
+  auto* scale = memory.take<float>(parts * each);
+  auto* sum = memory.take<float>(parts * each);
+  auto* begin = memory.take<int32_t>(parts * each);
+  parallel_for(threads, parts, [&](int64_t part) {
+    const int8_t* from = x.data + part * kLanes * x.stride;
+    int8_t* to = data + part * kLanes * x.stride;
+    for (int64_t k = 0; k < x.stride; k += 64) {
+      U32x16 square[kLanes];
+      for (int m = 0; m < kLanes; ++m) square[m] = load<U32x16>(from + m * x.stride + k);
+      transpose16(square);
+      for (int i = 0; i < kLanes; ++i) store(to + (k + 4 * i) * kLanes, square[i]);
+    }
+    for (int64_t m = 0; m < kLanes; ++m) {
+      for (int64_t g = 0; g < w.groups; ++g) {
+        const int64_t of = (part * kLanes + m) * w.groups + g, at = part * each + g * kLanes + m;
+        scale[at] = x.scale[of];
+        sum[at] = x.sum[of];
+        begin[at] = x.begin[of];
+      }
+    }
+  });
+  return {data, scale, sum, begin};
+}
+#endif
+
 // MR live rows of x from `i` on against a block of 16 outputs.
-template <bool NIBBLES, int MR>
-void multiply_block(const Linear& p, const GroupedWeight& w, const RoundedRows& x, int64_t i, int64_t first,
+template <bool NIBBLES, int MR, class Rows>
+void multiply_block(const Linear& p, const GroupedWeight& w, const Rows& x, int64_t stride, int64_t i, int64_t first,
                     F32x16 bias) {
+  constexpr bool turns = std::is_same_v<Rows, RowsByTurns>;
   const uint8_t* at = w.values + first / 16 * w.block_bytes;
-  const int8_t* data = x.data + i * x.stride;
+  const int8_t* data = x.data + i * stride;
   const int64_t count = std::min<int64_t>(16, p.outputs - first);
+  const auto of = [&](int64_t m, int64_t g) {
+    return turns ? i * w.groups + g * kLanes + m : (i + m) * w.groups + g;
+  };
   F32x16 sums[MR] = {};
   for (int64_t g = 0; g < w.groups; ++g, at += w.group * (NIBBLES ? 8 : 16)) {
     I32x16 total[MR];
-    group_products<NIBBLES, MR>(at, data + g * w.group, x.stride, w.group, total);
-    const GroupScales scales(w, g, first, JAXSERVE_PAIRS && !NIBBLES ? 0 : w.middle());
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m) sums[m] = scales.add(sums[m], total[m], x, (i + m) * w.groups + g);
+    for (int m = 0; m < MR; ++m) total[m] = I32x16{} + x.begin[of(m, g)];
+    group_products<NIBBLES, MR>(at, data + g * w.group * (turns ? kLanes : 1), stride, w.group, total);
+    const GroupScales scales(w, g, first);
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; ++m) sums[m] = scales.add(sums[m], total[m], x, of(m, g));
   }
   for (int m = 0; m < MR; ++m) finish<1>(p, sums[m] + bias, p.live[i + m], first, count);
 }
@@ -95,9 +143,12 @@ void multiply_block(const Linear& p, const GroupedWeight& w, const RoundedRows& 
 template <bool NIBBLES>
 void run_rounded(const Linear& p, const GroupedWeight& w, Threads& threads) {
   // the caller's own scratch is in use while it works on rows itself
-  static thread_local Scratch memory;
+  static thread_local Scratch memory, turns_memory;
   const RoundedRows x = round_rows(p, w, 1, threads, memory);
   const int64_t count = int64_t(p.live.size());
+#if !JAXSERVE_PAIRS
+  const RowsByTurns turns = by_turns(x, w, count, threads, turns_memory);
+#endif
   const int64_t blocks = (p.outputs + kBlockOutputs - 1) / kBlockOutputs;
   const auto bounds = task_bounds(blocks, blocks, num_threads(threads));
   parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
@@ -109,13 +160,18 @@ void run_rounded(const Linear& p, const GroupedWeight& w, Threads& threads) {
                   reinterpret_cast<float*>(&bias));
       }
       int64_t i = 0;
+      const auto multiply = [&](auto rows) {
+        constexpr int MR = decltype(rows)::value;
+        multiply_block<NIBBLES, MR>(p, w, x, x.stride, i, first, bias);
+        i += MR;
+      };
 #if !JAXSERVE_PAIRS
-      for (; i + 16 <= count; i += 16) multiply_block<NIBBLES, 16>(p, w, x, i, first, bias);
+      for (; i + 16 <= count; i += 16) multiply_block<NIBBLES, 16>(p, w, turns, x.stride, i, first, bias);
 #endif
-      for (; i + 8 <= count; i += 8) multiply_block<NIBBLES, 8>(p, w, x, i, first, bias);
-      if (i + 4 <= count) multiply_block<NIBBLES, 4>(p, w, x, i, first, bias), i += 4;
-      if (i + 2 <= count) multiply_block<NIBBLES, 2>(p, w, x, i, first, bias), i += 2;
-      if (i < count) multiply_block<NIBBLES, 1>(p, w, x, i, first, bias);
+      while (i + 8 <= count) multiply(std::integral_constant<int, 8>());
+      if (i + 4 <= count) multiply(std::integral_constant<int, 4>());
+      if (i + 2 <= count) multiply(std::integral_constant<int, 2>());
+      if (i < count) multiply(std::integral_constant<int, 1>());
     }
   });
 }
@@ -131,6 +187,12 @@ Refusal run_floats(const Linear& p, const GroupedWeight& w, int64_t asked, Threa
 #endif
     return nullptr;
   }
+#if JAXSERVE_BYTE_TABLES
+  if (std::is_same_v<Dot, Bf16Dot> && !w.nibbles() && !w.offset) {
+    w.element == Element::kE4M3 ? run_bytes<true>(p, w, threads) : run_bytes<false>(p, w, threads);
+    return nullptr;
+  }
+#endif
   run_widened<Dot>(p, w, path == Path::kLanes, threads);
   return nullptr;
 }

@@ -132,16 +132,14 @@ inline void half_bytes(const uint8_t* at, const int8_t* x, int64_t stride, int64
   }
 }
 
-// The same of 16 outputs. Few rows take all of them at a time, as memory has them; many fill the registers with
+// total += the same of 16 outputs. Few rows take all of them at a time, as memory has them; many fill the registers with
 // sums of half of them, which lie in the cache for the other half.
 template <bool NIBBLES, int MR>
 inline void group_products(const uint8_t* at, const int8_t* x, int64_t stride, int64_t inputs, I32x16 (&total)[MR]) {
   constexpr int HALVES = MR > 2 ? 1 : 2;
   for (int begin = 0; begin < 2; begin += HALVES) {
     __m256i acc[MR][HALVES];
-    for (int m = 0; m < MR; ++m) {
-      for (int half = 0; half < HALVES; ++half) acc[m][half] = _mm256_setzero_si256();
-    }
+    for (int m = 0; m < MR; ++m) std::memcpy(acc[m], reinterpret_cast<char*>(&total[m]) + 32 * begin, sizeof(acc[m]));
     if constexpr (NIBBLES) {
       half_nibbles<MR, HALVES>(at + 32 * begin, x, stride, inputs, acc);
     } else {

@@ -105,8 +105,7 @@ inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& 
           scratch.reserve((g1 - g0) * ((w.group + 63) / 64) * 2 * kTileBytes);
           const IntegerPanel integers = integer_panel(w, first, g0, g1 - g0, scratch);
           for (int64_t g = g0; g < g1; ++g) {
-            const GroupScales scales[2] = {{w, g, first, w.middle()},
-                                           {w, g, first + (blocks - 1) * 16, w.middle()}};
+            const GroupScales scales[2] = {{w, g, first}, {w, g, first + (blocks - 1) * 16}};
             const TileOperand b{integers.data + (g - g0) * integers.steps * kTileBytes, 64, integers.next,
                                 kTileBytes};
             for (int64_t r = r0; r < r1; r += 32) {
@@ -119,8 +118,9 @@ inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& 
               for (int64_t m = 0; m < std::min<int64_t>(32, r1 - r); ++m) {
                 for (int64_t j = 0; j < blocks; ++j) {
                   float* sum = at + m * kPanelOutputs + j * 16;
-                  const auto total = load<I32x16>(products[m / 16][j][m % 16]);
-                  store(sum, scales[j].add(load<F32x16>(sum), total, x, (r + m) * w.groups + g));
+                  const int64_t of = (r + m) * w.groups + g;
+                  const I32x16 total = load<I32x16>(products[m / 16][j][m % 16]) + x.begin[of];
+                  store(sum, scales[j].add(load<F32x16>(sum), total, x, of));
                 }
               }
             }

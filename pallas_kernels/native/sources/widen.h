@@ -120,6 +120,13 @@ struct Widener {
     second = (U32x16)_mm512_permutex2var_epi8(lows, behind, highs);
   }
 
+  // Of each 128 bits the first two lanes' four numbers, two words each, and the last two lanes'.
+  void unpack(U32x16 fours, U32x16& first, U32x16& last) const {
+    const __m512i lows = low.at((__m512i)fours), highs = high.at((__m512i)fours);
+    first = (U32x16)_mm512_unpacklo_epi8(lows, highs);
+    last = (U32x16)_mm512_unpackhi_epi8(lows, highs);
+  }
+
   // 64 numbers of two rows: lane d of `out` holds number d of both.
   void pairs(const void* even, const void* odd, U32x16 out[4]) const {
     __m512i wide[2][2];

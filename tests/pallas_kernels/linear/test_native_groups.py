@@ -98,6 +98,50 @@ def test_products(kind: str, outputs: int, inputs: int, group: int | None, offse
 
 
 @needs_native
+@pytest.mark.parametrize(
+    ("kind", "outputs", "inputs", "group"),
+    [
+        ("fp8", 37, 75, None),
+        pytest.param("fp8", 20, 128, 64, marks=pytest.mark.slow),
+        pytest.param("int8", 18, 72, None, marks=pytest.mark.slow),
+        pytest.param("int8", 33, 96, 32, marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_times_bfloat16(kind: str, outputs: int, inputs: int, group: int | None) -> None:
+    """Weights are rounded to bfloat16 at most; a row is the same whatever is beside it."""
+    weight, values = weight_of(kind, outputs, inputs, group, False)
+    x = jnp.asarray(RNG.normal(size=(35, inputs)), jnp.bfloat16)
+    wanted = np.asarray(x, np.float64) @ values.T
+
+    def product(rows: jax.Array, **options: bool) -> np.ndarray:
+        return np.asarray(linear(rows, weight, out_dtype=jnp.float32, backend="native", **options))
+
+    alone = np.concatenate([product(x[i : i + 1], row_invariant=True) for i in range(35)])
+    for rows in (1, 2, 3, 7, 9, 16, 35):
+        found = product(x[:rows])
+        assert np.abs(found - wanted[:rows]).max() < 0.01 * np.std(wanted)
+        np.testing.assert_array_equal(product(x[:rows], row_invariant=True), alone[:rows])
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_every_byte_is_its_number_in_bfloat16(kind: str) -> None:
+    """The smallest ones and both zeros of e4m3 too."""
+    codes = np.arange(256, dtype=np.uint8).reshape(1, 256).repeat(3, axis=0)
+    if kind == "fp8":
+        codes[:, [127, 255]] = 0  # no numbers
+        elements = codes.view(ml_dtypes.float8_e4m3fn)
+        wanted = elements[0].astype(np.float32)
+    else:
+        elements, wanted = codes, codes[0].astype(np.float32) - 128
+    stored = jnp.asarray(pack_native(elements, nibbles=False))
+    weight = NativeWeight(stored, jnp.full((1, 3), 2.0))
+    one_input = jnp.eye(256, dtype=jnp.bfloat16)
+    found = np.asarray(linear(one_input, weight, out_dtype=jnp.float32, backend="native"))
+    np.testing.assert_array_equal(found, np.repeat(2 * wanted[:, None], 3, axis=1))
+
+
+@needs_native
 @pytest.mark.parametrize("activations", ["float", "int8"])
 @pytest.mark.parametrize("rows", [3, 21])
 def test_what_stands_around_the_product(activations: str, rows: int) -> None:
