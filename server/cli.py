@@ -85,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130
+    except PermissionError as error:  # of a folder or file that was named
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return 1
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

@@ -191,6 +191,8 @@ class _Server(uvicorn.Server):
         self._tasks.append(asyncio.ensure_future(self._drain()))
 
     async def _drain(self) -> None:
+        text = "stopping: what runs may finish within %g s; a second signal ends it at once"
+        logger.info(text, self._shutdown_timeout)
         if not await self._engine.drain(self._shutdown_timeout, self._is_entering):
             logger.warning(
                 "some requests had not finished after %g s: they end with an error",

@@ -203,7 +203,7 @@ def _group(matrix: KeptMatrix, block: list[int] | None) -> dict[str, Any]:
     if stored.static or matrix.rounds_rows or kind == "float":
         activations = {
             "num_bits": 8,
-            "type": kind,
+            "type": "float" if kind == "float" or stored.activations == "fp8" else "int",
             "symmetric": True,
             "strategy": "tensor" if stored.static else "token",
             "dynamic": not stored.static,

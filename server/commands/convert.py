@@ -22,7 +22,11 @@ def register(subparsers: Any) -> None:
         help="(default: orbax, or safetensors where MODEL is a store)",
     )
     parser.add_argument("--dtype", default="auto", metavar="TYPE", help="(default: the model's)")
-    parser.add_argument("--quantization", metavar="NAME", help="of a store (default: none)")
+    parser.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="rounds the weights that are written (default: as they are)",
+    )
     parser.add_argument(
         "-tp",
         "--tensor-parallel-size",

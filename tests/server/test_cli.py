@@ -110,3 +110,15 @@ def test_the_program_at_vllms_path_is_serve() -> None:
         program, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False
     )
     assert result.returncode == 1 and "model='/nowhere'" in result.stderr
+
+
+def test_a_folder_that_may_not_be_read_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert cli.main(["generate", "secret", "--prompt", "a"]) == 1
+    told = capsys.readouterr().err
+    assert told == "jaxserve: [Errno 13] Permission denied: 'secret/config.json'\n"

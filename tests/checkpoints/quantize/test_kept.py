@@ -86,3 +86,24 @@ def test_schemes_that_differ_name_their_modules() -> None:
     assert config["format"] == "mixed-precision" and config["ignore"] == ["lm_head"]
     alone = config_of("compressed-tensors", {"a.down": FP8}, {"a.down": groups["a.down"]}, [])
     assert alone["config_groups"]["group_0"]["targets"] == ["Linear"]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "kind"),
+    [
+        (of(INT4, activations="fp8", static=True), "float"),
+        (of(INT4, activations="int8", static=True), "int"),
+        (of(INT8, group=None, activations="fp8", static=True), "float"),
+        (ROUNDED_ROWS, "int"),
+        (FP8, "float"),
+    ],
+)
+def test_activations_keep_the_type_that_their_scale_is_for(matrix: KeptMatrix, kind: str) -> None:
+    groups = matrix.stored.groups(64)
+    rounded = Rounded(np.zeros(matrix.shape, np.int8), np.ones((24, groups), np.float32))
+    if matrix.stored.zeros == "integer":
+        rounded = rounded._replace(zeros=np.zeros((24, groups), np.int16))
+    scale = 0.5 if matrix.stored.static else None
+    made = written("compressed-tensors", matrix, rounded, F16, scale)
+    assert made.group["input_activations"]["type"] == kind
+    assert made.group["input_activations"]["dynamic"] == (scale is None)
