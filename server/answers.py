@@ -32,10 +32,17 @@ from jaxserve.sampling_params import SamplingParams
 from server.errors import ApiError
 from server.in_flight import Telling
 from server.protocol.named import named
-from server.protocol.queueing import queueing
 from server.protocol.requests import GenerationRequest
 from server.protocol.responses import ChunkWriter, dumped_in_pieces, response_body, timings, usage
-from server.service import Service, client_of, engine_id, entry_of, response_id, token_text
+from server.service import (
+    Service,
+    client_of,
+    engine_id,
+    entry_of,
+    queueing_of,
+    response_id,
+    token_text,
+)
 from server.streaming import EventStream, merge, until_disconnect
 
 JSON = "application/json"
@@ -97,8 +104,7 @@ class Answer(ABC, Generic[Body]):
         # arrived when the body was complete
         self._client = client_of(request)
         self._entry = entry_of(request)
-        least = None if self._client is None else self._client.priority
-        self._queueing = queueing(request.headers, body, request.state.arrival_time, least)
+        self._queueing = queueing_of(request, body)
         self._progress: dict[int, _Progress] = {}
         self._telling: Telling = contextlib.nullcontext
 

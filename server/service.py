@@ -6,12 +6,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.requests import Request
 
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.inputs import check_text_fits
+from jaxserve.request import Queueing
 from jaxserve.sampling_params import TOKEN_FIELDS
 from server.body import BodyReader
 from server.errors import ApiError, as_api_error
@@ -25,6 +27,7 @@ from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.logprobs import TokenText
+from server.protocol.queueing import queueing
 from server.protocol.requests import GenerationRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
@@ -289,6 +292,37 @@ class Service:
 def client_of(request: Request) -> Client | None:
     """Whose key came with a request; None where the server asks for none."""
     return getattr(request.state, "client", None)
+
+
+def client_name(request: Request) -> str:
+    """The name of a request's client: of its API key, else its address; "" of a Unix socket.
+
+    An IPv6 client may have any address of its network of 64 bits, which counts as one.
+    """
+    client = client_of(request)
+    if client is not None:
+        return f"key:{client.name}"
+    if request.client is None or not request.client.host:
+        return ""
+    try:
+        address = ip_address(request.client.host)
+    except ValueError:  # a test's own name
+        return request.client.host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return str(IPv6Network((address, 64), strict=False).network_address)
+    return str(address)
+
+
+def queueing_of(request: Request, body: GenerationRequest | EmbeddingRequest) -> Queueing:
+    """What decides whose turn a request is whose body has been read.
+
+    Raises:
+        ValidationError: a header that is no number.
+    """
+    client = client_of(request)
+    least = None if client is None else client.priority
+    arrival = request.state.arrival_time
+    return queueing(request.headers, body, arrival, least, client_name(request))
 
 
 def entry_of(request: Request) -> Entry | None:

@@ -24,8 +24,9 @@ def queueing(
     body: GenerationRequest | EmbeddingRequest,
     arrival_time: float,
     least_priority: int | None = None,
+    client: str = "",
 ) -> Queueing:
-    """What decides whose turn a request is; headers win over the fields of the body.
+    """What decides whose turn a request of `client` is; headers win over the fields of the body.
 
     Its priority is `least_priority` or more, as is said of its key; None: whatever it says.
 
@@ -41,6 +42,7 @@ def queueing(
         arrival_time,
         asked if least_priority is None else max(asked, least_priority),
         body.timeout if timeout is None else timeout,
+        client,
     )
 
 

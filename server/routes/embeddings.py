@@ -19,8 +19,7 @@ from server.answers import check_served
 from server.errors import ApiError
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.named import named
-from server.protocol.queueing import queueing
-from server.service import Service, client_of, engine_id, entry_of, response_id
+from server.service import Service, client_of, engine_id, entry_of, queueing_of, response_id
 from server.streaming import merge, until_disconnect
 
 FIELDS = {"prompt": "input", "prompt_token_ids": "input"}
@@ -87,8 +86,7 @@ async def _prepare(
     service.check_batch(len(prompts), "input")
     service.engine.check_room(len(prompts))
     client = client_of(request)
-    least = None if client is None else client.priority
-    turn = queueing(request.headers, body, request.state.arrival_time, least)
+    turn = queueing_of(request, body)
     special, cut = body.add_special_tokens is not False, service.cut(body, 1)
     answer_id = response_id("embd", request, body.request_id)
     prepared: list[PreparedRequest] = []

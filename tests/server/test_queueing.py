@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from jaxserve.errors import QueueFullError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from server.app import create_app
 from server.in_flight import InFlight
+from server.keys import ApiKey, Client
 from server.loop_lag import LoopLag
+from server.service import client_name
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_streaming import Connection
 
@@ -311,3 +314,23 @@ def test_a_stream_that_is_not_read_is_not_in_flight() -> None:
         assert flight.count == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),  # one host has all addresses of its network
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("", ""),
+    ],
+)
+def test_a_client_without_a_key_is_its_address(address: str, name: str) -> None:
+    request = Request({"type": "http", "client": (address, 1), "headers": [], "state": {}})
+    assert client_name(request) == name
+
+
+def test_a_client_with_a_key_is_its_key() -> None:
+    state = {"client": Client(ApiKey("secret", "search"))}
+    request = Request({"type": "http", "client": ("10.0.0.7", 1), "headers": [], "state": state})
+    assert client_name(request) == "key:search"
