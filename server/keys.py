@@ -160,7 +160,7 @@ class Client:
         most = self._key.tokens_per_minute
         if most is not None and count > 1 and tokens > most:
             allowed = (
-                f"completions of at most {most} tokens in all, which {self.name} may have a minute: "
+                f"completions of at most {most} tokens in all, a minute of {self.name}: "
                 f"these may have {tokens}; lower n or max_tokens"
             )
             raise ValidationError("n", f"{count} completions", allowed)
