@@ -49,12 +49,14 @@ class Connection(HttpToolsProtocol):
         door: refuses requests whose bodies need not be read; None lets all in.
         descriptors: what there is for connections.
         idle: those of the server without a request, and since when; the longest first.
+        idle_extra: and of those that may ask for its health alone.
     """
 
     limits: ClassVar[Limits] = Limits()
     door: ClassVar[Door | None] = None
     descriptors: ClassVar[Descriptors] = Descriptors()
     idle: ClassVar[dict[Connection, float]] = {}
+    idle_extra: ClassVar[dict[Connection, float]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -80,13 +82,8 @@ class Connection(HttpToolsProtocol):
         descriptors: Descriptors = Descriptors(),  # noqa: B008
     ) -> type[Connection]:
         """The connections of one server."""
-        own: dict[str, Any] = {
-            "limits": limits,
-            "door": door,
-            "descriptors": descriptors,
-            "idle": {},
-        }
-        return type("Connection", (cls,), own)
+        own: dict[str, Any] = {"limits": limits, "door": door, "descriptors": descriptors}
+        return type("Connection", (cls,), {**own, "idle": {}, "idle_extra": {}})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -102,20 +99,23 @@ class Connection(HttpToolsProtocol):
             excess -= 1
         if excess > 0:
             logger.warning("too many connections are open: %d", len(self.connections))
-        if excess > self.descriptors.extra:
+        if excess > self.descriptors.extra + self.descriptors.leaving:
             self._refuse_connection()
             return
+        if excess > 0 and len(self.idle_extra) >= self.descriptors.extra:
+            next(iter(self.idle_extra)).make_room()
         self._is_extra = excess > 0
-        self.idle[self] = self.loop.time()
+        idle = self.idle_extra if self._is_extra else self.idle
+        idle[self] = self.loop.time()
 
     def make_room(self) -> None:
         """Close: another client wants to come in, and this one has no request."""
-        self.idle.pop(self, None)
+        self._is_not_idle()
         self.transport.close()
         self._cut_off_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.idle.pop(self, None)
+        self._is_not_idle()
         self._leave()
         self._head_is_over()
         for timer in (self._write_timer, self._look_timer):
@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_over()
-        self.idle.pop(self, None)
+        self._is_not_idle()
         # of the bytes received, some may be the body's or the next request's
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
@@ -291,6 +291,10 @@ class Connection(HttpToolsProtocol):
         self._head_is_over()
         self._wait_for_head()
         self.idle[self] = self.loop.time()
+
+    def _is_not_idle(self) -> None:
+        self.idle.pop(self, None)
+        self.idle_extra.pop(self, None)
 
     def _cut_off_later(self) -> None:
         """End the connection by force where the client does not read what is left for it."""

@@ -61,8 +61,13 @@ class Descriptors:
     @property
     def extra(self) -> int:
         """Connections beyond those that are served, which may ask for the server's health."""
-        share = EXTRA_CONNECTIONS if self.limit is None else self.limit // 16
+        share = EXTRA_CONNECTIONS if self.limit is None else self.limit // 8
         return min(EXTRA_CONNECTIONS, share)
+
+    @property
+    def leaving(self) -> int:
+        """Connections beyond those, which are closed but not gone yet."""
+        return self._kept // 2
 
     def excess(self, number: int) -> int:
         """How many connections are too many, by the number of the newest one's descriptor."""
@@ -84,5 +89,9 @@ class Descriptors:
     def _end(self) -> int:
         """The first number that no connection has which is served."""
         assert self.limit is not None
-        kept = min(max(KEPT[0], self.limit // 16), KEPT[1])
-        return self.limit - kept - self.listeners - self.extra
+        return self.limit - self._kept - self.listeners - self.extra
+
+    @property
+    def _kept(self) -> int:
+        least, most = KEPT
+        return most if self.limit is None else min(max(least, self.limit // 16), most)
