@@ -168,7 +168,8 @@ class Answer(ABC, Generic[Body]):
             ValidationError: names the field of the body that cannot be served.
         """
         name = engine_id(self._id, len(self.requests))
-        prompt = {"prompt_token_ids": token_ids, "cache_salt": self.body.cache_salt}
+        salt = self.service.cache_salt(self._client, self.body.cache_salt)
+        prompt = {"prompt_token_ids": token_ids, "cache_salt": salt}
         prepared = await self.service.engine.prepare(prompt, params, name, self._queueing)
         self.requests.append(prepared)
         if len(self.requests) % PROMPTS_AT_A_TIME == 0:

@@ -26,6 +26,7 @@ class Limits:
         keep_alive_interval: seconds after which a stream that has nothing to say says so.
         max_stored_responses: of `/v1/responses`, kept for others to go on from; 0: none are.
         max_stored_bytes: of them and their conversations.
+        share_prefix_cache: requests of one API key find what was computed for those of another.
         allow_control_tokens: control tokens in messages' text are tokens and not text.
     """
 
@@ -39,6 +40,7 @@ class Limits:
     keep_alive_interval: float = 10.0
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 * 2**20
+    share_prefix_cache: bool = False
     allow_control_tokens: bool = False
 
     def __post_init__(self) -> None:

@@ -59,6 +59,13 @@ def add_edge_flags(parser: argparse.ArgumentParser) -> None:
     _number(add, "max_stored_responses", "responses kept for previous_response_id, 0 for none")
     _number(add, "max_stored_bytes", "of responses that are kept (default: 64M)")
     add(
+        "--share-prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=Limits.share_prefix_cache,
+        help="requests find in the prefix cache what was computed for those of other API keys, "
+        "which their speed then tells of (default: off, each key has its own)",
+    )
+    add(
         "--allow-control-tokens",
         action=argparse.BooleanOptionalAction,
         default=Limits.allow_control_tokens,
@@ -93,8 +100,9 @@ def api_keys(args: argparse.Namespace) -> list[ApiKey]:
         keys.append(ApiKey(of_environment, KEY_VARIABLE))
     if args.api_keys_file is not None:
         keys += read_keys(args.api_keys_file)
-    if len({one.key for one in keys}) < len(keys):
-        raise ValidationError("--api-key", "...", "keys of which none comes twice")
+    for what in ("key", "name"):
+        if len({getattr(one, what) for one in keys}) < len(keys):
+            raise ValidationError("--api-key", "...", f"keys of which no {what} comes twice")
     if args.scheduling_policy != "priority":
         for one in keys:
             if one.priority != 0:

@@ -87,6 +87,7 @@ async def _prepare(
     service.engine.check_room(len(prompts))
     client = client_of(request)
     turn = queueing_of(request, body)
+    salt = service.cache_salt(client, body.cache_salt)
     special, cut = body.add_special_tokens is not False, service.cut(body, 1)
     answer_id = response_id("embd", request, body.request_id)
     prepared: list[PreparedRequest] = []
@@ -98,7 +99,7 @@ async def _prepare(
             )
         elif cut is not None:
             tokens = cut.of(prompt)
-        given = {"prompt_token_ids": tokens, "cache_salt": body.cache_salt}
+        given = {"prompt_token_ids": tokens, "cache_salt": salt}
         name = engine_id(answer_id, index)
         prepared.append(await service.engine.prepare(given, params, name, turn))
         total = sum(len(one.group.prompt_token_ids) for one in prepared)
