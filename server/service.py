@@ -34,6 +34,7 @@ from server.protocol.requests import GenerationRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
 from server.truncation import Cut, asked_cut
+from server.unread import UnreadAnswers
 from server.watching import Watch
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Service:
         self.options = options
         self.limits = limits
         self.bodies = BodyReader(limits)
+        self.unread = UnreadAnswers(limits.max_unread_answer_bytes)
         self.parsers = parsers
         self.responses = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
         self.lag = LoopLag()

@@ -203,7 +203,7 @@ class Responses(PartsAnswer):
             with contextlib.suppress(ValidationError):
                 add_items(conversation, body["output"], "output")
                 messages = conversation.messages
-        response, past = ("".join(dumped_in_pieces(one)).encode() for one in (body, messages))
+        response, past = (b"".join(dumped_in_pieces(one)) for one in (body, messages))
         return Kept(response, past if messages else b"", bool(self._asked.background))
 
     # -- a stream -------------------------------------------------------------------------------
@@ -284,8 +284,8 @@ class Responses(PartsAnswer):
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         # in pieces where it is long, so that others get to run
-        text = "".join(dumped_in_pieces(data)) if self._all_logprobs else dumps(data)
-        return f"event: {kind}\ndata: {text}\n\n".encode()
+        text = b"".join(dumped_in_pieces(data)) if self._all_logprobs else dumps(data).encode()
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), text)
 
 
 _TEXT = {
