@@ -42,6 +42,9 @@ AT_A_TIME = 1000  # prompts of a call
 IN_TIME_S = 2.0  # an answer counts as good when it came within
 # what is compiled meanwhile would be taken for memory of connections and requests
 FEW_COMPILED = ("--compile-ahead", "2", "--no-compile-in-background")
+MOST_WAIT_S = 1.0
+REFUSING = f"refuses what waits {MOST_WAIT_S:g} s"
+REFUSES = ("--max-queue-wait", f"{MOST_WAIT_S:g}")
 OPEN_DOOR = (
     *("--max-queue-wait", "none"),
     *("--max-num-queued-reqs", "none"),
@@ -173,7 +176,7 @@ def ramp(rate: float, seconds_of_ramp: float, hold: float, *, compare: bool) -> 
         f"then {hold:g} s; {len(PROMPTS[0])} tokens each, and {MAX_TOKENS} generated\n\n{HEAD}"
     )
     outcomes = {}
-    servers: list[tuple[str, tuple[str, ...]]] = [("as it is", ())]
+    servers: list[tuple[str, tuple[str, ...]]] = [(REFUSING, REFUSES)]
     if compare:
         servers.append(("lets everybody in", OPEN_DOOR))
     for name, flags in servers:
@@ -181,7 +184,7 @@ def ramp(rate: float, seconds_of_ramp: float, hold: float, *, compare: bool) -> 
             outcomes[name] = load(server, times)
             server.wait_until_idle()
         print(outcomes[name].row(name), flush=True)
-    shed = outcomes["as it is"]
+    shed = outcomes[REFUSING]
     p99 = percentile(shed.since_due(200), 0.99)
     verdicts = {
         "every answer is a right 200 or a 503 with Retry-After": not shed.wrong,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jaxserve.config import EngineConfig, Isolation
@@ -24,6 +25,7 @@ from jaxserve.outputs import RequestOutput
 from jaxserve.preparing import Preparing
 from jaxserve.request import Queueing
 from jaxserve.resolved import ResolvedConfig
+from jaxserve.scheduling.ledger import Ledger
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
         self._looking: asyncio.Future[EngineView] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # when it comes
         self._aborted_early: set[str] = set()  # while their prompts were tokenised
         if start:
             self.start()
@@ -207,23 +211,36 @@ class AsyncEngine:
         return await self._preparing.prepare(prompt, params, request_id, queueing)
 
     @property
-    def allowed_wait(self) -> float:
-        """Longest predicted wait of a request that comes now, in seconds."""
-        return self.client.allowed_wait
+    def ledger(self) -> Ledger:
+        """What was let in and has not ended, once ready."""
+        return self.client.ledger
 
-    def check_room(self, requests: int = 1, entering: int = 0) -> None:
-        """Refuse requests before any work is spent on them.
-
-        Args:
-            requests: how many.
-            entering: that were let in before them and are not streamed yet.
+    def check_room(self, client: str = "", requests: int = 1) -> None:
+        """Refuse requests of a client before any work is spent on them.
 
         Raises:
             QueueFullError: too much waits already, by the configured limits.
             EngineDeadError: the engine has ended, or is not ready.
         """
         self.client.check_alive()
-        self.client.check_room(requests, entering)
+        self.client.check_room(client, requests)
+
+    @contextmanager
+    def admitted(self, prepared: Sequence[PreparedRequest]) -> Iterator[None]:
+        """Lets the requests of one call in, all of them or none; they are streamed in the block.
+
+        Raises:
+            ValidationError: an id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+            EngineDeadError: the engine has ended.
+        """
+        self.client.check_alive()
+        self.client.admit(prepared)
+        try:
+            yield
+        finally:
+            for one in prepared:
+                self.client.ledger.ended(one.request_id)
 
     def stream(
         self, prepared: PreparedRequest, *, on_drop: Callable[[int], None] | None = None
@@ -259,19 +276,12 @@ class AsyncEngine:
         finished = False
         last: RequestOutput | None = None
         prepared: PreparedRequest | None = None
-        deadline: asyncio.TimerHandle | None = None
         try:
             prepared = await prepare()
             stream.kind = prepared.params.output_kind
             self.client.check_alive()
             self.client.add(prepared)
-            turn = prepared.group.queueing
-            if turn.timeout is not None:
-                left = turn.arrival_time + turn.timeout - self._clock.now()
-                if left > 0:  # a timer may come a little early
-                    deadline = self._loop.call_later(left + TIMER_SLACK_S, self._deliver)
-                else:
-                    self._deliver()
+            self._set_timer()
             if request_id in self._aborted_early:
                 await self.abort(request_id)
             while not finished:
@@ -282,8 +292,6 @@ class AsyncEngine:
                 last = item
                 yield item
         finally:
-            if deadline is not None:
-                deadline.cancel()
             del self._streams[request_id]
             self._aborted_early.discard(request_id)
             if not finished:
@@ -396,6 +404,25 @@ class AsyncEngine:
                 stream.put_nowait(failure)
         if is_dead:
             self._fail_streams()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Have `_deliver` called when the next deadline has come."""
+        due = self.client.next_deadline()
+        if due == self._due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = due
+        if due is not None:
+            assert self._loop is not None
+            left = max(0.0, due - self._clock.now()) + TIMER_SLACK_S  # a timer may come early
+            self._timer = self._loop.call_later(left, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._due = None
+        self._deliver()
 
     def _fail_streams(self) -> None:
         for stream in self._streams.values():

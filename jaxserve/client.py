@@ -7,8 +7,9 @@ sees neither strings nor callers.
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -19,6 +20,7 @@ from jaxserve.inputs import InputProcessor, Params, PreparedRequest, Prompt
 from jaxserve.messages import (
     Abort,
     Action,
+    AddGroup,
     Body,
     Control,
     EngineStats,
@@ -37,7 +39,7 @@ from jaxserve.output_processor import OutputProcessor
 from jaxserve.outputs import TIMEOUT, RequestOutput
 from jaxserve.request import Queueing
 from jaxserve.resolved import ResolvedConfig
-from jaxserve.scheduling.admission import Admission
+from jaxserve.scheduling.ledger import Ledger, Work
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -84,18 +86,26 @@ class EngineClient(Protocol):
         """Check and tokenise one request; see `InputProcessor.prepare`."""
 
     @property
-    def allowed_wait(self) -> float:
-        """Longest predicted wait of a request that comes now, in seconds."""
+    def ledger(self) -> Ledger:
+        """What was let in, and what may still be."""
 
-    def check_room(self, requests: int = 1, entering: int = 0) -> None:
-        """Refuse requests before any work is spent on them; see `Admission.check_room`.
+    def check_room(self, client: str = "", requests: int = 1) -> None:
+        """Refuse requests of a client before any work is spent on them; see `Ledger.check`.
 
         Raises:
             QueueFullError: too much waits already, by the configured limits.
         """
 
+    def admit(self, prepared: Sequence[PreparedRequest]) -> None:
+        """Let the requests of one call in, all of them or none; each is added or ended next.
+
+        Raises:
+            ValidationError: an id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+        """
+
     def add(self, prepared: PreparedRequest) -> None:
-        """Begin a request.
+        """Begin a request, which is admitted if it has not been.
 
         Raises:
             ValidationError: its id is in use.
@@ -139,6 +149,8 @@ class MessagingClient(ABC):
 
     config: ResolvedConfig
     resumes: ClassVar[bool] = False  # whether requests may be sent to a second engine
+    # whether a request ends that has waited for max_queue_wait: not where a call waits for itself
+    refuses_late: ClassVar[bool] = True
 
     def __init__(self, model_name: str, metrics_prefix: str, clock: ClientClock):
         self.metrics = Metrics(_label(model_name), metrics_prefix)
@@ -146,6 +158,7 @@ class MessagingClient(ABC):
         self._clock = clock
         self._inbox, self._outbox = Inbox(), Outbox()
         self._deadlines = Deadlines()
+        self._queue_deadlines = Deadlines()  # of first steps
         self._failures: dict[str, Exception] = {}
         self._view: EngineView | None = None
 
@@ -173,7 +186,7 @@ class MessagingClient(ABC):
         self._processor = OutputProcessor(
             tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
         )
-        self._admission = Admission(config)
+        self.ledger = Ledger(config, self._clock.now)
 
     @abstractmethod
     def _send(self, message: Message) -> None: ...
@@ -201,32 +214,38 @@ class MessagingClient(ABC):
     ) -> PreparedRequest:
         return self._inputs.prepare(prompt, params, request_id, queueing)
 
+    def admit(self, prepared: Sequence[PreparedRequest]) -> None:
+        for one in prepared:
+            self._check_id(one.request_id)
+        with self._counted():
+            self.ledger.admit({one.request_id: _work(one.group) for one in prepared})
+
     def add(self, prepared: PreparedRequest) -> None:
-        if self._processor.is_live(prepared.request_id):
-            raise ValidationError("request_id", prepared.request_id, "an id that is not in use")
-        group = prepared.group
-        turn, num_prompt = group.queueing, len(group.prompt_token_ids)
-        with self._counted():
-            self._admission.check(num_prompt, turn.priority, turn.arrival_time)
-        self._post(group)
+        request_id, turn = prepared.request_id, prepared.group.queueing
+        if not self.ledger.is_admitted(request_id):
+            self.admit([prepared])
+        elif self._processor.is_live(request_id):
+            self._check_id(request_id)
+        try:
+            self._post(prepared.group)
+        except BaseException:
+            self.ledger.ended(request_id)
+            raise
         self._processor.add(prepared)
-        self._admission.added(
-            group.sequence_ids[0],
-            num_prompt,
-            turn.priority,
-            turn.arrival_time,
-            compiles=group.grammar is not None or group.thoughts is not None,
-        )
         if turn.timeout is not None:
-            self._deadlines.add(prepared.request_id, turn.arrival_time + turn.timeout)
+            self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
+        if self.refuses_late and self.config.server.max_queue_wait < math.inf:
+            most = turn.arrival_time + self.config.server.max_queue_wait
+            self._queue_deadlines.add(request_id, most)
 
-    @property
-    def allowed_wait(self) -> float:
-        return self._admission.allowed_wait
+    def next_deadline(self) -> float | None:
+        """When `outputs` has to be asked again at the latest, by the clock; None: at no time."""
+        times = (self._deadlines.next, self._queue_deadlines.next)
+        return min((one for one in times if one is not None), default=None)
 
-    def check_room(self, requests: int = 1, entering: int = 0) -> None:
+    def check_room(self, client: str = "", requests: int = 1) -> None:
         with self._counted():
-            self._admission.check_room(requests, entering)
+            self.ledger.check(client, requests)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         return self._end(request_id, None)
@@ -268,17 +287,37 @@ class MessagingClient(ABC):
 
     def _end_sequences(self, request_id: str, sequences: list[str]) -> None:
         """Have the engine end them."""
-        self._deadlines.discard(request_id)
+        self._forget(request_id)
         if sequences:
-            self._admission.ended(sequences[0])
             self._post(Abort(sequences))
 
+    def _forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._deadlines.discard(request_id)
+        self._queue_deadlines.discard(request_id)
+        self.ledger.ended(request_id)
+
+    def _check_id(self, request_id: str) -> None:
+        if self._processor.is_live(request_id) or self.ledger.is_admitted(request_id):
+            raise ValidationError("request_id", request_id, "an id that is not in use")
+
     def _expired(self) -> list[RequestOutput]:
-        """The last outputs of requests whose time is over."""
+        """The last outputs of requests whose time is over; those that waited too long fail."""
+        if self._queue_deadlines:
+            for name in self._queue_deadlines.due(self._clock.now()):
+                self._refuse_late(name)
         if not self._deadlines:
             return []
         ended = [self._end(name, TIMEOUT) for name in self._deadlines.due(self._clock.now())]
         return [output for output in ended if output is not None]
+
+    def _refuse_late(self, request_id: str) -> None:
+        """End a request that has had no first step within max_queue_wait."""
+        most = self.config.server.max_queue_wait
+        self._end_sequences(request_id, self._processor.drop(request_id))
+        self.metrics.record_refused("max_queue_wait")
+        text = f"no slot became free for the request within {most:g} s"
+        self._failures[request_id] = QueueFullError("max_queue_wait", text, most)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -298,15 +337,20 @@ class MessagingClient(ABC):
         if step.step is not None:
             self.history.record(step.step)
         self.metrics.record_step(step)
+        name_of, ledger = self._processor.request_of, self.ledger
+        begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
+        for name in begun:
+            self._queue_deadlines.discard(name)
+        for entry in step.ends:
+            if (name := name_of(step.sequence_ids[entry])) is not None:
+                ledger.sequence_ended(name)
         processed = self._processor.process(step)
-        self._admission.stepped(step.first_steps, self._clock.now(), step.stats.num_running)
-        if self._deadlines:
-            for output in processed.outputs:
-                if output.finished:
-                    self._deadlines.discard(output.request_id)
+        ended_at = None if step.step is None else step.step.fetched
+        ledger.stepped(begun, step.stats.num_running, ended_at)
+        for output in processed.outputs:
+            if output.finished:
+                self._forget(output.request_id)
         if processed.stopped:
-            for sequence_id in processed.stopped:
-                self._admission.ended(sequence_id)
             self._post(Abort(processed.stopped))
         self.metrics.record_stats(self._with_own_times(step.stats))
         if step.view is not None:
@@ -322,6 +366,13 @@ class MessagingClient(ABC):
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
+def _work(group: AddGroup) -> Work:
+    turn = group.queueing
+    compiles = group.grammar is not None or group.thoughts is not None
+    num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
+    return Work(turn.client, num_prompt, sequences, turn.priority, compiles)
+
+
 def _label(model_name: str) -> str:
     """What metrics call the model: its name, but no path of this machine."""
     return Path(model_name).name if Path(model_name).exists() else model_name
@@ -334,6 +385,8 @@ class LocalClient(MessagingClient):
         engine: for those who look inside, such as benchmarks of its parts.
         lives: what became of the last requests.
     """
+
+    refuses_late = False
 
     def __init__(self, loaded: Loaded):
         server = loaded.config.server

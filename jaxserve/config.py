@@ -414,20 +414,22 @@ class EngineConfig:
     max_num_queued_reqs: int | None = setting(
         None,
         Whole(1),
-        "Most requests that may wait; more are refused. The default of serve is 2048.",
+        "Most requests that may wait; more are refused, but for clients that have less than their "
+        "share of them. The default of serve is 2048.",
         reader=SERVER,
     )
     max_num_queued_tokens: int | None = setting(
         None,
         Whole(1),
-        "Most prompt tokens that may wait; a request beyond is refused, unless none waits. "
-        "The default of serve is 1M.",
+        "Most prompt tokens that may wait; a request beyond is refused, unless none waits or its "
+        "client has less than its share of them. The default of serve is 1M.",
         reader=SERVER,
     )
     max_queue_wait: float | None = setting(
         None,
         Number(above=0.0, unit="seconds"),
-        "Longest predicted wait of a request that is let in. The default of serve is 1.",
+        "Longest wait for a first step: a request that is predicted to wait longer is refused, and "
+        "one that has waited so long without a first step ends with an error.",
         reader=SERVER,
         metavar="SECONDS",
     )

@@ -36,5 +36,10 @@ class Deadlines:
                 found.append(request_id)
         return found
 
+    @property
+    def next(self) -> float | None:
+        """When `due` has something to say, or may have: the first request may have ended."""
+        return self._heap[0][0] if self._times else None
+
     def __bool__(self) -> bool:
         return bool(self._times)

@@ -490,24 +490,24 @@ class LLM(Pictures):
         return list(params)
 
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
-        ids = [request.request_id for request in prepared]
-        try:
-            for request in prepared:
-                self.client.add(request)
-        except BaseException:
-            self._forget(ids)
-            raise
-        return self._wait(ids, use_tqdm)
+        return self._wait(self._add_all(prepared), use_tqdm)
 
     def _enqueue(self, prepared: list[PreparedRequest]) -> list[str]:
+        ids = self._add_all(prepared)
+        self._enqueued += ids
+        return ids
+
+    def _add_all(self, prepared: list[PreparedRequest]) -> list[str]:
+        """Begin the requests of one call; their ids."""
         ids = [request.request_id for request in prepared]
         try:
+            if prepared:
+                self.client.admit(prepared)
             for request in prepared:
                 self.client.add(request)
         except BaseException:
             self._forget(ids)
             raise
-        self._enqueued += ids
         return ids
 
     def _wait(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.protocol.requests import ModelRequest
-from server.service import Service, entry_of
+from server.service import Service, client_name, entry_of
 from server.streaming import until_disconnect
 
 
@@ -63,7 +63,9 @@ async def answer_as(
     service = Service.of(request)
     service.require_ready()
     if entry_of(request) is None:
-        service.check_room()  # what would be refused whatever it is need not be read
+        service.engine.check_room(
+            client_name(request)
+        )  # what would be refused whatever it is need not be read
     async with service.bodies.json(request) as given:
         body_type, kind = choose(given)
         body = await service.bodies.made(request, partial(_checked, body_type, given))

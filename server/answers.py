@@ -31,7 +31,6 @@ from jaxserve.outputs import (
 )
 from jaxserve.sampling_params import SamplingParams
 from server.errors import ApiError
-from server.in_flight import Telling
 from server.protocol.named import named
 from server.protocol.requests import GenerationRequest
 from server.protocol.responses import ChunkWriter, response_body, timings, usage
@@ -109,7 +108,6 @@ class Answer(ABC, Generic[Body]):
         self._entry = entry_of(request)
         self._queueing = queueing_of(request, body)
         self._progress: dict[int, _Progress] = {}
-        self._telling: Telling = contextlib.nullcontext
 
     @abstractmethod
     async def prepare(self) -> None:
@@ -163,6 +161,15 @@ class Answer(ABC, Generic[Body]):
     async def prompt_end(self, prompt: list[int]) -> str:
         """The last tokens of a prompt as text, which may open thoughts or close them."""
         return await self.service.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
+
+    def check_room(self, prompts: int) -> None:
+        """Refuse a body of so many prompts before they are tokenised.
+
+        Raises:
+            QueueFullError: so many cannot wait now.
+        """
+        counted = 0 if self._entry is None else 1
+        self.service.engine.check_room(self._queueing.client, prompts - counted)
 
     async def add_prompt(self, token_ids: list[int], params: Params) -> None:
         """Check the next prompt.
@@ -283,8 +290,7 @@ class Answer(ABC, Generic[Body]):
                         )
                     )
                 if events:
-                    with self._telling():
-                        yield b"".join(events)
+                    yield b"".join(events)
         if include_usage:
             generated = sum(progress.tokens for progress in self._progress.values())
             counts = self._usage(self._prompt_tokens, generated, sum(cached.values()))
@@ -309,14 +315,13 @@ class Answer(ABC, Generic[Body]):
         if self._client is not None and not self.body.streams:  # a stream counts what it tells
             told["on_drop"] = self._client.used
         streams = [self.service.engine.stream(one, **told) for one in self.requests]
-        sequences = sum(len(prepared.group.sequence_ids) for prepared in self.requests)
         ids = [prepared.request_id for prepared in self.requests]
         unread_bytes = self.service.engine.unread_bytes
         self._unread.queued = lambda: sum(map(unread_bytes, ids))
         if self._entry is not None:
-            self._entry.leave()  # it is counted here
+            self._entry.leave()
         holding = self.service.holders.holding(ids, self._client)
-        with self.service.in_flight.one(sequences) as self._telling, holding:
+        with self.service.engine.admitted(self.requests), holding:
             async with contextlib.aclosing(merge(streams)) as outputs:
                 yield outputs
 

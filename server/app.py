@@ -75,13 +75,11 @@ def create_app(
         has_page: serve the page at `/`, and what it shows of the engine.
     """
 
-    service = Service(engine, limits, options=options, parsers=parsers, has_keys=bool(api_keys))
+    service = Service(engine, limits, options=options, parsers=parsers, api_keys=api_keys)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.lag.start()
         yield
-        service.lag.stop()
         await service.responses.close()
         await engine.shutdown()
         if tracer is not None:
@@ -106,9 +104,9 @@ def create_app(
                 allow_headers=["*"],
             )
         )
-    if api_keys:
+    if service.keys is not None:
         opened = OPEN_PATHS | (page.OPEN_PATHS if has_page else frozenset())
-        middleware.append(Middleware(ApiKeyMiddleware, keys=api_keys, open_paths=opened))
+        middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
     if options.tracks_load:
         middleware.append(Middleware(LoadMiddleware, load=service.load))
     middleware.append(Middleware(ErrorMiddleware))

@@ -15,9 +15,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.protocols.utils import get_client_addr
 
-from server.door import Door
+from jaxserve.scheduling.ledger import Entry
+from server.admission import Admission, Refused
 from server.errors import ApiError
-from server.in_flight import Entry
 from server.limits import Limits
 
 MAX_HEAD_BYTES = 2**16  # request line and headers; and of trailers
@@ -40,12 +40,12 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         limits: of the server.
-        door: refuses requests whose bodies need not be read; None lets all in.
-        idle: those of the server without a request, and since when; the longest first.
+        admission: refuses requests whose bodies need not be read; None lets all in.
+        idle: those of the server without a whole request, and since when; the longest first.
     """
 
     limits: ClassVar[Limits] = Limits()
-    door: ClassVar[Door | None] = None
+    admission: ClassVar[Admission | None] = None
     idle: ClassVar[dict[Connection, float]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -62,9 +62,9 @@ class Connection(HttpToolsProtocol):
         self._look_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def limited(cls, limits: Limits, door: Door | None = None) -> type[Connection]:
+    def limited(cls, limits: Limits, admission: Admission | None = None) -> type[Connection]:
         """The connections of one server."""
-        return type("Connection", (cls,), {"limits": limits, "door": door, "idle": {}})
+        return type("Connection", (cls,), {"limits": limits, "admission": admission, "idle": {}})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -129,7 +129,10 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_over()
-        self.idle.pop(self, None)
+        if self._cycles:
+            self.idle.pop(self, None)
+        else:
+            self._is_idle_from_now()  # without its body a request makes room for others
         # of the bytes received, some may be the body's or the next request's
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
@@ -141,16 +144,15 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(400, f"more than {MAX_PIPELINED} requests before the first answer")
             raise HttpParserError("too many requests")
-        entry: Entry | None = None
         # a client that does not read is not told more
-        if self.door is not None and not self._cycles and not self.flow.write_paused:
-            told = self.door.answer(self.parser.get_method(), self.url, self.headers)
-            if isinstance(told, tuple):
-                self._refuse_at_door(*told)
+        if self.admission is not None and not self._cycles and not self.flow.write_paused:
+            address = self.client[0] if self.client else ""
+            told = self.admission.look(self.parser.get_method(), self.url, self.headers, address)
+            if isinstance(told, Refused):
+                self._refuse_early(*told)
                 return
-            entry = told
-        if entry is not None:
-            self._entry = self.scope["state"]["entry"] = entry
+            if told is not None:
+                self._entry = self.scope["state"]["entry"] = told
         self.scope["state"]["transport"] = self.transport  # by which it is known what is unread
         super().on_headers_complete()
         self._cycles.append(self.cycle)
@@ -170,7 +172,10 @@ class Connection(HttpToolsProtocol):
                 self._become_idle()
                 self._keep_for_a_while()
             return
+        if self._entry is not None and len(self._cycles) == 1:
+            self._entry.arrive()
         super().on_message_complete()
+        self.idle.pop(self, None)
         self._is_complete = True
         if self.cycle is not None and self.cycle.response_complete:
             self._become_idle()  # it was answered before it was complete
@@ -206,7 +211,7 @@ class Connection(HttpToolsProtocol):
         """What uvicorn calls when the parser gives up."""
         self._refuse(400, msg)
 
-    def _refuse_at_door(self, head: bytes, body: bytes) -> None:
+    def _refuse_early(self, head: bytes, body: bytes) -> None:
         """Answer now; the connection goes on as it would behind any answer."""
         self._is_refused = True
         self.server_state.total_requests += 1
@@ -241,6 +246,10 @@ class Connection(HttpToolsProtocol):
     def _become_idle(self) -> None:
         self._head_is_over()
         self._wait_for_head()
+        self._is_idle_from_now()
+
+    def _is_idle_from_now(self) -> None:
+        self.idle.pop(self, None)  # the dictionary is in the order of the times
         self.idle[self] = self.loop.time()
 
     def _cut_off_later(self) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import uvicorn
 
-from server.door import Door
+from server.admission import Admission
 from server.limits import Limits
 
 logger = logging.getLogger("jaxserve.server")
@@ -30,7 +30,9 @@ HOOKS = (
 )
 
 
-def http_protocol(limits: Limits, door: Door | None = None) -> type[asyncio.Protocol] | str:
+def http_protocol(
+    limits: Limits, admission: Admission | None = None
+) -> type[asyncio.Protocol] | str:
     """`Connection` with these limits, and what refuses before the application is asked.
 
     "auto", uvicorn's own choice, where uvicorn has changed, which is logged.
@@ -45,7 +47,7 @@ def http_protocol(limits: Limits, door: Door | None = None) -> type[asyncio.Prot
     return (
         _without(f"its class has no {', '.join(missing)}")
         if missing
-        else Connection.limited(limits, door)
+        else Connection.limited(limits, admission)
     )
 
 

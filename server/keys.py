@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,11 @@ class Client:
         self._tokens = None if tokens is None else Bucket(tokens, clock)
         self._key = key
 
+    @property
+    def queue_name(self) -> str:
+        """The name under which their requests wait, see `Queueing.client`."""
+        return f"key:{self.name}"
+
     def refusal(self) -> tuple[str, int] | None:
         """Count a request; where it is one too many, which allowance is used up, and seconds."""
         allowances = (
@@ -143,3 +151,54 @@ class Client:
         """Count tokens of a prompt, or generated ones."""
         if self._tokens is not None:
             self._tokens.take(tokens)
+
+
+class KeyRing:
+    """The keys of a server.
+
+    Keys are compared by digest, all of them, in constant time.
+
+    Args:
+        keys: one or more.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey]):
+        self._clients = [(_digest(key.key.encode()), Client(key)) for key in keys]
+
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> Client | None:
+        """Whose key a request brings, as `Authorization: Bearer <key>` or `x-api-key: <key>`.
+
+        Args:
+            headers: names in lower case.
+        """
+        given: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in (b"authorization", b"x-api-key"):
+                given.setdefault(name, value)
+        scheme, _, key = given.get(b"authorization", b"").partition(b" ")
+        keys = [key.strip()] if scheme.lower() == b"bearer" else []
+        keys += [given[b"x-api-key"]] if b"x-api-key" in given else []
+        digests = [_digest(one) for one in keys]
+        matches = [
+            sum(secrets.compare_digest(digest, known) for digest in digests) > 0
+            for known, _ in self._clients
+        ]
+        return self._clients[matches.index(True)][1] if any(matches) else None
+
+
+def address_name(address: str) -> str:
+    """The name under which the requests of a client without a key wait; "" of a Unix socket.
+
+    An IPv6 client may have any address of its network of 64 bits, which counts as one.
+    """
+    try:
+        found = ip_address(address)
+    except ValueError:  # of a Unix socket, or a test's own name
+        return address
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return str(IPv6Network((found, 64), strict=False).network_address)
+    return str(found)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

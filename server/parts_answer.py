@@ -136,8 +136,7 @@ class PartsAnswer(ChatCompletions):
                     else:
                         events.append(self._told_of(steps))
                 if any(events):
-                    with self._telling():
-                        yield b"".join(events)
+                    yield b"".join(events)
         if any(part.kind is Kind.THOUGHT for part in self.parts.parts):
             await asyncio.to_thread(self._count_thoughts)
         yield await self.end_events()

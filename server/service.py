@@ -8,8 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -17,13 +16,12 @@ from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.inputs import check_cache_salt, check_text_fits
 from jaxserve.request import Queueing
 from jaxserve.sampling_params import TOKEN_FIELDS
+from jaxserve.scheduling.ledger import Entry
 from server.body import BodyReader
 from server.errors import ApiError, as_api_error
 from server.holders import Holders
-from server.in_flight import Entry, InFlight
-from server.keys import Client
+from server.keys import ApiKey, Client, KeyRing, address_name
 from server.limits import Limits
-from server.loop_lag import LoopLag
 from server.middleware import Load
 from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
 
 NO_PARSERS = Parsers()
-# Of max_queue_wait, that a request may have waited before it is read; and what refuses it then.
-LAG_SHARE = 0.25
-LAG_LIMIT = "event_loop"
 CUT_CONTEXTS = 16  # of which a conversation that is cut may have as many tokens
 
 
@@ -55,7 +50,10 @@ class Service:
         limits: on what a request may ask for.
         options: what answers tell, and which routes there are.
         parsers: what reads calls and thoughts in answers.
-        has_keys: clients are told apart by their keys.
+        api_keys: tell clients apart; none: everybody may ask.
+
+    Attributes:
+        keys: those; None where there are none.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Service:
         *,
         options: Options = NO_OPTIONS,
         parsers: Parsers = NO_PARSERS,
-        has_keys: bool = False,
+        api_keys: Sequence[ApiKey] = (),
     ) -> None:
         self.engine = engine
         self.options = options
@@ -74,10 +72,9 @@ class Service:
         self.unread = UnreadAnswers(limits.max_unread_answer_bytes)
         self.parsers = parsers
         self.responses = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
-        self.lag = LoopLag()
-        self.in_flight = InFlight()
         self.holders = Holders()
-        self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not has_keys)
+        self.keys = KeyRing(api_keys) if api_keys else None
+        self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not api_keys)
         self.load = Load()
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
@@ -104,37 +101,26 @@ class Service:
         """Whether requests are let in at all; `require_ready` says why not."""
         return self.engine.is_ready and not self.engine.is_draining
 
-    def refusal(self) -> ApiError | None:
-        """What any request is told that generates; None: it has to be read first."""
+    def refusal(self, client: str) -> ApiError | None:
+        """What any request of a client is told that generates; None: it has to be read first."""
         if not self.serves():
             return None  # the application says which it is
         try:
-            self.check_room()
+            self.engine.check_room(client)
         except QueueFullError as error:
             return as_api_error(error)
         except EngineDeadError:
             pass  # the application says so
         return None
 
-    def check_room(self) -> None:
-        """Refuse a request of which nothing is known, before its body is read.
+    def enter(self, client: str) -> Entry:
+        """A request of a client is let in by its head."""
+        return self.engine.ledger.enter(client)
 
-        Raises:
-            QueueFullError: too much waits already, in the queue or in the sockets.
-        """
-        config = self.engine.config
-        most, lag = self.engine.allowed_wait, self.lag.seconds
-        if lag > LAG_SHARE * config.server.max_queue_wait:
-            self._refuse(f"the server is {lag:.1f} s behind", lag)
-        # it has waited in its socket, and waits as long again for its answer to be written
-        wait = self.in_flight.wait(config.scheduler.max_num_seqs) + 2 * lag
-        if wait > most:
-            self._refuse(f"the predicted wait is {wait:.1f} s, {most:g} s is allowed", wait)
-        self.engine.check_room(entering=self.in_flight.entering)
-
-    def _refuse(self, text: str, seconds: float) -> NoReturn:
-        self.engine.metrics.record_refused(LAG_LIMIT)
-        raise QueueFullError(LAG_LIMIT, text, seconds)
+    @property
+    def num_entering(self) -> int:
+        """Requests that have been let in and that the engine has not been sent."""
+        return self.engine.ledger.num_entering if self.engine.is_ready else 0
 
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with: the default one when the request gives none.
@@ -317,22 +303,11 @@ def client_of(request: Request) -> Client | None:
 
 
 def client_name(request: Request) -> str:
-    """The name of a request's client: of its API key, else its address; "" of a Unix socket.
-
-    An IPv6 client may have any address of its network of 64 bits, which counts as one.
-    """
+    """The name under which the requests of its client wait: of its API key, else its address."""
     client = client_of(request)
     if client is not None:
-        return f"key:{client.name}"
-    if request.client is None or not request.client.host:
-        return ""
-    try:
-        address = ip_address(request.client.host)
-    except ValueError:  # a test's own name
-        return request.client.host
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
-        return str(IPv6Network((address, 64), strict=False).network_address)
-    return str(address)
+        return client.queue_name
+    return "" if request.client is None else address_name(request.client.host)
 
 
 def queueing_of(request: Request, body: GenerationRequest | EmbeddingRequest) -> Queueing:

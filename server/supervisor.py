@@ -25,13 +25,13 @@ from checkpoints.errors import CheckpointError
 from jaxserve.config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.observability.json_log import JSON
+from server.admission import Admission
 from server.app import create_app
 from server.commands.edge_flags import allowed_hosts, api_keys, edge_limits
 from server.commands.log_flags import tracer, unlogged_paths
 from server.commands.parser_flags import parsers
 from server.commands.socket_flags import listen_at, tls
 from server.commands.surface_flags import options
-from server.door import Door
 from server.http_protocol import http_protocol
 from server.listening import BACKLOG, as_many, listen
 from server.logs import log_config
@@ -104,9 +104,10 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         has_page=args.page,
     )
     service = app.state.service
+    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
     settings = uvicorn.Config(
         app,
-        http=http_protocol(limits, Door(service.refusal, service.in_flight, service.serves)),
+        http=http_protocol(limits, admission),
         ws="none",
         lifespan="on",
         log_config=log_config(args.uvicorn_log_level, args.log_format, unlogged_paths(args)),
@@ -126,7 +127,7 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         base_url,
         names,
         args.shutdown_timeout,
-        is_entering=lambda: service.in_flight.entering > 0,
+        is_entering=lambda: service.num_entering > 0,
         logs_json=args.log_format == JSON,
     )
     engine.start()

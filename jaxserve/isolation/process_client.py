@@ -174,6 +174,8 @@ class ProcessClient(MessagingClient):
         for output in self._expired():
             self._ended_request(output.request_id)
             found.append(output)
+        for request_id in self._failures:
+            self._ended_request(request_id)
         if not found and is_dead:
             raise self.death()
         return found
@@ -269,7 +271,7 @@ class ProcessClient(MessagingClient):
         self._settling = False
         self._begun.clear()
         if self._earlier is not None:
-            self._admission.restarted(self._clock.now())
+            self.ledger.restarted()
             self.metrics.record_restart()
         self._try_next()
 
@@ -298,9 +300,8 @@ class ProcessClient(MessagingClient):
         )
 
     def _fail(self, request_id: str, how: str) -> None:
-        for sequence_id in self._processor.drop(request_id, finish=ERROR):
-            self._admission.ended(sequence_id)
-        self._deadlines.discard(request_id)
+        self._processor.drop(request_id, finish=ERROR)
+        self._forget(request_id)
         self._suspects.forget(request_id)
         self._failures[request_id] = EngineDeadError(
             f"the engine's process {how} while this request was in its steps, for the second time"

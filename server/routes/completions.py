@@ -35,7 +35,7 @@ class Completions(Answer[CompletionRequest]):
         prompts = body.prompts()
         service.check_choices(body, len(prompts))
         service.check_batch(len(prompts), "prompt")
-        service.engine.check_room(len(prompts))
+        self.check_room(len(prompts))
         self._texts: list[str] = []  # of the prompts, for echo
         self._scored: dict[int, Repeated] = {}  # by prompt
         self._echoed: dict[int, dict[str, list[Any]]] = {}  # logprobs of each prompt

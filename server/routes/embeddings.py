@@ -63,9 +63,9 @@ class Embeddings:
         service, prepared = self._service, self._prepared
         ids = [one.request_id for one in prepared]
         if (entry := entry_of(request)) is not None:
-            entry.leave()  # it is counted here
+            entry.leave()
         holding = service.holders.holding(ids, client_of(request))
-        with service.in_flight.one(len(prepared)), holding:
+        with service.engine.admitted(prepared), holding:
             outputs = await until_disconnect(request.receive, _collect(service, prepared))
         num_tokens = sum(len(one.prompt_token_ids) for one in outputs)
         usage: dict[str, Any] = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -84,9 +84,8 @@ async def _prepare(
 ) -> list[PreparedRequest]:
     prompts, params = body.prompts(), body.pooling_params()
     service.check_batch(len(prompts), "input")
-    service.engine.check_room(len(prompts))
-    client = client_of(request)
-    turn = queueing_of(request, body)
+    client, turn = client_of(request), queueing_of(request, body)
+    service.engine.check_room(turn.client, len(prompts) - (entry_of(request) is not None))
     salt = service.cache_salt(client, body.cache_salt)
     special, cut = body.add_special_tokens is not False, service.cut(body, 1)
     answer_id = response_id("embd", request, body.request_id)

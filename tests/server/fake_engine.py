@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxserve.outputs import CompletionOutput, Logprob, PositionLogprobs, Reques
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.request import Queueing
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.scheduling.ledger import Ledger, Work
 from tests.resolved_config import resolved_config
 
 VOCAB_SIZE = 0x110000
@@ -87,8 +89,8 @@ class FakeEngine:
         started, aborted, finished: request ids, in order.
         params: the sampling parameters of each request; limits: most tokens of each; turns: when
             and how urgent; beams: its search.
-        rooms: of how many requests it was asked whether there is room; refusal: what it says.
-        enterings: how many were let in before them; allowed_share: of the wait that is allowed.
+        rooms: clients and requests for which it was asked for room; refusal: what it says.
+        ledger: of what was let in.
     """
 
     def __init__(self, reply: str = "hello", max_model_len: int = 64, **config: Any) -> None:
@@ -126,9 +128,8 @@ class FakeEngine:
         self.unread: dict[str, int] = {}
         self.shut_down = False
         self.num_resets = 0
-        self.rooms: list[int] = []
-        self.enterings: list[int] = []
-        self.allowed_share = 1.0
+        self.rooms: list[tuple[str, int]] = []
+        self.ledger = Ledger(self.config)
         self.refusal: Exception | None = None
         self.turns: list[Queueing] = []
 
@@ -148,15 +149,21 @@ class FakeEngine:
     ) -> AsyncIterator[RequestOutput]:
         return self.stream(self._inputs.prepare(prompt, params, request_id))
 
-    @property
-    def allowed_wait(self) -> float:
-        return self.config.server.max_queue_wait * self.allowed_share
-
-    def check_room(self, requests: int = 1, entering: int = 0) -> None:
-        self.rooms.append(requests)
-        self.enterings.append(entering)
+    def check_room(self, client: str = "", requests: int = 1) -> None:
+        self.rooms.append((client, requests))
         if self.refusal is not None:
             raise self.refusal
+        self.ledger.check(client, requests)
+
+    @contextmanager
+    def admitted(self, prepared: Sequence[PreparedRequest]) -> Iterator[None]:
+        works = {one.request_id: _work(one) for one in prepared}
+        self.ledger.admit(works)
+        try:
+            yield
+        finally:
+            for name in works:
+                self.ledger.ended(name)
 
     def unread_bytes(self, request_id: str) -> int:
         return self.unread.get(request_id, 0)
@@ -242,6 +249,11 @@ class FakeEngine:
                     yield output([completion(index, text[step], last)], finished)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             yield output([completion(i, text, True) for i, text in enumerate(texts)], True)
+
+
+def _work(prepared: PreparedRequest) -> Work:
+    group = prepared.group
+    return Work(group.queueing.client, len(group.prompt_token_ids), len(group.sequence_ids))
 
 
 def _logprobs(token_id: int, count: int) -> PositionLogprobs:

@@ -128,7 +128,7 @@ def test_keys_are_compared_by_digest_all_of_them(guarded: TestClient, monkeypatc
         compared.append(len(one))
         return real(one, other)
 
-    monkeypatch.setattr("server.middleware.secrets.compare_digest", counted)
+    monkeypatch.setattr("server.keys.secrets.compare_digest", counted)
     for key in ("first", "firs", "x", ""):
         guarded.get("/v1/models", headers={"authorization": f"Bearer {key}"})
     assert compared == [32] * 8

@@ -142,9 +142,9 @@ def test_the_load_is_what_is_being_answered(engine: FakeEngine) -> None:
     client = client_of(engine, tracks_load=True)
     original = engine.check_room
 
-    def look(requests: int = 1, entering: int = 0) -> None:
+    def look(client_name: str = "", requests: int = 1) -> None:
         seen.append(client.app.state.service.load.num_running)  # type: ignore[attr-defined]
-        original(requests)
+        original(client_name, requests)
 
     engine.check_room = look  # type: ignore[method-assign]
     assert client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200

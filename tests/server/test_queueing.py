@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +11,9 @@ from starlette.testclient import TestClient
 
 from jaxserve.errors import QueueFullError
 from jaxserve.outputs import CompletionOutput, RequestOutput
+from jaxserve.scheduling.ledger import Work
 from server.app import create_app
-from server.in_flight import InFlight
 from server.keys import ApiKey, Client
-from server.loop_lag import LoopLag
 from server.service import client_name
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_streaming import Connection
@@ -110,93 +106,13 @@ def test_a_full_queue_is_503_with_retry_after(path: str, wait: float, told: str)
 def test_the_queue_is_asked_before_the_body_is_read_and_for_all_prompts_at_once() -> None:
     engine = FakeEngine()
     assert post(engine, "/v1/completions", {"prompt": ["a", "b", "c"]}).status_code == 200
-    assert engine.rooms == [1, 3]
+    assert engine.rooms == [("testclient", 1), ("testclient", 3)]
     engine.refusal = QueueFullError("max_queue_wait", "long", 1.0)
     with TestClient(create_app(engine), raise_server_exceptions=False) as client:
         bad = client.post(
             "/v1/completions", content=b"{", headers={"content-type": "application/json"}
         )
     assert bad.status_code == 503
-
-
-def test_a_server_that_is_behind_refuses_before_it_reads() -> None:
-    engine = FakeEngine(max_queue_wait=1.0)
-    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
-        lag = client.app.state.service.lag  # type: ignore[attr-defined]
-        lag.stop()
-        time.sleep(0.1)
-        for seconds, status in ((0.2, 200), (1.5, 503), (0.0, 200)):
-            lag.seconds = seconds
-            answer = client.post("/v1/completions", json={"prompt": "a"})
-            assert answer.status_code == status
-            if status == 503:
-                assert answer.headers["retry-after"] == "2" and "1.5 s behind" in answer.text
-        assert engine.refused == ["event_loop"]
-        lag.seconds = 1.5
-        limits = replace(engine.config.server, max_queue_wait=math.inf)
-        engine.config = replace(engine.config, server=limits)
-        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-
-
-def test_what_is_in_flight_beyond_the_slots_waits() -> None:
-    now = [0.0]
-    flight = InFlight(lambda: now[0])
-    with flight.one(100):
-        assert flight.wait(64) == 0.0, "nothing was answered yet"
-        for _ in range(20):
-            now[0] += 0.05
-            with flight.one(1):
-                pass
-        assert flight.wait(100) == 0.0 and flight.wait(101) == 0.0
-        assert flight.wait(64) == pytest.approx(36 * 2 / 20)
-        now[0] += 10
-        assert flight.wait(64) == 0.0, "too long ago"
-    assert flight.count == 0
-
-
-def test_too_much_in_flight_is_refused() -> None:
-    engine = FakeEngine(max_queue_wait=1.0, max_num_seqs=4)
-    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
-        flight = client.app.state.service.in_flight  # type: ignore[attr-defined]
-        for _ in range(20):
-            assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-        assert flight.count == 0
-        flight.count = 500
-        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
-        assert engine.refused == ["event_loop"]
-
-
-def test_less_in_flight_is_let_in_where_less_is_allowed_and_who_enters_counts() -> None:
-    engine = FakeEngine(max_queue_wait=1.0, max_num_seqs=4)
-    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
-        service = client.app.state.service  # type: ignore[attr-defined]
-        for _ in range(20):
-            assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-        service.in_flight.count = 10  # 6 wait, and 10 a second were answered
-        service.check_room()
-        engine.allowed_share = 0.5
-        with pytest.raises(QueueFullError, match=r"wait is 0\.6 s, 0\.5 s is allowed"):
-            service.check_room()
-        service.in_flight.count = 0
-        entry = service.in_flight.enter()
-        service.check_room()
-        assert engine.enterings[-2:] == [0, 1]
-        entry.leave()
-
-
-def test_lag_is_measured() -> None:
-    async def main() -> None:
-        lag = LoopLag()
-        lag.start()
-        await asyncio.sleep(0.02)
-        time.sleep(0.2)
-        await asyncio.sleep(0.001)
-        assert 0.1 < lag.seconds < 1
-        await asyncio.sleep(0.12)
-        assert lag.seconds < 0.1
-        lag.stop()
-
-    asyncio.run(main())
 
 
 def test_a_refusal_reads_no_body() -> None:
@@ -273,49 +189,6 @@ def test_a_batch_that_can_never_wait_is_the_clients_error(path: str, field: str)
                 assert answer.json()["error"]["param"] == field
 
 
-def test_the_lag_of_the_loop_is_waiting_too() -> None:
-    engine = FakeEngine(max_queue_wait=1.0)
-    service = create_app(engine).state.service
-    service.in_flight.wait = lambda slots: 0.7
-    for lag, is_refused in ((0.1, False), (0.2, True)):
-        service.lag.seconds = lag
-        assert (service.refusal() is not None) is is_refused
-
-
-def test_who_waits_for_its_reader_is_not_in_flight() -> None:
-    flight = InFlight()
-    with flight.one(3) as telling:
-        assert flight.count == 3
-        with telling():
-            assert flight.count == 0
-        assert flight.count == 3
-    assert flight.count == 0
-
-
-def test_a_stream_that_is_not_read_is_not_in_flight() -> None:
-    engine = FakeEngine("ab" * 20)
-    app = create_app(engine)
-    flight = app.state.service.in_flight
-
-    async def main() -> None:
-        connection = Connection("/v1/completions", {"prompt": "a", "stream": True})
-        goes_on = asyncio.Event()
-
-        async def send(message: dict[str, Any]) -> None:
-            await connection.send(message)
-            if message["type"] == "http.response.body":
-                await goes_on.wait()
-
-        serving = asyncio.ensure_future(app(connection.scope, connection.receive, send))
-        await connection.some_data.wait()
-        assert engine.started and flight.count == 0
-        goes_on.set()
-        await serving
-        assert flight.count == 0
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize(
     ("address", "name"),
     [
@@ -334,3 +207,44 @@ def test_a_client_with_a_key_is_its_key() -> None:
     state = {"client": Client(ApiKey("secret", "search"))}
     request = Request({"type": "http", "client": ("10.0.0.7", 1), "headers": [], "state": state})
     assert client_name(request) == "key:search"
+
+
+def test_requests_wait_until_they_are_answered_and_then_nothing_is_left() -> None:
+    engine = FakeEngine(max_num_queued_reqs=1)
+    ledger, seen = engine.ledger, []
+    original = engine.stream
+
+    async def stream(prepared: Any, **more: Any) -> Any:
+        seen.append((ledger.num_entering, ledger.num_waiting))
+        async for output in original(prepared, **more):
+            yield output
+
+    engine.stream = stream  # type: ignore[method-assign,assignment]
+    body = {"prompt": "a", "n": 3}
+    for _ in range(2):
+        assert post(engine, "/v1/completions", body).status_code == 200
+    assert seen == [(0, 1)] * 2 and not ledger.num_waiting
+    engine.failure, engine.fail_after = lambda: RuntimeError("gone"), 0
+    assert post(engine, "/v1/completions", body).status_code == 500
+    assert not ledger.num_waiting
+
+
+def test_a_call_of_more_prompts_than_may_wait_now_is_refused_before_it_is_tokenised() -> None:
+    engine = FakeEngine(max_num_queued_reqs=3)
+    engine.ledger.admit({"x": Work("other", 1)})
+    assert post(engine, "/v1/completions", {"prompt": ["a", "b"]}).status_code == 200
+    engine.tokenizer.encode = None
+    answer = post(engine, "/v1/completions", {"prompt": ["a", "b", "c"]})
+    assert answer.status_code == 503 and "max_num_queued_reqs" in answer.text
+
+
+def test_others_are_served_beside_a_key_that_fills_the_queue() -> None:
+    engine = FakeEngine(max_num_queued_reqs=8)
+    for name in range(8):
+        engine.ledger.admit({str(name): Work("key:a", 1)})
+    keys = [ApiKey("a", "a"), ApiKey("b", "b")]
+    with TestClient(create_app(engine, api_keys=keys)) as client:
+        for key, status in (("a", 503), ("b", 200)):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+            assert answer.status_code == status

@@ -59,10 +59,12 @@ class Serving:
 
 
 @contextmanager
-def serving(*, spare: bool = False, **settings: Any) -> Iterator[Serving]:
+def serving(
+    *, spare: bool = False, config: EngineConfig = CONFIG, **settings: Any
+) -> Iterator[Serving]:
     news = threading.Event()
     isolation = Isolation(module=MODULE, spare=spare, **settings)
-    client = ProcessClient(CONFIG, ClientClock(), news.set, isolation)
+    client = ProcessClient(config, ClientClock(), news.set, isolation)
     client.start()
     try:
         while not client.is_ready:

@@ -9,6 +9,7 @@ import stat
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.config import EngineConfig, Isolation
-from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.isolation.launch import EarlyProcess, Listener
 from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
 from jaxserve.observability.step_clock import ClientClock
@@ -28,6 +29,7 @@ from tests.jaxserve.isolation.fake_child import (
     KILL,
     LATE,
     MARK,
+    SLOTS,
     STUCK,
     UNPROBED,
 )
@@ -304,3 +306,41 @@ def test_a_first_engine_that_hangs_while_it_is_loaded_ends_everything(
     client.close()
     client.join()
     assert "while it loaded" in str(client.error)
+
+
+def test_a_request_without_a_first_step_within_the_queues_wait_is_refused_late() -> None:
+    with serving(config=replace(CONFIG, max_queue_wait=0.3)) as one:
+        for index in range(SLOTS):
+            one.add(f"r{index}", [index, 7], 400)
+        one.add("late", [9, 9], 25)
+        due = one.client.next_deadline()
+        assert due is not None and due < time.monotonic() + 0.3
+        one.finish()
+        error = one.ends["late"]
+        assert isinstance(error, QueueFullError) and error.limit == "max_queue_wait"
+        assert "late.0" not in one.tokens and one.client.next_deadline() is None
+        for index in range(SLOTS):
+            assert one.tokens[f"r{index}.0"] == expected(f"r{index}", [index, 7], 400)
+        assert one.client.ledger.num_waiting == 0
+
+
+def test_an_engine_tells_a_stream_that_its_request_waited_too_long() -> None:
+    async def main() -> None:
+        config = replace(CONFIG, max_queue_wait=0.3)
+        engine = AsyncEngine(config, isolation=Isolation(module=MODULE))
+        await engine.wait_ready()
+        params = SamplingParams(max_tokens=400)
+
+        async def last(name: str) -> Any:
+            return [one async for one in engine.generate([3, 4], params, name)][-1]
+
+        running = [asyncio.ensure_future(last(f"r{index}")) for index in range(SLOTS)]
+        while len([one for one in engine.ledger._admitted.values() if not one.waits]) < SLOTS:
+            await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError, match=r"within 0\.3 s"):
+            await last("late")
+        assert all(one.finished for one in await asyncio.gather(*running))
+        assert engine.ledger.num_waiting == 0
+        await engine.shutdown()
+
+    asyncio.run(main())

@@ -70,27 +70,27 @@ def test_fields_reach_the_engine(client: TestClient, engine: FakeEngine) -> None
     assert engine.turns[0].timeout == 3.0
 
 
-def test_who_was_let_in_is_in_flight_while_it_is_answered(engine: FakeEngine) -> None:
+def test_prompts_wait_until_they_are_answered(engine: FakeEngine) -> None:
+    ledger, seen = engine.ledger, list[tuple[int, int]]()
     app = create_app(engine)
-    flight = app.state.service.in_flight
-    seen: list[tuple[int, int]] = []
 
     async def let_in(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {})["entry"] = flight.enter()
+            scope.setdefault("state", {})["entry"] = entry = ledger.enter("")
+            entry.arrive()
         await app(scope, receive, send)
 
     original = engine.stream
 
     async def stream(prepared: Any) -> Any:
-        seen.append((flight.entering, flight.count))
+        seen.append((ledger.num_entering, ledger.num_waiting))
         async for output in original(prepared):
             yield output
 
     engine.stream = stream  # type: ignore[method-assign,assignment]
     with TestClient(let_in) as client:
         assert client.post(PATH, json={"input": [[5], [6, 7]]}).status_code == 200
-    assert seen == [(0, 2)] * 2 and flight.count == 0
+    assert seen == [(0, 2)] * 2 and not ledger.num_waiting
 
 
 def test_a_request_whose_time_is_over_is_told_so(client: TestClient, engine: FakeEngine) -> None:

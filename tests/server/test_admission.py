@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import QueueFullError
+from jaxserve.scheduling.ledger import Entry, Ledger
+from server.admission import Admission, Refused
 from server.app import create_app
 from server.connection import Connection
-from server.door import Door
+from server.keys import ApiKey
 from server.limits import Limits
+from tests.resolved_config import resolved_config
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import HEAD, answer, check_error, serving
 from tests.server.test_many_connections import connect, post
@@ -43,8 +46,8 @@ def port(engine: FakeEngine, asked: list[str]) -> Iterator[int]:
         await app(scope, receive, send)
 
     engine.service = service = app.state.service  # type: ignore[attr-defined]
-    door = Door(service.refusal, service.in_flight)
-    with serving(watched, Connection.limited(Limits(idle_timeout=1), door)) as port:
+    admission = Admission(service.refusal, service.enter)
+    with serving(watched, Connection.limited(Limits(idle_timeout=1), admission)) as port:
         yield port
 
 
@@ -159,51 +162,71 @@ def test_the_clients_request_id_is_given_back_if_it_is_harmless(
 
 def test_an_engine_that_is_not_ready_is_the_applications(engine: FakeEngine) -> None:
     service = create_app(engine).state.service
-    assert service.refusal() is None
+    assert service.refusal("") is None
     engine.refusal = FULL
-    assert json.loads(json.dumps(service.refusal().body()))["error"]["code"] == 503
+    assert json.loads(json.dumps(service.refusal("").body()))["error"]["code"] == 503
     engine.is_ready = False
-    assert service.refusal() is None
+    assert service.refusal("") is None
 
 
-def test_who_is_let_in_counts_until_the_answer(engine: FakeEngine) -> None:
+JSON_HEADERS = [(b"content-type", b"application/json")]
+
+
+def look(admission: Admission, *more: tuple[bytes, bytes], address: str = "10.0.0.1") -> Any:
+    return admission.look(b"POST", b"/v1/completions", [*JSON_HEADERS, *more], address)
+
+
+def test_clients_are_judged_apart() -> None:
+    engine = FakeEngine(max_num_queued_reqs=2)
     service = create_app(engine).state.service
-    door, flight = Door(service.refusal, service.in_flight), service.in_flight
-    headers = [(b"content-type", b"application/json")]
-    entries = [door.answer(b"POST", b"/v1/completions", headers) for _ in range(3)]
-    assert flight.entering == 3 and flight.count == 0
+    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
     for _ in range(2):
-        entries[0].leave()
-    assert flight.entering == 2
-    for _ in range(20):
-        with flight.one(1):
-            pass
-    assert flight.wait(1) == pytest.approx(1 * 2 / 20), "those that enter wait too"
-    assert door.answer(b"GET", b"/v1/completions", headers) is None
-    assert flight.entering == 2
-    closing = Door(service.refusal, flight, service.serves)
-    assert closing.answer(b"POST", b"/v1/completions", headers) is not None
+        look(admission).arrive()
+    assert isinstance(look(admission), Refused)
+    assert look(admission, (b"x-forwarded-for", b"10.0.0.2")) is None, "a proxy's client"
+    look(admission, address="10.0.0.2").arrive()
     engine.is_draining = True
-    assert closing.answer(b"POST", b"/v1/completions", headers) is None
-    assert flight.entering == 3, "a drain waits for nobody who is told that it is one"
+    assert look(admission) is None, "the application says that it is a drain"
+    assert engine.ledger.num_entering == 3
+
+
+def test_keys_tell_clients_apart_and_none_is_the_applications() -> None:
+    engine = FakeEngine(max_num_queued_reqs=1)
+    service = create_app(engine, api_keys=[ApiKey("a", "a"), ApiKey("b", "b")]).state.service
+    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
+    look(admission, (b"authorization", b"Bearer a")).arrive()
+    assert isinstance(look(admission, (b"x-api-key", b"a")), Refused)
+    assert isinstance(look(admission, (b"authorization", b"bearer b")), Entry)
+    assert look(admission) is None and look(admission, (b"x-api-key", b"c")) is None, "401"
+
+
+def test_heads_without_bodies_are_no_work(port: int, engine: FakeEngine) -> None:
+    engine.ledger = Ledger(resolved_config(max_num_queued_reqs=1))
+    clients = [connect(port) for _ in range(60)]
+    for client in clients:
+        client.sendall(HEAD + b"Content-Length: 60\r\n\r\n")
+    with connect(port) as other:
+        for _ in range(20):
+            other.sendall(post())
+            assert read_answer(other).startswith(b"HTTP/1.1 200")
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.parametrize("text", [post(), post(n=0), HEAD + b"Content-Length: 1\r\n\r\n{"])
-def test_nobody_is_left_in_the_door(port: int, engine: FakeEngine, text: bytes) -> None:
-    service = engine.service  # type: ignore[attr-defined]
+def test_nothing_is_left_of_a_request_on_its_way_in(
+    port: int, engine: FakeEngine, text: bytes
+) -> None:
+    ledger = engine.ledger
     with connect(port) as client:
         client.sendall(text)
         read_answer(client)
-        assert service.in_flight.entering == service.in_flight.count == 0
+        assert ledger.num_entering == ledger.num_waiting == 0
     engine.delay = 5.0
     with connect(port) as client:
-        client.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-        wait_until(lambda: service.in_flight.entering == 1)
-    wait_until(lambda: service.in_flight.entering == 0)
-    with connect(port) as client:
         client.sendall(post())
-        wait_until(lambda: service.in_flight.count == 1 and service.in_flight.entering == 0)
-    wait_until(lambda: service.in_flight.count == 0)
+        wait_until(lambda: ledger.num_waiting == 1 and ledger.num_entering == 0)
+    wait_until(lambda: ledger.num_waiting == 0)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

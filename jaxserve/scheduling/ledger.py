@@ -1,0 +1,349 @@
+"""Which requests may wait: one account of what was let in and has not ended, by client.
+
+The ledger stands where requests come from, before the engine. It knows what was sent to the engine
+and what the engine has said of steps. It holds numbers and names alone and takes a clock, so that
+several front processes can share one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, NoReturn
+
+from jaxserve.errors import QueueFullError
+from jaxserve.resolved import ResolvedConfig
+from jaxserve.scheduling.policies import make_policy
+
+FIRST = -(2**63)  # the priority that goes before all others
+MOST_TOKENS = 2**31  # of a prompt, longer than any
+# A request that two plans have passed over waits for want of room, not for the step in flight.
+PASSED_OVER = 2
+# Seconds after which a measured rate counts e times less; of measurement, before it says anything.
+MEMORY_S, LEAST_S = 3.0, 0.5
+# A client below its share of a full queue is let in, up to so many times the queue's limit.
+OVERFLOW = 2
+
+
+class Work(NamedTuple):
+    """What a request asks of the engine.
+
+    Attributes:
+        client: the name of its client, see `Queueing.client`.
+        num_prompt: tokens of its prompt.
+        sequences: that continue the prompt.
+        priority: see `Queueing.priority`.
+        compiles: it waits for its grammar first, which says nothing of the queue.
+    """
+
+    client: str
+    num_prompt: int
+    sequences: int = 1
+    priority: int = 0
+    compiles: bool = False
+
+
+class _Admitted:
+    """A request that was admitted and has not ended."""
+
+    __slots__ = ("rank", "sequences", "since", "waits", "work")
+
+    def __init__(self, work: Work, rank: int, since: int):
+        self.work, self.rank, self.since = work, rank, since
+        self.sequences = work.sequences  # that have not ended
+        self.waits = True  # for its first step
+
+
+class _Account:
+    """What one client has in the engine or on its way there."""
+
+    __slots__ = ("admitted", "entering", "sequences", "tokens", "waiting", "waiting_by_rank")
+
+    def __init__(self) -> None:
+        self.entering = 0  # requests that have arrived and are not admitted yet
+        self.admitted = 0  # requests that have not ended
+        self.waiting = 0  # admitted requests without a first step
+        self.tokens = 0  # of the prompts of these
+        self.sequences = 0  # of all admitted requests, running or not
+        self.waiting_by_rank = Counter[int]()  # sequences of requests without a first step
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.entering or self.admitted)
+
+
+class Entry:
+    """A request that was let in by its head and is not admitted to the engine yet.
+
+    It counts from when its body is there: a head alone is no work. Of many that arrive at a time
+    the last is judged with the others in mind.
+    """
+
+    __slots__ = ("_client", "_counts", "_ledger")
+
+    def __init__(self, ledger: Ledger, client: str):
+        self._ledger, self._client = ledger, client
+        self._counts = False
+
+    def arrive(self) -> None:
+        """The body is there."""
+        if not self._counts:
+            self._counts = True
+            self._ledger.count_entering(self._client, 1)
+
+    def leave(self) -> None:
+        """The request is admitted, or was answered otherwise; a second call changes nothing."""
+        if self._counts:
+            self._counts = False
+            self._ledger.count_entering(self._client, -1)
+
+
+class Ledger:
+    """Decides which requests are admitted. Used by one thread.
+
+    Clients share the engine: each may have its share of the slots before any has more (max-min
+    fairness), as the scheduler's turns see to it. So a client that has little waits for nobody who
+    has much, and neither the prediction nor a full queue refuses it for what others sent.
+
+    Args:
+        config: the resolved configuration.
+        clock: seconds.
+
+    Attributes:
+        num_entering: requests that have arrived and are not admitted yet.
+        num_waiting: admitted requests without a first step.
+    """
+
+    def __init__(self, config: ResolvedConfig, clock: Callable[[], float] = time.monotonic):
+        self._limits, self._slots = config.server, config.scheduler.max_num_seqs
+        self._clock = clock
+        self._policy = make_policy(config.scheduler)  # asked for ranks alone
+        ranks = self._policy.rank(1, FIRST), self._policy.rank(MOST_TOKENS, -FIRST - 1)
+        self._serves_by_arrival = ranks[0] == ranks[1]
+        self._accounts: dict[str, _Account] = {}
+        self._admitted: dict[str, _Admitted] = {}  # by request id
+        self._waiting: dict[
+            str, None
+        ] = {}  # of these, those without a first step, the oldest first
+        self.num_entering = 0
+        self._tokens = 0  # of prompts that wait
+        self._sequences = 0
+        self._num_steps = 0
+        self._last_step = 0.0
+        self._capacity = self._slots  # sequences that run at once
+        self._behind = 0.0  # seconds from a step's end until this process has heard of it
+        # of the time in which sequences waited for a slot: how long, and how many slots were freed
+        self._seconds = self._freed = 0.0
+        self._newly_freed = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def check(self, client: str = "", requests: int = 1) -> None:
+        """Refuse requests of which nothing is known but their client and number.
+
+        Raises:
+            QueueFullError: they would be refused whatever they are.
+        """
+        self._check(client, requests, 0, self._policy.rank(1, FIRST))
+
+    def enter(self, client: str) -> Entry:
+        """A request of a client was let in by its head."""
+        return Entry(self, client)
+
+    def admit(self, works: Mapping[str, Work]) -> None:
+        """Let the requests of one call in, all of them or none; they wait from now on.
+
+        The predicted wait of the first decides: a call is not refused for its own length.
+
+        Args:
+            works: by request id.
+
+        Raises:
+            QueueFullError: names the limit that is reached.
+        """
+        first = next(iter(works.values()))
+        tokens = sum(work.num_prompt for work in works.values())
+        rank = self._policy.rank(first.num_prompt, first.priority)
+        self._check(first.client, len(works), tokens, rank)
+        for request_id, work in works.items():
+            rank = self._policy.rank(work.num_prompt, work.priority)
+            self._admitted[request_id] = one = _Admitted(work, rank, self._num_steps)
+            self._waiting[request_id] = None
+            account = self._account(work.client)
+            account.admitted += 1
+            account.sequences += work.sequences
+            self._sequences += work.sequences
+            self._count_waiting(one, 1)
+
+    def is_admitted(self, request_id: str) -> bool:
+        """Whether a request was admitted and has not ended."""
+        return request_id in self._admitted
+
+    def ended(self, request_id: str) -> None:
+        """All sequences of a request have ended, or it was never sent; unknown ones are let be."""
+        one = self._admitted.pop(request_id, None)
+        if one is None:
+            return
+        if one.waits:
+            self._begin(request_id, one)
+        else:
+            self._newly_freed += one.sequences
+        self._count_sequences(one, one.sequences)
+        self._accounts[one.work.client].admitted -= 1
+        self._tidy(one.work.client)
+
+    def sequence_ended(self, request_id: str) -> None:
+        """A sequence of a request has ended; its slot is free."""
+        one = self._admitted.get(request_id)
+        if one is not None and one.sequences:
+            if one.waits:
+                self._begin(request_id, one)
+            one.sequences -= 1
+            self._newly_freed += 1
+            self._count_sequences(one, 1)
+
+    def stepped(self, begun: Iterable[str], num_running: int, ended_at: float | None) -> None:
+        """The engine has run or planned a step.
+
+        Args:
+            begun: requests that are in a step for the first time.
+            num_running: sequences with a slot.
+            ended_at: when the step ended, by the clock; None: none has run.
+        """
+        now = self._clock()
+        for request_id in begun:
+            one = self._admitted.get(request_id)
+            if one is not None and one.waits:
+                self._begin(request_id, one)
+        if self._has_backlog:
+            seconds = now - self._last_step
+            keep = math.exp(-seconds / MEMORY_S)
+            self._seconds = self._seconds * keep + seconds
+            self._freed = self._freed * keep + self._newly_freed
+        self._newly_freed = 0
+        self._num_steps += 1
+        self._last_step = now
+        if ended_at is not None:
+            self._behind = max(0.0, now - ended_at)
+        queued = (self._admitted[name] for name in self._waiting)
+        oldest = next((one for one in queued if not one.work.compiles), None)
+        is_passed_over = oldest is not None and self._num_steps - oldest.since > PASSED_OVER
+        # where pages or prompt tokens are short, fewer run than there are slots
+        self._capacity = max(1, num_running) if is_passed_over else self._slots
+
+    def restarted(self) -> None:
+        """Another engine begins: how long there was none says nothing of the queue."""
+        self._last_step = self._clock()
+        self._capacity, self._behind = self._slots, 0.0
+        for request_id in self._waiting:
+            self._admitted[request_id].since = 0
+        self._num_steps = 0
+
+    def predicted_wait(self, client: str, rank: int) -> float:
+        """Seconds until a request that comes now has its first step; 0 before anything is known.
+
+        The sequences that its client has beyond its share wait for as many slots to become free;
+        requests of a greater rank do not go before it.
+        """
+        behind = 2 * self._behind if self._clock() - self._last_step < LEAST_S else 0.0
+        entering = self.num_entering if self._serves_by_arrival else 0
+        if self._sequences + entering < self._capacity or self._seconds < LEAST_S:
+            return behind
+        level = self._level(client)
+        ahead = 0
+        account = self._accounts.get(client)
+        if account is not None:
+            ahead = account.sequences + (account.entering if self._serves_by_arrival else 0)
+            ahead -= sum(n for other, n in account.waiting_by_rank.items() if other > rank)
+        excess = ahead + 1 - level
+        if excess <= 0:
+            return behind
+        seconds_per_slot = self._seconds / max(self._freed, 1.0)
+        return behind + excess * seconds_per_slot * self._capacity / level
+
+    def count_entering(self, client: str, change: int) -> None:
+        """So many more requests of a client have arrived and are not admitted."""
+        self._account(client).entering += change
+        self.num_entering += change
+        self._tidy(client)
+
+    @property
+    def _has_backlog(self) -> bool:
+        return self._sequences > self._capacity
+
+    def _level(self, client: str) -> float:
+        """Slots that each client may have, if it wants as many, `client` counted (max-min)."""
+        wanted = [
+            account.sequences + account.entering
+            for name, account in self._accounts.items()
+            if name != client
+        ]
+        wanted.sort()
+        left, others = float(self._capacity), len(wanted)
+        for place, count in enumerate(wanted):
+            share = left / (others - place + 1)
+            if count >= share:
+                return share
+            left -= count
+        return left
+
+    def _check(self, client: str, requests: int, tokens: int, rank: int) -> None:
+        limits, account = self._limits, self._accounts.get(client) or _Account()
+        most, most_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
+        here, mine = self.num_entering + self.num_waiting, account.entering + account.waiting
+        if not self._has_room(client, here, mine, requests, most):
+            self._refuse("max_num_queued_reqs", f"{here} requests wait, {most} may", client, rank)
+        if self._waiting and not self._has_room(
+            client, self._tokens, account.tokens, tokens, most_tokens
+        ):
+            text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
+            self._refuse("max_num_queued_tokens", text, client, rank)
+        if limits.max_queue_wait < math.inf:
+            wait = self.predicted_wait(client, rank)
+            if wait > limits.max_queue_wait:
+                text = f"the predicted wait is {wait:.1f} s, {limits.max_queue_wait:g} s is allowed"
+                self._refuse("max_queue_wait", text, client, rank)
+
+    def _has_room(self, client: str, here: int, mine: int, more: int, most: float) -> bool:
+        """Whether so many more may wait: the queue has room, or its client has not its share."""
+        if here + more <= most:
+            return True
+        clients = sum(1 for one in self._accounts.values() if one.waiting or one.entering)
+        share = most / max(1, clients if mine else clients + 1)
+        return mine + more <= max(1.0, share) and here + more <= OVERFLOW * most
+
+    def _refuse(self, limit: str, text: str, client: str, rank: int) -> NoReturn:
+        raise QueueFullError(limit, text, self.predicted_wait(client, rank))
+
+    def _account(self, client: str) -> _Account:
+        found = self._accounts.get(client)
+        if found is None:
+            found = self._accounts[client] = _Account()
+        return found
+
+    def _tidy(self, client: str) -> None:
+        if self._accounts[client].is_empty:
+            del self._accounts[client]
+
+    def _begin(self, request_id: str, one: _Admitted) -> None:
+        """A request waits no more."""
+        self._count_waiting(one, -1)
+        one.waits = False
+        del self._waiting[request_id]
+
+    def _count_waiting(self, one: _Admitted, change: int) -> None:
+        account = self._accounts[one.work.client]
+        account.waiting += change
+        account.tokens += change * one.work.num_prompt
+        self._tokens += change * one.work.num_prompt
+        account.waiting_by_rank[one.rank] += change * one.sequences
+        if not account.waiting_by_rank[one.rank]:
+            del account.waiting_by_rank[one.rank]
+
+    def _count_sequences(self, one: _Admitted, ended: int) -> None:
+        self._accounts[one.work.client].sequences -= ended
+        self._sequences -= ended
