@@ -29,16 +29,17 @@ class Unread:
     Attributes:
         whole: bytes of the answer that are kept until its last is taken.
         sending: other bytes of it that wait for the connection.
+        waits: parts of it that the connection has not taken yet.
         queued: what is told of its outputs that wait, in bytes.
         since: when the client took something last, or began to be waited for.
         seen: bytes that were unread at the last look.
     """
 
-    __slots__ = ("_answers", "queued", "seen", "sending", "since", "transport", "whole")
+    __slots__ = ("_answers", "queued", "seen", "sending", "since", "transport", "waits", "whole")
 
     def __init__(self, answers: UnreadAnswers, transport: asyncio.Transport | None):
         self._answers, self.transport = answers, transport
-        self.whole = self.sending = self.seen = 0
+        self.whole = self.sending = self.seen = self.waits = 0
         self.queued: Callable[[], int] = int
         self.since = 0.0
 
@@ -53,7 +54,7 @@ class Unread:
 
     def is_settled(self) -> bool:
         """Whether nothing of it has to be watched."""
-        if self.whole or self.sending:
+        if self.waits or self.whole:
             return False
         return self.transport is None or self.in_transport <= UNCOUNTED_BYTES
 
@@ -177,21 +178,22 @@ class UnreadMiddleware:
             if message["type"] == "http.response.start":
                 announced = answer.sending = _length(message["headers"])
             elif not announced:
-                answer.sending = len(body)
-            if not answer.sending:
-                await send(message)
-                return
+                answer.sending += len(body)
+            answer.waits += 1
             answers.watch(answer)
-            if len(body) > PIECE_BYTES:
-                body = memoryview(body)
-                while len(body) > PIECE_BYTES:
-                    await send({**message, "body": body[:PIECE_BYTES], "more_body": True})
-                    answer.sending -= PIECE_BYTES
-                    answers.took(answer)
-                    body = body[PIECE_BYTES:]
-                message = {**message, "body": body}
-            await send(message)
-            answer.sending -= len(body)
+            try:
+                if len(body) > PIECE_BYTES:
+                    body = memoryview(body)
+                    while len(body) > PIECE_BYTES:
+                        await send({**message, "body": body[:PIECE_BYTES], "more_body": True})
+                        answer.sending -= PIECE_BYTES
+                        answers.took(answer)
+                        body = body[PIECE_BYTES:]
+                    message = {**message, "body": body}
+                await send(message)
+            finally:
+                answer.waits -= 1
+                answer.sending -= len(body)
             answers.took(answer)
 
         try:
@@ -199,8 +201,7 @@ class UnreadMiddleware:
         finally:
             answer.whole = answer.sending = 0
             answer.queued = int
-            if answer.is_settled():
-                answers.took(answer)
+            answers.took(answer)
 
 
 def unread_of(request: Request) -> Unread:
