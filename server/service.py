@@ -71,7 +71,9 @@ class Service:
         self.bodies = BodyReader(limits)
         self.unread = UnreadAnswers(limits.max_unread_answer_bytes)
         self.parsers = parsers
-        self.responses = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+        self.responses = ResponseStore(
+            limits.max_stored_responses, limits.max_stored_bytes, max(1, len(api_keys))
+        )
         self.holders = Holders()
         self.keys = KeyRing(api_keys) if api_keys else None
         self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not api_keys)

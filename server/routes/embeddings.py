@@ -15,7 +15,7 @@ from starlette.routing import Route
 from jaxserve.inputs import PreparedRequest
 from jaxserve.outputs import RequestOutput
 from server.answering import answer
-from server.answers import check_served
+from server.answers import QUICK_ENTRIES, check_served
 from server.errors import ApiError
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.named import named
@@ -23,7 +23,6 @@ from server.service import Service, client_of, engine_id, entry_of, queueing_of,
 from server.streaming import merge, until_disconnect
 from server.whole import whole_response
 
-QUICK_NUMBERS = 4096  # of vectors, which the event loop encodes in about a millisecond
 FIELDS = {"prompt": "input", "prompt_token_ids": "input"}
 
 
@@ -80,7 +79,7 @@ class Embeddings:
         ]
         told = {"object": "list", "data": data, "model": self._model, "usage": usage}
         numbers = sum(len(one["embedding"]) for one in data if isinstance(one["embedding"], list))
-        if numbers <= QUICK_NUMBERS:
+        if numbers <= QUICK_ENTRIES:
             return JSONResponse(told)
         return await until_disconnect(request.receive, whole_response(request, lambda: told))
 

@@ -66,7 +66,7 @@ def test_many_numbers_are_encoded_beside_the_loop(
 ) -> None:
     asked = {"input": [[5], [6]]}
     whole = client.post(PATH, json=asked)
-    monkeypatch.setattr("server.routes.embeddings.QUICK_NUMBERS", 3)
+    monkeypatch.setattr("server.routes.embeddings.QUICK_ENTRIES", 3)
     monkeypatch.delattr("server.routes.embeddings.JSONResponse")
     piecewise = client.post(PATH, json=asked)
     assert piecewise.content == whole.content
