@@ -57,6 +57,13 @@ def test_an_owner_cannot_drive_out_anothers_share() -> None:
     assert names(store, "B") == "a" and store.count == 10
 
 
+def test_what_cannot_be_given_back_stays_within_the_share() -> None:
+    store = ResponseStore(10, 100, owners=2)
+    made = [store.put("A", name, kept(20, made=False)) for name in "abc"]
+    assert made == [True, True, False], "though no other has anything"
+    assert store.put("B", "a", kept(50)) and names(store, "A") == "ab"
+
+
 def test_what_others_leave_free_is_given_back() -> None:
     store = ResponseStore(10, 100, owners=2)
     for name in "abcde":
@@ -71,7 +78,8 @@ def test_tools_are_kept_once_for_each_owner() -> None:
     store = ResponseStore(10, 1000, owners=2)
     for owner in "AB":
         for name in "abc":
-            assert store.put(owner, name, Kept(b'{"x":1}', b"[%s]" % (b"t" * 98)))
+            tools = bytes(bytearray(b"[%s]" % (b"t" * 98)))  # equal, and another object
+            assert store.put(owner, name, Kept(b'{"x":1}', tools))
     assert store.num_bytes == 2 * (3 * 7 + 100)
     first, second = store.get("A", "a"), store.get("A", "b")
     assert first is not None and second is not None and first.tools is second.tools
