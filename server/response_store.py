@@ -98,11 +98,13 @@ class ResponseStore:
 
     Attributes:
         count, num_bytes: what is kept.
+        share, share_bytes: responses and bytes of one owner.
     """
 
     def __init__(self, most: int, most_bytes: int, owners: int = 1):
         self._most, self._most_bytes = most, most_bytes
-        self._share, self._share_bytes = max(1, most // owners), most_bytes // owners
+        self.share = min(most, max(1, most // owners))
+        self.share_bytes = most_bytes // owners
         self._shelves: dict[Owner, _Shelf] = {}
 
     @property
@@ -113,11 +115,6 @@ class ResponseStore:
     def num_bytes(self) -> int:
         return sum(shelf.num_bytes for shelf in self._shelves.values())
 
-    @property
-    def share(self) -> str:
-        """What an owner may have in the making, in words."""
-        return f"{self._share} responses or {self._share_bytes} bytes"
-
     def put(self, owner: Owner, name: str, kept: Kept) -> bool:
         """Keep a response, in place of an earlier one of the same name; whether there was room."""
         self.remove(owner, name)
@@ -126,7 +123,7 @@ class ResponseStore:
         shelf = self._shelves.setdefault(owner, _Shelf())
         shelf.put(name, kept)
         count, num_bytes = shelf.in_the_making()
-        has_room = kept.is_made or (count <= self._share and num_bytes <= self._share_bytes)
+        has_room = kept.is_made or (count <= self.share and num_bytes <= self.share_bytes)
         if not has_room or not self._make_room(owner, name):
             self.remove(owner, name)
             return False
@@ -165,10 +162,10 @@ class ResponseStore:
     def _make_room(self, owner: Owner, name: str) -> bool:
         """Drop what a new response needs; False: it has no room."""
         while self.count > self._most:
-            if not self._drop_one(owner, name, lambda shelf: len(shelf.kept) - self._share):
+            if not self._drop_one(owner, name, lambda shelf: len(shelf.kept) - self.share):
                 return False
         while self.num_bytes > self._most_bytes:
-            if not self._drop_one(owner, name, lambda shelf: shelf.num_bytes - self._share_bytes):
+            if not self._drop_one(owner, name, lambda shelf: shelf.num_bytes - self.share_bytes):
                 return False
         return True
 

@@ -15,18 +15,6 @@ from server.protocol.requests import INT64, ModelRequest, SamplingRequest, Strea
 from server.protocol.responses import dumps
 
 
-class Echo(NamedTuple):
-    """What a response repeats of its request: JSON, made once however often it is told.
-
-    Attributes:
-        fields: an object of all fields but `tools`.
-        tools: their list.
-    """
-
-    fields: bytes
-    tools: bytes
-
-
 LOGPROBS = "message.output_text.logprobs"
 # Thoughts come as they are, in `content`, and can be sent back so.
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
@@ -57,6 +45,18 @@ if TYPE_CHECKING:
     _Base = ModelRequest
 else:
     _Base = SamplingRequest
+
+
+class Echo(NamedTuple):
+    """What a response repeats of its request: JSON, made once however often it is told.
+
+    Attributes:
+        fields: an object of all fields but `tools`.
+        tools: their list.
+    """
+
+    fields: bytes
+    tools: bytes
 
 
 class ResponsesRequest(_Base):

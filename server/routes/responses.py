@@ -128,10 +128,13 @@ class Responses(PartsAnswer):
         kept.task = asyncio.ensure_future(self._work())
         if not store.put(self._owner, self.name, kept):
             kept.task.cancel()
+            limits = "--max-stored-responses and --max-stored-bytes, divided by the number of keys"
+            if kept.num_bytes + len(kept.tools) > store.share_bytes:
+                allowed = f"false: it needs more than the {store.share_bytes} bytes ({limits})"
+                raise ValidationError("background", True, allowed)
             text = (
-                f"a client may have {store.share} in the making in the background "
-                "(--max-stored-responses, --max-stored-bytes, divided by the number of API keys); "
-                "this would be more"
+                f"{store.share} responses or {store.share_bytes} bytes of one client may be in the "
+                f"making ({limits}); this would be more"
             )
             raise ApiError(503, text, param="background", headers={"Retry-After": "5"})
         return WholeResponse([*coalesced(kept.pieces)])

@@ -137,6 +137,8 @@ def test_a_key_cannot_drive_out_what_another_keeps(engine: FakeEngine) -> None:
         assert "65536 bytes" in assert_error(answers[-1], 503, "background")
         store = client.app.state.service.responses  # type: ignore[attr-defined]
         assert store.num_bytes < 2**17
+        alone = {**body, "tools": [big_tool(0, 70_000)]}
+        assert "65536 bytes" in assert_error(client.post(ROUTE, json=alone), 400, "background")
         again = client.post(ROUTE, json={**body, "tools": [big_tool(0, 8000)]})
         assert again.status_code == 200, "these tools are there already"
         client.headers["authorization"] = "Bearer bob"
