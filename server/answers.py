@@ -246,6 +246,11 @@ class Answer(ABC, Generic[Body]):
         self.service.check_token_lists(self.body)
         with named(self.fields()), named(self.body.constraint_fields()):
             await self.prepare()
+        if self._client is not None:
+            groups = [one.group for one in self.requests]
+            counts = [len(one.sequence_ids) for one in groups]
+            most = sum(n * one.stop_rule.max_tokens for n, one in zip(counts, groups))
+            self._client.check_choices(sum(counts), self._prompt_tokens + most)
 
     async def _collect(self) -> list[RequestOutput]:
         """The final output of each prompt, in order."""

@@ -147,6 +147,24 @@ class Client:
             self._requests.take(1)
         return None
 
+    def check_choices(self, count: int, tokens: int) -> None:
+        """Refuse several completions that may have more tokens than a minute's allowance.
+
+        Args:
+            count: completions of one request.
+            tokens: of them and their prompts, at most.
+
+        Raises:
+            ValidationError: names `n`.
+        """
+        most = self._key.tokens_per_minute
+        if most is not None and count > 1 and tokens > most:
+            allowed = (
+                f"completions of at most {most} tokens in all, a minute of {self.name}: "
+                f"these may have {tokens}; lower n or max_tokens"
+            )
+            raise ValidationError("n", f"{count} completions", allowed)
+
     def used(self, tokens: int) -> None:
         """Count tokens of a prompt, or generated ones."""
         if self._tokens is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,11 @@ def _flags(path: Path) -> list[tuple[str, list[str]]]:
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         is_nested = name in NESTED and isinstance(value, dict)
-        own = nested_settings(name, value) if is_nested else {str(name): value}
+        own: dict[str, Any] = {str(name): value}
+        if is_nested:
+            own, notes = nested_settings(name, value)
+            for note in notes:
+                print(f"jaxserve: {path}: {note}", file=sys.stderr)
         for key, setting in own.items():
             if key in plain:
                 raise ValidationError(key, setting, f"given once in {path}")

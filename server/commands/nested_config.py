@@ -13,27 +13,34 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def nested_settings(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that an object stands for.
+def nested_settings(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings that an object stands for, and what is said of keys without an effect.
 
-    `quantization`: `type` "explicit" and `bit` are quantization int8 or another of so many bits.
-    `paging`: `strategy` "demand" is how pages are always given out, `page_size` is block_size, in
-    tokens, and `cache_size` kv_cache_memory_bytes, in bytes or as "256MB".
+    `quantization`: `type` "explicit" and `bit` are quantization int8 or another of so many bits;
+    `scale_factor` has no effect. `paging`: `strategy` "demand" is how pages are always given out,
+    `page_size` is block_size, in tokens, and has no effect in bytes; `cache_size` is
+    kv_cache_memory_bytes, in bytes or as "256MB".
 
     Raises:
         ValidationError: a key or value without such a setting; names it.
     """
     known = _READERS[name]
     found: dict[str, Any] = {}
+    notes: list[str] = []
     for key, value in values.items():
         if key not in known:
             allowed = f"one of {', '.join(f'{name}.{other}' for other in known)}"
             raise ValidationError(f"{name}.{key}", value, allowed)
-        if value is not None:
-            found |= known[key](f"{name}.{key}", value)
+        if value is None:
+            continue
+        read = known[key](f"{name}.{key}", value)
+        if isinstance(read, str):
+            notes.append(f"{name}.{key}={value!r} has no effect: {read}")
+        else:
+            found |= read
     if name == "quantization" and "quantization" not in found:
         raise ValidationError("quantization.bit", None, f"one of {_bits()}")
-    return found
+    return found, notes
 
 
 def _type(name: str, value: Any) -> dict[str, Any]:
@@ -49,9 +56,10 @@ def _bit(name: str, value: Any) -> dict[str, Any]:
     return {"quantization": quantization}
 
 
-def _scale_factor(name: str, value: Any) -> dict[str, Any]:
-    allowed = "none: each output's scale comes from its own weights, so leave the key out"
-    raise ValidationError(name, value, allowed)
+def _scale_factor(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValidationError(name, value, "a number above 0")
+    return "each output's scale comes from its own weights"
 
 
 def _strategy(name: str, value: Any) -> dict[str, Any]:
@@ -60,7 +68,12 @@ def _strategy(name: str, value: Any) -> dict[str, Any]:
     return {}
 
 
-def _page_size(name: str, value: Any) -> dict[str, Any]:
+def _page_size(name: str, value: Any) -> dict[str, Any] | str:
+    if isinstance(value, str) and _SIZE.fullmatch(value.strip()):
+        return (
+            "the KV pool has its size from the start and does not grow by steps; tokens a page are "
+            "--block-size, the bytes of all pages --kv-cache-memory-bytes (paging.cache_size)"
+        )
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValidationError(
             name,
@@ -92,7 +105,8 @@ def _bits() -> str:
     return ", ".join(n.removeprefix("int") for n in QUANTIZATIONS if re.fullmatch(r"int\d", n))
 
 
-_READERS: dict[str, dict[str, Callable[[str, Any], dict[str, Any]]]] = {
+# text says why a key has no effect
+_READERS: dict[str, dict[str, Callable[[str, Any], dict[str, Any] | str]]] = {
     "quantization": {"type": _type, "bit": _bit, "scale_factor": _scale_factor},
     "paging": {"strategy": _strategy, "page_size": _page_size, "cache_size": _cache_size},
 }

@@ -235,3 +235,17 @@ def test_tokens_of_an_answer_that_nobody_waits_for_any_more_are_counted() -> Non
         asyncio.run(leave())
     prompt, generated = used
     assert prompt == 2 and 0 < generated == engine.num_generated.total() < 50
+
+
+def test_choices_count_before_they_begin() -> None:
+    """What an allowance has left is looked at when a request comes: one must not be many."""
+    engine, headers = FakeEngine(), {"authorization": "Bearer a"}
+    keys = [ApiKey("a", "a", tokens_per_minute=1000)]
+    with TestClient(create_app(engine, api_keys=keys)) as client:
+        for n, limit, status in ((50, 30, 400), (30, 30, 200), (1, 60, 200)):
+            body = {"prompt": "a", "n": n, "max_tokens": limit}
+            answer = client.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                error = answer.json()["error"]
+                assert error["param"] == "n" and "1000 tokens" in error["message"]

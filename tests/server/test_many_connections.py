@@ -94,11 +94,18 @@ def test_few_requests_wait_in_line(port: int, engine: Recorder) -> None:
     assert engine.wait_for_abort()
 
 
-def test_an_idle_connection_makes_room(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many others open without a word, everybody is served."""
+@pytest.mark.parametrize("sent", [b"", HEAD + b"Content-Length: 60\r\n\r\n{"])
+def test_a_connection_without_a_whole_request_makes_room(
+    port: int, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """However many others open without a word, or with half of it, everybody is served."""
     monkeypatch.setattr(connection, "MIN_IDLE_S", 0.0)
     with ExitStack() as stack:
-        idle = [stack.enter_context(connect(port)) for _ in range(40)]
+        idle = []
+        for _ in range(40):
+            idle.append(stack.enter_context(connect(port)))
+            idle[-1].sendall(sent)
+            time.sleep(0.005)  # so that they are read in this order
         body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
         head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
         for _ in range(8):

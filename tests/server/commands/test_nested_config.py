@@ -40,13 +40,13 @@ def test_each_key_is_a_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"quantization": {"type": "explicit", "bit": 8, "scale_factor": 128}}, "scale_factor=128"),
+        ({"quantization": {"type": "explicit", "bit": 8, "scale_factor": -1}}, "scale_factor=-1"),
         ({"quantization": {"type": "explicit", "bit": 7}}, r"quantization\.bit=7"),
         ({"quantization": {"type": "explicit"}}, r"quantization\.bit=None"),
         ({"quantization": {"type": "implicit", "bit": 8}}, "type='implicit'"),
         ({"quantization": {"bits": 8}}, r"quantization\.bits=8"),
         ({"paging": {"strategy": "eager"}}, "strategy='eager'"),
-        ({"paging": {"page_size": "256MB"}}, "page_size='256MB'.*tokens a page"),
+        ({"paging": {"page_size": "256 apples"}}, "page_size='256 apples'.*tokens a page"),
         ({"paging": {"cache_size": "lots"}}, "cache_size='lots'"),
         ({"paging": {"size": 1}}, r"paging\.size=1"),
         ({"paging": {"page_size": 16}, "block_size": 32}, "block_size=32.*once"),
@@ -57,6 +57,22 @@ def test_what_is_no_setting_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValidationError, match=named):
         config_of(tmp_path, json.dumps(values))
+
+
+@pytest.mark.parametrize("size", ["256MB", '"256MB"'])
+def test_a_published_file_starts_and_says_what_has_no_effect(
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """{"model": "checkpoints/tiny",
+     "quantization": {"type": "explicit", "bit": 8, "scale_factor": 128},
+     "paging": {"strategy": "demand", "page_size": SIZE}}"""
+    file = tmp_path / "config.json"
+    file.write_text(text.replace("SIZE", size))
+    words = expand_config(["serve", "--config", str(file)])
+    assert words == ["serve", "--default-model=checkpoints/tiny", "--quantization=int8"]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all("has no effect" in line for line in lines)
+    assert "scale_factor=128" in lines[0] and "page_size='256MB'" in lines[1]
 
 
 def test_bad_json_is_one_error(tmp_path: Path) -> None:
