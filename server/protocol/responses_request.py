@@ -14,7 +14,6 @@ from server.protocol.conversation import MAX_MESSAGES, check_foreign, with_syste
 from server.protocol.requests import INT64, ModelRequest, SamplingRequest, StreamOptions
 from server.protocol.responses import dumps
 
-
 LOGPROBS = "message.output_text.logprobs"
 # Thoughts come as they are, in `content`, and can be sent back so.
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
