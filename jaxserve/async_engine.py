@@ -301,6 +301,11 @@ class AsyncEngine:
             if prepared is not None and self.on_ended is not None:
                 self.on_ended(prepared, last)
 
+    def unread_bytes(self, request_id: str) -> int:
+        """About what a stream's outputs take that nobody has asked for yet; 0 without a stream."""
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else stream.num_bytes()
+
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort"."""
         stream = self._streams.get(request_id)

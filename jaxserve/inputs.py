@@ -400,11 +400,16 @@ def _check_reads_no_tokens(params: SamplingParams) -> None:
 
 def _cache_salt(prompt: Prompt) -> str | None:
     salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    check_cache_salt(salt)
+    return salt
+
+
+def check_cache_salt(salt: object) -> None:
+    """Raises ValidationError unless it is a salt, or None."""
     if salt is None:
-        return None
+        return
     if not isinstance(salt, str) or not 0 < len(salt) <= MAX_SALT_CHARACTERS:
         raise ValidationError("cache_salt", salt, f"1 to {MAX_SALT_CHARACTERS} characters")
-    return salt
 
 
 def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:

@@ -8,6 +8,8 @@ from jaxserve.outputs import RequestOutput
 from jaxserve.sampling_params import RequestOutputKind
 
 MOST_WAITING = 64  # outputs that wait apart; what comes behind them is put together
+# What an output, a token of it and a token's logprob take in memory, measured.
+OUTPUT_BYTES, TOKEN_BYTES, LOGPROB_BYTES = 256, 40, 160
 MOST_TOKENS = 1024  # of what is put together: texts that grow without end would be copied each time
 
 
@@ -32,6 +34,11 @@ class OutputQueue:
     def qsize(self) -> int:
         """How many outputs wait."""
         return len(self._waiting)
+
+    def num_bytes(self) -> int:
+        """About what the outputs take that wait."""
+        outputs = (one for one in self._waiting if isinstance(one, RequestOutput))
+        return sum(map(_num_bytes, outputs))
 
     async def get(self) -> RequestOutput | BaseException:
         """The oldest output, once there is one."""
@@ -85,3 +92,11 @@ def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
 
 def _num_tokens(output: RequestOutput) -> int:
     return sum(len(one.token_ids) for one in output.outputs)
+
+
+def _num_bytes(output: RequestOutput) -> int:
+    size = OUTPUT_BYTES
+    for one in output.outputs:
+        logprobs = len(one.logprobs[0]) if one.logprobs else 0
+        size += len(one.token_ids) * (TOKEN_BYTES + logprobs * LOGPROB_BYTES)
+    return size

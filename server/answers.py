@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.requests import Request
@@ -32,7 +33,7 @@ from jaxserve.sampling_params import SamplingParams
 from server.errors import ApiError
 from server.protocol.named import named
 from server.protocol.requests import GenerationRequest
-from server.protocol.responses import ChunkWriter, dumped_in_pieces, response_body, timings, usage
+from server.protocol.responses import ChunkWriter, response_body, timings, usage
 from server.service import (
     Service,
     client_of,
@@ -43,8 +44,9 @@ from server.service import (
     token_text,
 )
 from server.streaming import EventStream, merge, until_disconnect
+from server.unread import unread_of
+from server.whole import whole_response
 
-JSON = "application/json"
 PROMPT_END = 16  # tokens of a prompt that may open thoughts
 PROMPTS_AT_A_TIME = 8  # of one request, before the loop turns to others
 QUICK_ENTRIES = 1024  # of a response, which the event loop makes in about a millisecond
@@ -102,6 +104,7 @@ class Answer(ABC, Generic[Body]):
         self._head = (created, model)
         # arrived when the body was complete
         self._client = client_of(request)
+        self._unread = unread_of(request)
         self._entry = entry_of(request)
         self._queueing = queueing_of(request, body)
         self._progress: dict[int, _Progress] = {}
@@ -175,7 +178,8 @@ class Answer(ABC, Generic[Body]):
             ValidationError: names the field of the body that cannot be served.
         """
         name = engine_id(self._id, len(self.requests))
-        prompt = {"prompt_token_ids": token_ids, "cache_salt": self.body.cache_salt}
+        salt = self.service.cache_salt(self._client, self.body.cache_salt)
+        prompt = {"prompt_token_ids": token_ids, "cache_salt": salt}
         prepared = await self.service.engine.prepare(prompt, params, name, self._queueing)
         self.requests.append(prepared)
         if len(self.requests) % PROMPTS_AT_A_TIME == 0:
@@ -193,11 +197,8 @@ class Answer(ABC, Generic[Body]):
         self._check_time(finals)
         if self._entries(finals) <= QUICK_ENTRIES:
             return JSONResponse(self._whole(finals))
-        return Response(await asyncio.to_thread(self._encoded, finals), media_type=JSON)
-
-    def _encoded(self, finals: list[RequestOutput]) -> bytes:
-        """A large response, made beside the event loop."""
-        return "".join(dumped_in_pieces(self._whole(finals))).encode()
+        making = whole_response(request, partial(self._whole, finals))
+        return await until_disconnect(request.receive, making)
 
     def _whole(self, finals: list[RequestOutput]) -> dict[str, Any]:
         pieces = [
@@ -320,6 +321,8 @@ class Answer(ABC, Generic[Body]):
             told["on_drop"] = self._client.used
         streams = [self.service.engine.stream(one, **told) for one in self.requests]
         ids = [prepared.request_id for prepared in self.requests]
+        unread_bytes = self.service.engine.unread_bytes
+        self._unread.queued = lambda: sum(map(unread_bytes, ids))
         if self._entry is not None:
             self._entry.leave()
         holding = self.service.holders.holding(ids, self._client)

@@ -33,6 +33,7 @@ from server.routes import (
     documents,
     embeddings,
     invocations,
+    kept_responses,
     messages,
     models,
     optional,
@@ -44,6 +45,7 @@ from server.routes import engine as watched
 from server.service import NO_PARSERS, Service
 from server.tools.choice import Parsers
 from server.tracing import RequestTracer, TraceMiddleware
+from server.unread import UnreadMiddleware
 
 if TYPE_CHECKING:
     # only a type here: importing it would import jax
@@ -85,7 +87,10 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.shutdown)
 
-    middleware = [Middleware(DoorMiddleware, allowed_hosts=allowed_hosts)]
+    middleware = [
+        Middleware(UnreadMiddleware, answers=service.unread),
+        Middleware(DoorMiddleware, allowed_hosts=allowed_hosts),
+    ]
     if options.root_path:
         middleware.append(Middleware(RootPathMiddleware, root_path=options.root_path))
     middleware.append(Middleware(RequestIdMiddleware, tells=options.sends_request_ids))
@@ -113,6 +118,7 @@ def create_app(
             *completions.ROUTES,
             *chat.ROUTES,
             *responses.ROUTES,
+            *kept_responses.ROUTES,
             *messages.ROUTES,
             *embeddings.ROUTES,
             *models.ROUTES,

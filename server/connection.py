@@ -199,6 +199,7 @@ class Connection(HttpToolsProtocol):
                 return
             if told is not None:
                 self._entry = self.scope["state"]["entry"] = told
+        self.scope["state"]["transport"] = self.transport  # by which it is known what is unread
         super().on_headers_complete()
         self._cycles.append(self.cycle)
         if self._is_extra:

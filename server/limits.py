@@ -20,25 +20,30 @@ class Limits:
         max_choices: completions that one request may start, prompts times n.
         max_response_entries: of one response, what it says of its prompts: choices times prompt
             tokens times one, and one for each log-probability of them.
+        max_unread_answer_bytes: of all answers that clients have not read; the client that has
+            taken nothing for longest is cut off where it is more.
         max_connections: open at a time; those beyond may ask for the server's health alone.
         idle_timeout: seconds that a connection may stay open between two requests.
         write_timeout: seconds after which a client that reads nothing of its answer is cut off.
         keep_alive_interval: seconds after which a stream that has nothing to say says so.
         max_stored_responses: of `/v1/responses`, kept for others to go on from; 0: none are.
         max_stored_bytes: of them and their conversations.
+        share_prefix_cache: requests of one API key find what was computed for those of another.
         allow_control_tokens: control tokens in messages' text are tokens and not text.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_pending_body_bytes: int = 64 * 2**20
     max_choices: int = 1024
-    max_response_entries: int = 2**20
+    max_response_entries: int = 2**17
+    max_unread_answer_bytes: int = 256 * 2**20
     max_connections: int = 4096
     idle_timeout: float = 5.0
     write_timeout: float = 60.0
     keep_alive_interval: float = 10.0
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 * 2**20
+    share_prefix_cache: bool = False
     allow_control_tokens: bool = False
 
     def __post_init__(self) -> None:
@@ -46,6 +51,7 @@ class Limits:
             "max_body_bytes",
             "max_choices",
             "max_response_entries",
+            "max_unread_answer_bytes",
             "max_connections",
         ):
             if getattr(self, name) < 1:

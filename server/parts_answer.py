@@ -20,6 +20,7 @@ from server.protocol.named import renamed
 from server.routes.chat import ChatCompletions
 from server.service import Service
 from server.streaming import EventStream
+from server.whole import coalesced
 
 
 class PartsAnswer(ChatCompletions):
@@ -55,16 +56,16 @@ class PartsAnswer(ChatCompletions):
         """Look at what is new, before its steps."""
 
     @abstractmethod
-    def begin_events(self) -> bytes:
-        """Events before the first of a part."""
+    def begin_events(self) -> list[bytes]:
+        """Events before the first of a part, in pieces."""
 
     @abstractmethod
     def step_events(self, step: Step) -> bytes:
         """Events of one step."""
 
     @abstractmethod
-    async def end_events(self) -> bytes:
-        """Events behind the last of a part."""
+    async def end_events(self) -> list[bytes]:
+        """Events behind the last of a part, in pieces."""
 
     @abstractmethod
     def failed_events(self, error: ApiError) -> bytes:
@@ -125,21 +126,22 @@ class PartsAnswer(ChatCompletions):
         async with self._outputs() as outputs:
             async for position, output in outputs:
                 check_served(output)
-                events = []
+                events = list[bytes]()
                 if not self._progress:
                     self._check_time([output])
-                    events.append(self.begin_events())
+                    events += self.begin_events()
                 for piece in self._new(position, output):
                     steps = self._steps(piece)
                     if self.body.logprobs and piece.new.finished():  # told once more, all of them
                         events.append(await asyncio.to_thread(self._told_of, steps))
                     else:
                         events.append(self._told_of(steps))
-                if any(events):
-                    yield b"".join(events)
+                for part in coalesced(filter(None, events)):
+                    yield part
         if any(part.kind is Kind.THOUGHT for part in self.parts.parts):
             await asyncio.to_thread(self._count_thoughts)
-        yield await self.end_events()
+        for part in coalesced(await self.end_events()):
+            yield part
 
     def _told_of(self, steps: list[Step]) -> bytes:
         return b"".join(self.step_events(step) for step in steps)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
-from jaxserve.inputs import check_text_fits
+from jaxserve.inputs import check_cache_salt, check_text_fits
 from jaxserve.request import Queueing
 from jaxserve.sampling_params import TOKEN_FIELDS
 from jaxserve.scheduling.ledger import Entry
@@ -30,6 +32,7 @@ from server.protocol.requests import GenerationRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
 from server.truncation import Cut, asked_cut
+from server.unread import UnreadAnswers
 from server.watching import Watch
 
 if TYPE_CHECKING:
@@ -66,8 +69,11 @@ class Service:
         self.options = options
         self.limits = limits
         self.bodies = BodyReader(limits)
+        self.unread = UnreadAnswers(limits.max_unread_answer_bytes)
         self.parsers = parsers
-        self.responses = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+        self.responses = ResponseStore(
+            limits.max_stored_responses, limits.max_stored_bytes, max(1, len(api_keys))
+        )
         self.holders = Holders()
         self.keys = KeyRing(api_keys) if api_keys else None
         self.watch = Watch(self, tells_cached=options.tells_cached_tokens or not api_keys)
@@ -137,6 +143,24 @@ class Service:
     def tells_cached_tokens(self) -> bool:
         """Whether responses say how many prompt tokens the prefix cache had."""
         return self.options.tells_cached_tokens
+
+    def cache_salt(self, client: Client | None, given: str | None) -> str | None:
+        """What keeps a request's pages of the prefix cache from others'.
+
+        Pages of one API key are not found for another, so that no answer's speed tells what other
+        clients have asked.
+
+        Args:
+            client: of the key that came with the request, None without keys.
+            given: the request's own `cache_salt`.
+
+        Raises:
+            ValidationError: the request's own is none.
+        """
+        if client is None or self.limits.share_prefix_cache:
+            return given
+        check_cache_salt(given)
+        return hashlib.sha256(json.dumps([client.name, given]).encode()).hexdigest()
 
     @property
     def sampling_defaults(self) -> Mapping[str, float]:

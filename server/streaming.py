@@ -148,6 +148,7 @@ class EventStream(Response):
         self._interval = interval
         self._has_begun = False
         self._num_events = 0
+        self._writing = asyncio.Lock()  # an event may be sent in pieces: no comment comes between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Errors before the first event belong to the caller's error handling.
@@ -165,13 +166,12 @@ class EventStream(Response):
             async with contextlib.aclosing(self._events) as events:
                 try:
                     async for event in events:
-                        await self._begin(send)
                         self._num_events += 1
-                        await _send_piece(send, event)
+                        await self._write(send, event)
                 except Exception as error:
                     if not self._has_begun:
                         raise
-                    await _send_piece(send, self._failed(as_api_error(error)))
+                    await self._write(send, self._failed(as_api_error(error)))
         finally:
             timer.cancel()
             for task in comments:
@@ -179,6 +179,11 @@ class EventStream(Response):
             await asyncio.gather(*comments, return_exceptions=True)
         await self._begin(send)
         await send({"type": "http.response.body", "body": self._end})
+
+    async def _write(self, send: Send, piece: bytes) -> None:
+        async with self._writing:
+            await self._begin(send)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _begin(self, send: Send) -> None:
         """Send the headers, once; nothing is written before them, so this does not wait."""
@@ -189,12 +194,7 @@ class EventStream(Response):
     async def _comment(self, send: Send) -> None:
         told = 0
         while True:
-            if told == self._num_events:
-                await self._begin(send)
-                await _send_piece(send, COMMENT)
+            if told == self._num_events and not self._writing.locked():
+                await self._write(send, COMMENT)
             told = self._num_events
             await asyncio.sleep(self._interval)
-
-
-async def _send_piece(send: Send, piece: bytes) -> None:
-    await send({"type": "http.response.body", "body": piece, "more_body": True})

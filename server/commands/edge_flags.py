@@ -50,7 +50,13 @@ def add_edge_flags(parser: argparse.ArgumentParser) -> None:
     _number(
         add,
         "max_response_entries",
-        "most tokens and logprobs of prompts that one response may show (default: 1M)",
+        "most tokens and logprobs of prompts that one response may show (default: 128k)",
+    )
+    _number(
+        add,
+        "max_unread_answer_bytes",
+        "of all answers that clients have not read; beyond it the slowest is cut off "
+        "(default: 256M)",
     )
     _number(add, "max_connections", "open at a time; others may ask for /health alone")
     _seconds(add, "idle_timeout", "a connection may stay open without a request")
@@ -58,6 +64,13 @@ def add_edge_flags(parser: argparse.ArgumentParser) -> None:
     _seconds(add, "keep_alive_interval", "a stream has no news before it sends a comment")
     _number(add, "max_stored_responses", "responses kept for previous_response_id, 0 for none")
     _number(add, "max_stored_bytes", "of responses that are kept (default: 64M)")
+    add(
+        "--share-prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=Limits.share_prefix_cache,
+        help="requests find in the prefix cache what was computed for those of other API keys, "
+        "which their speed then tells of (default: off, each key has its own)",
+    )
     add(
         "--allow-control-tokens",
         action=argparse.BooleanOptionalAction,
@@ -93,8 +106,9 @@ def api_keys(args: argparse.Namespace) -> list[ApiKey]:
         keys.append(ApiKey(of_environment, KEY_VARIABLE))
     if args.api_keys_file is not None:
         keys += read_keys(args.api_keys_file)
-    if len({one.key for one in keys}) < len(keys):
-        raise ValidationError("--api-key", "...", "keys of which none comes twice")
+    for what in ("key", "name"):
+        if len({getattr(one, what) for one in keys}) < len(keys):
+            raise ValidationError("--api-key", "...", f"keys of which no {what} comes twice")
     if args.scheduling_policy != "priority":
         for one in keys:
             if one.priority != 0:

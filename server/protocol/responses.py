@@ -30,28 +30,42 @@ def dumps(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-def dumped_in_pieces(value: Any) -> Iterator[str]:
-    """The text of `dumps`, by pieces: others get to run between them.
+class Repeated(list[Any]):
+    """A list that a response has several times: `dumped_in_pieces` encodes it once.
+
+    Attributes:
+        pieces: of its text, once it was asked for.
+    """
+
+    pieces: list[bytes] | None = None
+
+
+def dumped_in_pieces(value: Any) -> Iterator[bytes]:
+    """The text of `dumps` in UTF-8, by pieces: others get to run between them.
 
     The encoder lets go of the interpreter only when it is done; a response may have megabytes.
     """
-    if isinstance(value, dict):
+    if isinstance(value, Repeated):
+        if value.pieces is None:
+            value.pieces = [*dumped_in_pieces([*value])]
+        yield from value.pieces
+    elif isinstance(value, dict):
         for index, (key, item) in enumerate(value.items()):
-            yield f"{',' if index else '{'}{dumps(key)}:"
+            yield f"{',' if index else '{'}{dumps(key)}:".encode()
             yield from dumped_in_pieces(item)
-        yield "}" if value else "{}"
+        yield b"}" if value else b"{}"
     elif isinstance(value, list) and len(value) > PIECE:
         for start in range(0, len(value), PIECE):
-            yield "," if start else "["
-            yield dumps(value[start : start + PIECE])[1:-1]
-        yield "]"
+            yield b"," if start else b"["
+            yield dumps(value[start : start + PIECE])[1:-1].encode()
+        yield b"]"
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for index, item in enumerate(value):
-            yield "," if index else "["
+            yield b"," if index else b"["
             yield from dumped_in_pieces(item)
-        yield "]"
+        yield b"]"
     else:
-        yield dumps(value)
+        yield dumps(value).encode()
 
 
 def usage(

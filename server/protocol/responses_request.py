@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from jaxserve.errors import ValidationError
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.conversation import MAX_MESSAGES, check_foreign, with_system
 from server.protocol.requests import INT64, ModelRequest, SamplingRequest, StreamOptions
+from server.protocol.responses import dumps
 
 LOGPROBS = "message.output_text.logprobs"
 # Thoughts come as they are, in `content`, and can be sent back so.
@@ -43,6 +44,18 @@ if TYPE_CHECKING:
     _Base = ModelRequest
 else:
     _Base = SamplingRequest
+
+
+class Echo(NamedTuple):
+    """What a response repeats of its request: JSON, made once however often it is told.
+
+    Attributes:
+        fields: an object of all fields but `tools`.
+        tools: their list.
+    """
+
+    fields: bytes
+    tools: bytes
 
 
 class ResponsesRequest(_Base):
@@ -91,6 +104,10 @@ class ResponsesRequest(_Base):
     def forget_prompt(self) -> None:
         """Let go of what has become messages."""
         self.input = []
+
+    def forget_echo(self) -> None:
+        """Let go of what is large and in `echoed`."""
+        self.instructions = self.text = self.tools = self.tool_choice = None
 
     def check(self) -> None:
         """Rules that need nothing but the body.
@@ -163,9 +180,9 @@ class ResponsesRequest(_Base):
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return ChatCompletionRequest.model_validate(given)
 
-    def told(self) -> dict[str, Any]:
-        """Fields of the response that repeat the request."""
-        return {
+    def echoed(self) -> Echo:
+        """JSON of what the response repeats of the request."""
+        told = {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
@@ -179,11 +196,11 @@ class ResponsesRequest(_Base):
             "store": self.keeps,
             "text": {"format": {"type": "text"}, **(self.text or {})},
             "tool_choice": self.tool_choice or "auto",
-            "tools": self.tools or [],
             "top_logprobs": self.top_logprobs or 0,
             "truncation": "disabled",
             "user": self.user,
         }
+        return Echo(dumps(told).encode(), dumps(self.tools or []).encode())
 
 
 def is_response_id(text: str) -> bool:

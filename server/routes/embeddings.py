@@ -15,12 +15,13 @@ from starlette.routing import Route
 from jaxserve.inputs import PreparedRequest
 from jaxserve.outputs import RequestOutput
 from server.answering import answer
-from server.answers import check_served
+from server.answers import QUICK_ENTRIES, check_served
 from server.errors import ApiError
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.named import named
 from server.service import Service, client_of, engine_id, entry_of, queueing_of, response_id
 from server.streaming import merge, until_disconnect
+from server.whole import whole_response
 
 FIELDS = {"prompt": "input", "prompt_token_ids": "input"}
 
@@ -76,7 +77,11 @@ class Embeddings:
             {"object": "embedding", "index": index, "embedding": _vector(output, self.body)}
             for index, output in enumerate(outputs)
         ]
-        return JSONResponse({"object": "list", "data": data, "model": self._model, "usage": usage})
+        told = {"object": "list", "data": data, "model": self._model, "usage": usage}
+        numbers = sum(len(one["embedding"]) for one in data if isinstance(one["embedding"], list))
+        if numbers <= QUICK_ENTRIES:
+            return JSONResponse(told)
+        return await until_disconnect(request.receive, whole_response(request, lambda: told))
 
 
 async def _prepare(
@@ -86,6 +91,7 @@ async def _prepare(
     service.check_batch(len(prompts), "input")
     client, turn = client_of(request), queueing_of(request, body)
     service.engine.check_room(turn.client, len(prompts) - (entry_of(request) is not None))
+    salt = service.cache_salt(client, body.cache_salt)
     special, cut = body.add_special_tokens is not False, service.cut(body, 1)
     answer_id = response_id("embd", request, body.request_id)
     prepared: list[PreparedRequest] = []
@@ -97,7 +103,7 @@ async def _prepare(
             )
         elif cut is not None:
             tokens = cut.of(prompt)
-        given = {"prompt_token_ids": tokens, "cache_salt": body.cache_salt}
+        given = {"prompt_token_ids": tokens, "cache_salt": salt}
         name = engine_id(answer_id, index)
         prepared.append(await service.engine.prepare(given, params, name, turn))
         total = sum(len(one.group.prompt_token_ids) for one in prepared)

@@ -90,10 +90,10 @@ class Messages(PartsAnswer):
 
     # -- a stream -------------------------------------------------------------------------------
 
-    def begin_events(self) -> bytes:
+    def begin_events(self) -> list[bytes]:
         message = self._message([], {"stop_reason": None, "stop_sequence": None})
         begun = _event("message_start", message=message | {"usage": self._counts(0)})
-        return begun + _event("ping")
+        return [begun, _event("ping")]
 
     def step_events(self, step: Step) -> bytes:
         part = step.part
@@ -105,9 +105,12 @@ class Messages(PartsAnswer):
             return _event("content_block_delta", index=part.index, delta=told)
         return _event("content_block_stop", index=part.index)
 
-    async def end_events(self) -> bytes:
+    async def end_events(self) -> list[bytes]:
         usage = self._counts(self.num_generated)
-        return _event("message_delta", delta=self._ending(), usage=usage) + _event("message_stop")
+        return [
+            _event("message_delta", delta=self._ending(), usage=usage),
+            _event("message_stop"),
+        ]
 
     def failed_events(self, error: ApiError) -> bytes:
         data = anthropic_error(error.status, error.message)

@@ -7,15 +7,17 @@ import contextlib
 import json
 import secrets
 import time
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
 from server.answering import answer
 from server.answers import Piece
+from server.body import QUICK_BYTES
 from server.errors import ApiError, as_api_error
 from server.parts import Begun, Ended, Grown, Kind, Part, Step
 from server.parts_answer import PartsAnswer
@@ -25,14 +27,15 @@ from server.protocol.response_items import add_items, item_id, output_content, o
 from server.protocol.responses import dumped_in_pieces, dumps
 from server.protocol.responses_request import (
     LOGPROBS,
+    Echo,
     ResponsesRequest,
     api_field,
-    is_response_id,
 )
-from server.response_store import Kept, Owner
+from server.response_store import Kept, Owner, with_tools
+from server.routes.kept_responses import unknown_response
 from server.service import Service, client_of
-
-JSON = "application/json"
+from server.streaming import until_disconnect
+from server.whole import WholeResponse, coalesced
 
 
 async def create_response(request: Request) -> Response:
@@ -46,6 +49,7 @@ class Responses(PartsAnswer):
     Args:
         asked: the body.
         messages: the conversation so far, without instructions.
+        earlier_bytes: of the conversation that an earlier response has ended.
     """
 
     prefix = "resp"
@@ -56,13 +60,17 @@ class Responses(PartsAnswer):
         asked: ResponsesRequest,
         messages: list[dict[str, Any]],
         request: Request,
+        earlier_bytes: int = 0,
     ):
         chat = asked.chat(messages)
         with renamed(api_field):
             chat.check()
         super().__init__(service, chat, request)
         self._asked, self._messages = asked, messages
-        self._told = asked.told()
+        self._echoed: Echo
+        self._json = b""  # of the whole response, but for its tools
+        self._body_bytes: int = request.state.body_bytes
+        self._earlier_bytes = earlier_bytes
         # never the client's own: it names what is kept
         self.name = f"resp_{secrets.token_hex(24)}"
         self._owner: Owner = client_of(request)
@@ -81,16 +89,22 @@ class Responses(PartsAnswer):
             ApiError: 404, there is no such earlier response.
             ValidationError: names the field that cannot be served.
         """
-        conversation = Conversation(_earlier(service, asked.previous_response_id, request))
+        earlier = _earlier(service, asked.previous_response_id, request)
+        conversation = Conversation(json.loads(earlier))
         add_items(conversation, asked.input)
-        return cls(service, asked, conversation.messages, request)
+        return cls(service, asked, conversation.messages, request, len(earlier))
 
     def api_field(self, field: str) -> str:
         return api_field(field)
 
     async def check_and_prepare(self) -> None:
         await super().check_and_prepare()
+        is_large = self._body_bytes > QUICK_BYTES
+        make = self._asked.echoed
+        self._echoed = await asyncio.to_thread(make) if is_large else make()
         self._asked.forget_prompt()
+        self._asked.forget_echo()
+        self.body.tools, self._tools = None, replace(self._tools, tools=[])
         if not self._asked.keeps:
             self._messages = []
         if self._asked.tells_logprobs and self._reads:
@@ -100,30 +114,41 @@ class Responses(PartsAnswer):
     async def respond(self, request: Request) -> Response:
         if self._asked.background:
             return await self._respond_at_once()
-        return await super().respond(request)
+        if self.body.streams:
+            return await super().respond(request)
+        await until_disconnect(request.receive, self._collect())
+        return WholeResponse([*coalesced(with_tools(self._json, self._echoed.tools))])
 
     # -- while nobody waits ---------------------------------------------------------------------
 
     async def _respond_at_once(self) -> Response:
-        body = dumps(self.body_of_answer()).encode()
-        kept = Kept(body, background=True)
+        self._encode()
+        kept = self._kept(b"", is_made=False)
+        store = self.service.responses
         kept.task = asyncio.ensure_future(self._work())
-        if not self.service.responses.put(self._owner, self.name, kept):
+        if not store.put(self._owner, self.name, kept):
             kept.task.cancel()
-            text = "too many responses are being made in the background, or none are kept"
+            limits = "--max-stored-responses and --max-stored-bytes, divided by the number of keys"
+            if kept.num_bytes + len(kept.tools) > store.share_bytes:
+                allowed = f"false: it needs more than the {store.share_bytes} bytes ({limits})"
+                raise ValidationError("background", True, allowed)
+            text = (
+                f"{store.share} responses or {store.share_bytes} bytes of one client may be in the "
+                f"making ({limits}); this would be more"
+            )
             raise ApiError(503, text, param="background", headers={"Retry-After": "5"})
-        return Response(body, media_type=JSON)
+        return WholeResponse([*coalesced(kept.pieces)])
 
     async def _work(self) -> None:
         try:
             await self._collect()
         except asyncio.CancelledError:
             self._status = "cancelled"
-            await self._keep()
+            await self._finish()
             raise
         except Exception as error:
             self._fail(as_api_error(error))
-            await self._keep()
+            await self._finish()
 
     # -- a whole response -----------------------------------------------------------------------
 
@@ -131,7 +156,7 @@ class Responses(PartsAnswer):
         finals = await super()._collect()
         self._check_time(finals)
         self._end()
-        await self._keep()
+        await self._finish()
         return finals
 
     def body_of_answer(self) -> dict[str, Any]:
@@ -152,7 +177,6 @@ class Responses(PartsAnswer):
             "temperature": getattr(sampled, "temperature", None),
             "top_p": getattr(sampled, "top_p", None),
             "usage": self._counts() if self._status in ("completed", "incomplete") else None,
-            **self._told,
         }
 
     def _incomplete(self) -> dict[str, str] | None:
@@ -187,14 +211,17 @@ class Responses(PartsAnswer):
     def _fail(self, error: ApiError) -> None:
         self._status, self._error = "failed", error
 
-    async def _keep(self) -> None:
-        """Keep what there is, with the conversation that it ends, beside the event loop."""
+    async def _finish(self) -> None:
+        """Encode what there is, and keep it with the conversation that it ends."""
+        if not self._asked.keeps and not self._all_logprobs:
+            self._encode()
+            return
+        kept = await asyncio.to_thread(self._made)
         if self._asked.keeps:
-            kept = await asyncio.to_thread(self._kept)
             self.service.responses.put(self._owner, self.name, kept)
 
-    def _kept(self) -> Kept:
-        body = self.body_of_answer()
+    def _made(self) -> Kept:
+        body = self._encode()
         messages: list[dict[str, Any]] = []
         if self._status in ("completed", "incomplete"):
             conversation = Conversation(self._messages)
@@ -203,8 +230,20 @@ class Responses(PartsAnswer):
             with contextlib.suppress(ValidationError):
                 add_items(conversation, body["output"], "output")
                 messages = conversation.messages
-        response, past = ("".join(dumped_in_pieces(one)).encode() for one in (body, messages))
-        return Kept(response, past if messages else b"", bool(self._asked.background))
+        past = b"".join(dumped_in_pieces(messages)) if messages else b""
+        return self._kept(past, is_made=True)
+
+    def _kept(self, messages: bytes, *, is_made: bool) -> Kept:
+        asked, echo = self._asked, self._echoed
+        needed = 0 if is_made else max(0, self._body_bytes - len(echo.tools)) + self._earlier_bytes
+        return Kept(self._json, echo.tools, messages, needed, bool(asked.background))
+
+    def _encode(self) -> dict[str, Any]:
+        """The response as it is now, which becomes `_json`."""
+        body = self.body_of_answer()
+        pieces = [*dumped_in_pieces(body)]
+        self._json = b"".join([*pieces[:-1], b",", self._echoed.fields[1:]])
+        return body
 
     # -- a stream -------------------------------------------------------------------------------
 
@@ -218,11 +257,9 @@ class Responses(PartsAnswer):
         found = self._logprobs(piece.new)
         return [] if found is None else list(found["content"])
 
-    def begin_events(self) -> bytes:
-        names = ("created", "in_progress")
-        return b"".join(
-            self._event(f"response.{name}", response=self.body_of_answer()) for name in names
-        )
+    def begin_events(self) -> list[bytes]:
+        self._encode()
+        return [*self._whole_event("created"), *self._whole_event("in_progress")]
 
     def step_events(self, step: Step) -> bytes:
         part = step.part
@@ -251,19 +288,23 @@ class Responses(PartsAnswer):
         events.append(self._event("response.output_item.done", **at, item=item))
         return b"".join(events)
 
-    async def end_events(self) -> bytes:
+    async def end_events(self) -> list[bytes]:
         self._end()
-        await self._keep()
-        if self._all_logprobs:
-            return await asyncio.to_thread(self._end_event)
-        return self._end_event()
-
-    def _end_event(self) -> bytes:
-        return self._event(f"response.{self._status}", response=self.body_of_answer())
+        await self._finish()
+        return self._whole_event(self._status)
 
     def failed_events(self, error: ApiError) -> bytes:
         self._fail(error)
-        return self._event("response.failed", response=self.body_of_answer())
+        self._encode()
+        return b"".join(self._whole_event("failed"))
+
+    def _whole_event(self, name: str) -> list[bytes]:
+        """An event that tells the whole response, in pieces."""
+        head = f"event: response.{name}\ndata: " + (
+            f'{{"type":"response.{name}","sequence_number":{self._sequence},"response":'
+        )
+        self._sequence += 1
+        return [head.encode(), *with_tools(self._json, self._echoed.tools), b"}\n\n"]
 
     def _text_done(self, part: Part) -> bytes:
         name = f"response.{_TEXT[part.kind]}.done"
@@ -284,8 +325,8 @@ class Responses(PartsAnswer):
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         # in pieces where it is long, so that others get to run
-        text = "".join(dumped_in_pieces(data)) if self._all_logprobs else dumps(data)
-        return f"event: {kind}\ndata: {text}\n\n".encode()
+        text = b"".join(dumped_in_pieces(data)) if self._all_logprobs else dumps(data).encode()
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), text)
 
 
 _TEXT = {
@@ -300,70 +341,17 @@ def _error(error: ApiError) -> dict[str, Any]:
     return {"code": code, "message": error.message}
 
 
-def _earlier(service: Service, name: str | None, request: Request) -> list[dict[str, Any]]:
-    """The conversation that an earlier response has ended."""
+def _earlier(service: Service, name: str | None, request: Request) -> bytes:
+    """JSON of the conversation that an earlier response has ended."""
     if name is None:
-        return []
+        return b"[]"
     kept = service.responses.get(client_of(request), name)
     if kept is None:
-        raise _unknown(name, "previous_response_id")
+        raise unknown_response(name, "previous_response_id")
     if not kept.messages:
         allowed = "a response that has come to its end, with calls that a request may have"
         raise ValidationError("previous_response_id", name, allowed)
-    messages: list[dict[str, Any]] = json.loads(kept.messages)
-    return messages
+    return kept.messages
 
 
-def _unknown(name: str, param: str) -> ApiError:
-    text = f"there is no response `{name[:100]}` any more, or never was; see docs/apis.md"
-    return ApiError(404, text, param=param)
-
-
-def _found(request: Request) -> tuple[Service, Owner, str, Kept]:
-    service, owner = Service.of(request), client_of(request)
-    name = request.path_params["response_id"]
-    kept = service.responses.get(owner, name) if is_response_id(name) else None
-    if kept is None:
-        raise _unknown(name, "response_id")
-    return service, owner, name, kept
-
-
-async def get_response(request: Request) -> Response:
-    """A response that is kept."""
-    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        raise ValidationError("stream", request.query_params["stream"], "false: it is told whole")
-    return Response(_found(request)[3].response, media_type=JSON)
-
-
-async def delete_response(request: Request) -> Response:
-    """Forget a response; one that is being made is aborted."""
-    service, owner, name, kept = _found(request)
-    if kept.task is not None:
-        await _ended(kept.task)
-    service.responses.remove(owner, name)
-    return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
-
-
-async def cancel_response(request: Request) -> Response:
-    """Abort what is made in the background; nothing happens if it is there already."""
-    service, owner, name, kept = _found(request)
-    if not kept.background:
-        raise ValidationError("response_id", name, "a response that was made in the background")
-    if kept.task is not None:
-        await _ended(kept.task)
-        kept = service.responses.get(owner, name) or kept
-    return Response(kept.response, media_type=JSON)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelling():  # a second time it would be ended while it keeps what there is
-        task.cancel()
-    await asyncio.wait([task])
-
-
-ROUTES = [
-    Route("/v1/responses", create_response, methods=["POST"]),
-    Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
-    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
-    Route("/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"]),
-]
+ROUTES = [Route("/v1/responses", create_response, methods=["POST"])]

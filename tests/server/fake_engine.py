@@ -125,6 +125,7 @@ class FakeEngine:
         self.cache_salts: list[str | None] = []
         self.poolings: list[PoolingParams | None] = []
         self.num_generated: Counter[str] = Counter()
+        self.unread: dict[str, int] = {}
         self.shut_down = False
         self.num_resets = 0
         self.rooms: list[tuple[str, int]] = []
@@ -163,6 +164,9 @@ class FakeEngine:
         finally:
             for name in works:
                 self.ledger.ended(name)
+
+    def unread_bytes(self, request_id: str) -> int:
+        return self.unread.get(request_id, 0)
 
     async def prepare(self, *request: Any) -> PreparedRequest:
         return self._inputs.prepare(*request)

@@ -272,7 +272,7 @@ def test_large_responses_are_made_beside_the_loop_and_are_the_same(
         threads.add(threading.current_thread().name)
         return real(value)
 
-    monkeypatch.setattr("server.answers.dumped_in_pieces", noted)
+    monkeypatch.setattr("server.whole.dumped_in_pieces", noted)
     piecewise = ask()
     assert whole.status_code == 200 and piecewise.json() == whole.json()
     assert piecewise.headers["content-type"] == whole.headers["content-type"]
@@ -281,7 +281,7 @@ def test_large_responses_are_made_beside_the_loop_and_are_the_same(
 
 @pytest.mark.parametrize("value", [{}, [], [[]], {"a": []}, [{}], [1] * 300, [{"a": [1] * 600}]])
 def test_pieces_join_to_the_same_json(value: Any) -> None:
-    assert json.loads("".join(dumped_in_pieces(value))) == value
+    assert json.loads(b"".join(dumped_in_pieces(value))) == value
 
 
 def test_detokenize_has_a_limit(client: TestClient) -> None:

@@ -135,6 +135,44 @@ def test_a_key_has_a_priority_that_a_request_cannot_better() -> None:
     assert [turn.priority for turn in engine.turns] == [5, 5, 7]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "a"}),
+        (COMPLETIONS, {"prompt": "a", "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/invocations", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_each_key_has_a_prefix_cache_of_its_own(path: str, body: dict[str, object]) -> None:
+    """A request finds pages with its own salt, and which it is, its key and itself decide."""
+
+    def salts(keys: list[ApiKey], share: bool = False) -> list[str | None]:
+        engine = FakeEngine(enable_embeddings=True)
+        limits = Limits(share_prefix_cache=share)
+        with TestClient(create_app(engine, api_keys=keys, limits=limits)) as client:
+            for salt in (None, "mine", "mine"):
+                for key in ("sk-a", "sk-b"):
+                    headers = {"authorization": f"Bearer {key}"}
+                    asked = {**body, "cache_salt": salt}
+                    assert client.post(path, json=asked, headers=headers).status_code == 200
+            if keys:
+                headers = {"authorization": "Bearer sk-a"}
+                bad = client.post(path, json={**body, "cache_salt": "x" * 1025}, headers=headers)
+                assert bad.status_code == 400 and "cache_salt" in bad.text
+        return engine.cache_salts
+
+    keys = [ApiKey("sk-a", "first"), ApiKey("sk-b", "second")]
+    apart = salts(keys)
+    assert len(set(apart)) == 4 and apart[2:4] == apart[4:6]
+    assert all(one is not None and "sk-" not in one and "mine" not in one for one in apart)
+    unsalted = [None, None, "mine", "mine", "mine", "mine"]
+    assert salts(keys, share=True) == salts([]) == unsalted
+
+
 def args(*words: str):
     return build_parser("serve").parse_args(["serve", *words])
 
@@ -150,6 +188,9 @@ def test_flags(tmp_path: Path) -> None:
     assert [k.name for k in api_keys(both)] == ["key 1", "one"]
     with pytest.raises(ValidationError, match="priority"):
         api_keys(args("--api-keys-file", file))
+    with pytest.raises(ValidationError, match="no name comes twice"):
+        namesake = write(tmp_path, "- {key: sk-1, name: key 1}\n")
+        api_keys(args("--api-key", "x", "--api-keys-file", namesake))
     for bad in (["--api-key", ""], ["--api-key", " "], ["--api-key", "x", "--api-key", "x"]):
         with pytest.raises(ValidationError, match="--api-key"):
             api_keys(args(*bad))

@@ -15,7 +15,8 @@ from jaxserve.outputs import CompletionOutput, RequestOutput
 from server import streaming
 from server.app import create_app
 from server.limits import Limits
-from server.streaming import COMMENT, merge
+from server.streaming import COMMENT, EventStream, merge
+from server.unread import PIECE_BYTES, UnreadAnswers, UnreadMiddleware
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_streaming import CHAT, COMPLETIONS, Connection, wait_for
 
@@ -70,6 +71,31 @@ def test_leaving_while_comments_come(engine: FakeEngine, monkeypatch: pytest.Mon
         assert engine.aborted == engine.started
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == before, "no task is left"
+
+    asyncio.run(main())
+
+
+def test_no_comment_comes_into_the_middle_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader takes it piece by piece, and slowly."""
+    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.001)
+    large = b"data: " + b"x" * (4 * PIECE_BYTES) + b"\n\n"
+
+    async def events() -> Any:
+        yield large
+        await asyncio.sleep(0.05)
+
+    async def main() -> None:
+        connection = Connection(COMPLETIONS, {})
+        send = connection.send
+
+        async def slowly(message: Any) -> None:
+            await asyncio.sleep(0.01)
+            await send(message)
+
+        app = UnreadMiddleware(EventStream(events(), 0.001), UnreadAnswers(2**20))
+        await app(connection.scope, connection.receive, slowly)
+        sent = b"".join(one["body"] for one in connection.sent[1:])
+        assert len(connection.sent) > 6 and large in sent and sent.count(COMMENT) > 1
 
     asyncio.run(main())
 

@@ -61,6 +61,18 @@ def test_base64_is_float32(client: TestClient) -> None:
     np.testing.assert_array_equal(numbers, np.array([5, 0.1], "f"))
 
 
+def test_many_numbers_are_encoded_beside_the_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"input": [[5], [6]]}
+    whole = client.post(PATH, json=asked)
+    monkeypatch.setattr("server.routes.embeddings.QUICK_ENTRIES", 3)
+    monkeypatch.delattr("server.routes.embeddings.JSONResponse")
+    piecewise = client.post(PATH, json=asked)
+    assert piecewise.content == whole.content
+    assert piecewise.headers["content-length"] == whole.headers["content-length"]
+
+
 def test_fields_reach_the_engine(client: TestClient, engine: FakeEngine) -> None:
     body = {"input": "a", "pooling": "mean", "normalize": False, "layer": 1, "cache_salt": "s"}
     more = {"add_special_tokens": False, "timeout": 3.0, "user": "u", "encoding_format": "float"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,67 @@ def test_keys_have_nothing_in_common(engine: FakeEngine) -> None:
             assert_error(client.request(method, f"{ROUTE}/{path}"), 404, "response_id")
         body = {"input": "a", "previous_response_id": name}
         assert_error(client.post(ROUTE, json=body), 404, "previous_response_id")
+
+
+def big_tool(number: int, size: int) -> dict[str, Any]:
+    return {"type": "function", "name": f"f{number}", "description": "x" * size}
+
+
+def test_a_key_cannot_drive_out_what_another_keeps(engine: FakeEngine) -> None:
+    """By responses in the making, which cannot be dropped, with tools that are in no prompt."""
+    engine.delay = 10
+    keys = [ApiKey(one, one) for one in ("alice", "bob")]
+    limits = Limits(max_stored_bytes=2**17)
+    with TestClient(create_app(engine, api_keys=keys, parsers=PARSERS, limits=limits)) as client:
+        client.headers["authorization"] = "Bearer bob"
+        engine.delay = 0
+        name = ask(client)["id"]
+        client.headers["authorization"] = "Bearer alice"
+        engine.delay = 10
+        body = {"input": "a", "background": True, "tool_choice": "none"}
+        answers = [
+            client.post(ROUTE, json={**body, "tools": [big_tool(number, 8000)]})
+            for number in range(16)
+        ]
+        assert [one.status_code for one in answers] == [200] * 7 + [503] * 9
+        assert "65536 bytes" in assert_error(answers[-1], 503, "background")
+        store = client.app.state.service.responses  # type: ignore[attr-defined]
+        assert store.num_bytes < 2**17
+        alone = {**body, "tools": [big_tool(0, 70_000)]}
+        assert "65536 bytes" in assert_error(client.post(ROUTE, json=alone), 400, "background")
+        again = client.post(ROUTE, json={**body, "tools": [big_tool(0, 8000)]})
+        assert again.status_code == 200, "these tools are there already"
+        client.headers["authorization"] = "Bearer bob"
+        assert client.get(f"{ROUTE}/{name}").status_code == 200
+        assert client.post(ROUTE, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_are_encoded_once(
+    client: TestClient, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often they are told: by three events, by `GET`, by what is kept."""
+    encoded: list[str] = []
+
+    class Encoder:
+        def encode(self, value: Any) -> str:
+            encoded.append(json.dumps(value, separators=(",", ":")))
+            return encoded[-1]
+
+    monkeypatch.setattr("server.protocol.responses._ENCODER", Encoder())
+    tools = [big_tool(7, 40_000)]
+    body = {"input": "a", "tools": tools, "tool_choice": "none", "stream": stream}
+    response = client.post(ROUTE, json=body)
+    if stream:
+        told = [
+            event["response"] for _, event in named_events(response.content) if "response" in event
+        ]
+        assert [one["status"] for one in told] == ["in_progress"] * 2 + ["completed"]
+    else:
+        told = [response.json()]
+    told.append(client.get(f"{ROUTE}/{told[0]['id']}").json())
+    assert told[-1] == told[-2] and all(one["tools"] == tools for one in told)
+    assert sum("x" * 100 in one for one in encoded) == 1
 
 
 def wait_for(client: TestClient, name: str, status: str) -> Any:

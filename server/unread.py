@@ -1,0 +1,215 @@
+"""Answers that their clients have not read: one bound on what all of them take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError
+
+logger = logging.getLogger("jaxserve.server")
+
+PIECE_BYTES = 2**16  # of an answer, which its connection is given at a time
+UNCOUNTED_BYTES = 2**14  # that any connection may hold
+LOOK_S = 0.25  # between two looks while something is unread
+
+
+class Unread:
+    """One answer on its way to its client.
+
+    Args:
+        answers: of the server.
+        transport: of its connection; None where there is none, as in a batch.
+
+    Attributes:
+        whole: bytes of the answer that are kept until its last is taken.
+        sending: other bytes of it that wait for the connection.
+        waits: parts of it that the connection has not taken yet.
+        queued: what is told of its outputs that wait, in bytes.
+        since: when the client took something last, or began to be waited for.
+        seen: bytes that were unread at the last look.
+    """
+
+    __slots__ = ("_answers", "queued", "seen", "sending", "since", "transport", "waits", "whole")
+
+    def __init__(self, answers: UnreadAnswers, transport: asyncio.Transport | None):
+        self._answers, self.transport = answers, transport
+        self.whole = self.sending = self.seen = self.waits = 0
+        self.queued: Callable[[], int] = int
+        self.since = 0.0
+
+    @property
+    def in_transport(self) -> int:
+        """Bytes that the connection has been given and the system has not taken."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def num_bytes(self) -> int:
+        """What is unread of it."""
+        return (self.whole or self.sending) + self.queued() + self.in_transport
+
+    def is_settled(self) -> bool:
+        """Whether nothing of it has to be watched."""
+        if self.waits or self.whole:
+            return False
+        return self.transport is None or self.in_transport <= UNCOUNTED_BYTES
+
+    def keep(self, num_bytes: int) -> None:
+        """More of a whole answer was made.
+
+        Raises:
+            ApiError: it alone is more than all answers may be.
+        """
+        self.whole += num_bytes
+        if self.whole > self._answers.most:
+            raise ApiError(
+                400,
+                f"the answer would have more than {self._answers.most} bytes, as many as this "
+                "server keeps of answers that are not read (--max-unread-answer-bytes); ask for "
+                "fewer choices or logprobs",
+            )
+        self._answers.watch(self)
+
+    def cut(self) -> None:
+        """End the connection with what it holds."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class UnreadAnswers:
+    """Answers of one server that are not read, which share a bound.
+
+    While a client does not take its answer, it is looked at what there is of it, here, in its
+    stream's queue and in its connection; where all is too much, the client that has taken nothing
+    for longest is cut off.
+
+    Args:
+        most: bytes of all.
+        clock: seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
+        self.most, self.clock = most, clock
+        self._watched: set[Unread] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What is unread of all answers, but for what any connection may hold."""
+        return sum(one.num_bytes() for one in self._watched)
+
+    def watch(self, answer: Unread) -> None:
+        """Look at an answer until it is settled."""
+        if answer not in self._watched:
+            self._watched.add(answer)
+            answer.since, answer.seen = self.clock(), 0
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def took(self, answer: Unread) -> None:
+        """The client has made room for a piece of an answer."""
+        if answer.is_settled():
+            self._watched.discard(answer)
+        else:
+            answer.since = self.clock()
+
+    def look(self) -> None:
+        """Cut off the slowest readers where too much is unread."""
+        now, total = self.clock(), 0
+        for answer in [*self._watched]:
+            size = answer.num_bytes()
+            if answer.is_settled():
+                self._watched.discard(answer)
+                continue
+            if size < answer.seen:
+                answer.since = now
+            answer.seen = size
+            total += size
+        if total <= self.most:
+            return
+        for slowest in sorted(self._watched, key=lambda one: one.since):
+            logger.warning(
+                "%d bytes of answers are unread, more than --max-unread-answer-bytes %d: the "
+                "client that has taken nothing for %.1f s and has %d of them is cut off",
+                total,
+                self.most,
+                now - slowest.since,
+                slowest.seen,
+            )
+            self._watched.discard(slowest)
+            slowest.cut()
+            total -= slowest.seen
+            if total <= self.most:
+                break
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+        if self._watched:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+
+class UnreadMiddleware:
+    """Gives connections answers in pieces, each when there is room for it, and counts the rest.
+
+    Args:
+        answers: knows of each while its client does not take it.
+    """
+
+    def __init__(self, app: ASGIApp, answers: UnreadAnswers) -> None:
+        self.app = app
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answers, state = self._answers, scope.setdefault("state", {})
+        answer = state["unread"] = Unread(answers, state.get("transport"))
+        announced = 0
+
+        async def send_watched(message: Message) -> None:
+            nonlocal announced
+            body = message.get("body", b"")
+            if message["type"] == "http.response.start":
+                announced = answer.sending = _length(message["headers"])
+            elif not announced:
+                answer.sending += len(body)
+            answer.waits += 1
+            answers.watch(answer)
+            try:
+                if len(body) > PIECE_BYTES:
+                    body = memoryview(body)
+                    while len(body) > PIECE_BYTES:
+                        await send({**message, "body": body[:PIECE_BYTES], "more_body": True})
+                        answer.sending -= PIECE_BYTES
+                        answers.took(answer)
+                        body = body[PIECE_BYTES:]
+                    message = {**message, "body": body}
+                await send(message)
+            finally:
+                answer.waits -= 1
+                answer.sending -= len(body)
+            answers.took(answer)
+
+        try:
+            await self.app(scope, receive, send_watched)
+        finally:
+            answer.whole = answer.sending = 0
+            answer.queued = int
+            answers.took(answer)
+
+
+def unread_of(request: Request) -> Unread:
+    """The answer to a request, as far as it is not read."""
+    found: Unread = request.state.unread
+    return found
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """What an answer says of its length; 0 if it says nothing."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
