@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 import tracemalloc
+from functools import partial
 
 from benchmarks.extras import require
 from jaxserve import SamplingParams
@@ -24,6 +25,7 @@ from jaxserve.bench.measure import describe, environment
 from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
 from jaxserve.memory.manager import PageManager
 from jaxserve.request import Request, StopRule
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
@@ -53,9 +55,8 @@ def plan_times(count: int, policy: str, steps: int) -> list[float]:
     """Seconds of each plan while so many wait."""
     limits = SchedulerLimits(SLOTS, 256, 256, 16, LONGEST)
     pages = PageManager(SLOTS * LONGEST // 16 + 1, 16)
-    scheduler = Scheduler(
-        limits, pages, make_policy(EngineConfig(model="none", scheduling_policy=policy))
-    )
+    config = EngineConfig(model="none", scheduling_policy=policy)
+    scheduler = Scheduler(limits, pages, ClientTurns(partial(make_policy, config)))
     rule, params, added = StopRule(frozenset(), frozenset(), 0, OUTPUT), SamplingParams(), 0
 
     def add() -> None:

@@ -17,6 +17,7 @@ from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.scheduling.beams import BeamGroups
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
@@ -169,7 +170,7 @@ class Bench:
             max_model_len=MAX_LEN,
         )
         pages = PageManager(num_pages, sizes.page_size, caching=sizes.caching)
-        self.scheduler = Scheduler(limits, pages, sizes.policy())
+        self.scheduler = Scheduler(limits, pages, ClientTurns(sizes.policy))
         self.beams = BeamGroups(self.scheduler)
         self.found: dict[str, list[Hypothesis]] = {}
         self.requests: dict[str, Request] = {}
