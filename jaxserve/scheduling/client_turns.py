@@ -29,10 +29,11 @@ class _Client:
         running: its requests with a slot, by the policy's keys.
         served: tokens computed for it, and at least the virtual time when it began to wait.
         step: in which its policy was last asked to arrange.
-        place: its entry in the line, None while none of its requests waits.
+        place: its entry in the line, None if it has none.
+        held: its entry among those that hold slots, None if it has none.
     """
 
-    __slots__ = ("number", "place", "policy", "running", "served", "step")
+    __slots__ = ("held", "number", "place", "policy", "running", "served", "step")
 
     def __init__(self, number: int, policy: Policy):
         self.number, self.policy = number, policy
@@ -40,9 +41,15 @@ class _Client:
         self.served = 0.0
         self.step = 0
         self.place: _Place | None = None
+        self.held: _Held | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or len(self.policy))
 
 
 _Place = tuple[int, float, int, _Client]  # slots, tokens served, number
+_Held = tuple[int, int, _Client]  # slots, number
 
 
 class ClientTurns:
@@ -53,17 +60,23 @@ class ClientTurns:
     served the fewest tokens. A client with work costs no step anything unless it is its turn.
 
     Args:
-        make: makes the policy of a client; keys of all of them must compare.
+        make: makes the policy of a client; all of them have the same ranks and keys.
+
+    Attributes:
+        rank: see `Policy.rank`: of requests of one client.
+        key: see `Policy.key`: of two clients' requests as of one's.
     """
 
     def __init__(self, make: Callable[[], Policy]):
         self._make = make
-        self._common = make()  # for what is asked of no client
+        common = make()
+        self.rank, self.key = common.rank, common.key
         self._clients: dict[str, _Client] = {}  # with work
         self._idle: dict[str, _Client] = {}  # the last ones without, the one idle longest first
         self._numbers = count()
         self._line: list[_Place] = []  # clients that wait, the next first
-        self._holders: list[tuple[int, int, _Client]] = []  # slots, number; the most slots last
+        self._holders: list[_Held] = []  # clients with slots, the most slots last
+        self._changed: set[_Client] = set()  # whose places are to be looked at again
         self._now = 0.0  # virtual time: tokens that a client with work was served, were all equal
         self._step = 0
 
@@ -78,39 +91,39 @@ class ClientTurns:
 
         With one slot more the two would change places for ever.
         """
+        self._sort()
         return bool(self._line and self._holders and self._holders[-1][0] >= self._line[0][0] + 2)
-
-    def rank(self, num_prompt: int, priority: int) -> int:
-        """See `Policy.rank`: of requests of one client."""
-        return self._common.rank(num_prompt, priority)
-
-    def key(self, request: Request) -> Any:
-        """See `Policy.key`: by turns comes before it where there are several clients."""
-        return self._common.key(request)
 
     def push(self, request: Request) -> None:
         """A request waits: it is new, or has lost its slot."""
         client = self._of(request)
-        if client.place is None:
+        if not len(client.policy):
             client.served = max(client.served, self._now)
         client.policy.push(request)
-        self._line_up(client)
+        self._changed.add(client)
 
     def discard(self, request: Request) -> None:
         """It does not wait any more: it has a slot or has ended."""
         client = self._clients.get(request.queueing.client)
         if client is not None:
             client.policy.discard(request)
-            self._line_up(client)
+            self._changed.add(client)
             self._forget_if_idle(request, client)
 
     def peek(self, fits: Callable[[Request], bool]) -> Request | None:
         """See `Policy.peek`: the next request of the client that is first in the line."""
+        if len(self._clients) == 1:
+            (only,) = self._clients.values()
+            return only.policy.peek(fits)
+        self._sort()
         return self._asked(self._line[0][-1]).peek(fits) if self._line else None
 
     def lets_pass(self, request: Request) -> bool:
         """See `Policy.lets_pass`: before no other client whose turn it is."""
         client = self._of(request)
+        if len(self._clients) == 1:
+            return client.policy.lets_pass(request)
+        self._sort()
         if self._line and self._line[0] < (len(client.running), client.served, client.number):
             return False
         return self._asked(client).lets_pass(request)
@@ -123,21 +136,21 @@ class ClientTurns:
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(len(client.policy) for *_, client in self._line)
+        return sum(len(client.policy) for client in self._clients.values())
 
     def begin_step(self) -> None:
-        """A step is planned from now on."""
+        """A step of several clients is planned from now on."""
         self._step += 1
 
     def arrange(self, prefilling: list[Request]) -> tuple[list[Request], list[Request]]:
         """See `Policy.arrange`: by clients, the one first that was served the fewest tokens."""
-        parts: dict[_Client, list[Request]] = {}
         if len(self._clients) == 1:
             (only,) = self._clients.values()
-            parts[only] = prefilling
-        else:
-            for request in prefilling:
-                parts.setdefault(self._of(request), []).append(request)
+            return only.policy.arrange(prefilling)
+        parts: dict[_Client, list[Request]] = {}
+        for request in prefilling:
+            parts.setdefault(self._of(request), []).append(request)
+        self._sort()
         following = self._line[0][-1] if self._line else None
         before: list[Request] = []
         after: list[Request] = []
@@ -157,14 +170,17 @@ class ClientTurns:
         client = self._of(request)
         client.policy.computes(request, num_tokens)
         self._serve(client, num_tokens)
-        self._line_up(client)
 
     def entered(self, request: Request) -> None:
         """A request has got a slot."""
         client = self._of(request)
-        insort(client.running, request, key=client.policy.key)
+        running, key = client.running, self.key
+        if running and key(request) < key(running[-1]):
+            insort(running, request, key=key)
+        else:
+            running.append(request)
         client.policy.entered(request)
-        self._hold(client, len(client.running) - 1)
+        self._changed.add(client)
 
     def left(self, request: Request) -> None:
         """A request is about to give its slot up: it has ended or is preempted."""
@@ -173,7 +189,6 @@ class ClientTurns:
         client.running.remove(request)
         # chunks were counted when they were planned
         self._serve(client, max(0, request.num_computed - request.prefill_target))
-        self._hold(client, len(client.running) + 1)
         self._forget_if_idle(request, client)
 
     def running(self) -> list[Request]:
@@ -183,6 +198,7 @@ class ClientTurns:
         a client with the most slots, and the one with the smallest key of all is never last, so
         that it always goes on. Of one client they are in the order of its keys.
         """
+        self._sort()
         if len(self._holders) == 1:
             return self._holders[0][-1].running
         rounds = zip_longest(*(client.running for *_, client in self._holders))
@@ -193,10 +209,9 @@ class ClientTurns:
         ]
 
     def above(self, request: Request) -> list[Request]:
-        """Who loses its slot to a request that waits, first to last: until no client has two more.
+        """The sequences that may lose their slots to a request that waits, first to last.
 
-        These are the sequences that a client would have beyond those of the request's client with
-        one more.
+        They are those that a client has beyond as many as the request's client has with it.
         """
         most = len(self.of_client(request)) + 1
         number = sum(max(0, slots - most) for slots, *_ in self._holders)
@@ -213,17 +228,18 @@ class ClientTurns:
         Args:
             running: the requests with a slot.
         """
+        self._sort()
         clients = self._clients.values()
         if {*running} != {r for client in clients for r in client.running}:
             raise AssertionError("a request with a slot is not counted for its client")
-        if self._line != sorted(_place(client) for client in clients if len(client.policy)):
+        line = [(len(c.running), c.served, c.number, c) for c in clients if len(c.policy)]
+        if self._line != sorted(line):
             raise AssertionError("the line of clients is out of order")
-        held = [(len(c.running), c.number, c) for c in clients if c.running]
-        if self._holders != sorted(held):
+        if self._holders != sorted((len(c.running), c.number, c) for c in clients if c.running):
             raise AssertionError("the slots of clients are counted wrongly")
-        if any(not client.running and not len(client.policy) for client in clients):
+        if not all(client.has_work for client in clients):
             raise AssertionError("a client without work is not forgotten")
-        if any(client.running or len(client.policy) for client in self._idle.values()):
+        if any(client.has_work for client in self._idle.values()):
             raise AssertionError("a client with work is forgotten")
 
     def _of(self, request: Request) -> _Client:
@@ -237,7 +253,9 @@ class ClientTurns:
 
     def _forget_if_idle(self, request: Request, client: _Client) -> None:
         """Of one that has gone, what it was served is remembered: it may come back at once."""
-        if not client.running and client.place is None:
+        if not client.has_work:
+            self._changed.discard(client)
+            self._put_in_place(client)
             name = request.queueing.client
             self._idle[name] = self._clients.pop(name)
             if len(self._idle) > REMEMBERED:
@@ -252,30 +270,34 @@ class ClientTurns:
 
     def _serve(self, client: _Client, num_tokens: int) -> None:
         client.served += num_tokens
+        self._changed.add(client)
         self._now += num_tokens / len(self._clients)
 
-    def _hold(self, client: _Client, before: int) -> None:
-        """Its slots have changed from `before` on."""
-        if before:
-            del self._holders[bisect_left(self._holders, (before, client.number, client))]
-        if client.running:
-            insort(self._holders, (len(client.running), client.number, client))
-        self._line_up(client)
+    def _sort(self) -> None:
+        """Put the clients of which something has changed in their places."""
+        for client in self._changed:
+            self._put_in_place(client)
+        self._changed.clear()
 
-    def _line_up(self, client: _Client) -> None:
-        """Put a client in its place in the line, of which something may have changed."""
-        place = _place(client) if len(client.policy) else None
-        if place != client.place:
-            if client.place is not None:
-                del self._line[bisect_left(self._line, client.place)]
-            if place is not None:
-                insort(self._line, place)
-            client.place = place
+    def _put_in_place(self, client: _Client) -> None:
+        slots = len(client.running)
+        place = (slots, client.served, client.number, client) if len(client.policy) else None
+        _move(self._line, client.place, place)
+        client.place = place
+        held = (slots, client.number, client) if slots else None
+        _move(self._holders, client.held, held)
+        client.held = held
 
 
-def _place(client: _Client) -> _Place:
-    return len(client.running), client.served, client.number, client
+def _move(entries: list[Any], old: Any, new: Any) -> None:
+    """Replace an entry of a sorted list, which `old` is one of unless it is None."""
+    if old == new:
+        return
+    if old is not None:
+        del entries[bisect_left(entries, old)]
+    if new is not None:
+        insort(entries, new)
 
 
-def _turn(client: _Client) -> tuple[float, int]:
-    return client.served, client.number
+def _turn(client: _Client) -> tuple[float, int, int]:
+    return client.served, len(client.running), client.number

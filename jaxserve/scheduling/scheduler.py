@@ -178,8 +178,7 @@ class Scheduler:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
         plan = StepPlan()
         forks, self._forks = self._forks, []
-        self.waiting.begin_step()
-        if self.waiting.is_uneven:
+        if self.waiting.num_clients > 1:
             self._give_way(plan)
         preemptions = self.num_preemptions
         prefilling: list[Request] = []
@@ -264,6 +263,7 @@ class Scheduler:
 
         This comes before the rows: a sequence that loses its slot has none in this step.
         """
+        self.waiting.begin_step()
         for _ in range(self.limits.max_lanes):
             if not self.waiting.is_uneven:
                 return
@@ -306,7 +306,7 @@ class Scheduler:
         requests, slots, starts = rows.requests, rows.slots, rows.starts
         longer: dict[int, int] = {}  # row -> length, where that is not 1
         unseen: list[Request] = []
-        for request in self._in_turn():
+        for request in self._in_turn() if self.waiting.num_clients > 1 else self.running:
             slot = request.slot
             if slot is None:  # it was preempted for one before it, and so were those behind it
                 break

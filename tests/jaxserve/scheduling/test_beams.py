@@ -67,6 +67,7 @@ class Arrival:
     ignore_eos: bool
     abort_after: int | None
     priority: int
+    client: str
     shrinks: bool = False
     is_constrained: bool = False
 
@@ -140,6 +141,7 @@ arrivals = st.builds(
     ignore_eos=st.booleans(),
     abort_after=st.none() | st.none() | st.integers(0, 20),
     priority=st.integers(0, 2),
+    client=st.sampled_from(["", "", "a", "b"]),
     shrinks=st.booleans(),
     is_constrained=st.booleans(),
 )
@@ -185,7 +187,7 @@ class Bench:
     def add(self, name: str, arrival: Arrival) -> None:
         def make(sequence: str) -> Request:
             self._arrivals[sequence] = arrival
-            queueing = Queueing(0.0, arrival.priority)
+            queueing = Queueing(0.0, arrival.priority, client=arrival.client)
             made = Request(
                 sequence, arrival.prompt, SamplingParams(), arrival.rule, 0, queueing=queueing
             )

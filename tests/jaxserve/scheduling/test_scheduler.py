@@ -263,12 +263,6 @@ def test_every_request_gets_the_tokens_it_would_get_alone(workload: Workload) ->
     assert not scheduler.running and len(scheduler.waiting) == 0
 
 
-@settings(max_examples=50, deadline=None)
-@given(workloads)
-def test_the_same_workload_gives_the_same_plans(workload: Workload) -> None:
-    assert Run(workload).to_the_end().plans == Run(workload).to_the_end().plans
-
-
 def simple(**changes) -> Workload:
     base = {
         "arrivals": [],
