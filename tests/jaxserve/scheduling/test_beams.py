@@ -67,7 +67,7 @@ class Arrival:
     ignore_eos: bool
     abort_after: int | None
     priority: int
-    client: str
+    client: str = ""
     shrinks: bool = False
     is_constrained: bool = False
 
