@@ -274,6 +274,8 @@ def test_clients_without_work_are_forgotten() -> None:
         scheduler.add(make_request(f"{index}", [5], 2, client=f"{index}"))
         while scheduler.has_unfinished:
             step(scheduler, device)
+        scheduler.add(make_request("gone", [5], 2, client=f"{index}"))
+        scheduler.abort("gone")
     turns: Any = scheduler.waiting
     assert turns.num_clients == 0 and not turns._changed and not turns._line
     assert len(turns._idle) == REMEMBERED
