@@ -38,6 +38,7 @@ from jaxserve.models.stored import read_scales
 from jaxserve.models.weights import abstract_model, load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.resolved import ResolvedConfig
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
@@ -245,7 +246,7 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner) -> Scheduler:
         num_drafts=runner.num_drafts,
     )
     pages = PageManager(cache.num_pages, cache.page_size, caching=cache.enable_prefix_caching)
-    return Scheduler(limits, pages, make_policy(settings))
+    return Scheduler(limits, pages, ClientTurns(partial(make_policy, settings)))
 
 
 def _compile(
