@@ -80,8 +80,9 @@ def test_one_gguf_file_of_a_repository(server: HubServer, hub: Hub) -> None:
         "m-Q8_0.gguf": b"GGUF8",
         "m-BF16-00001-of-00002.gguf": b"",
     }
+    heard: list[tuple[int, int]] = []
     for name, content in (("o/g:m-Q8_0.gguf", b"GGUF8"), ("o/g:Q4_K_M", b"GGUF4")):
-        heard: list[tuple[int, int]] = []
+        heard.clear()
         files = locate(EngineConfig(model=name), hub, lambda *told: heard.append(told))
         assert heard[-1] == (5, 5)
         assert files.model == files.tokenizer and files.model.read_bytes() == content

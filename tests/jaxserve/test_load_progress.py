@@ -66,9 +66,9 @@ def test_each_line_says_what_is_being_done_how_much_of_it_and_since_when() -> No
 
 def test_a_quick_start_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
-    with LoadProgress(print, tell=lines.append, first_s=NEVER) as report:
-        with report.phase("compiling"):
-            report.say("done")
+    report = LoadProgress(print, tell=lines.append, first_s=NEVER)
+    with report, report.phase("compiling"):
+        report.say("done")
     assert not lines and capsys.readouterr().out == "done\n"
 
 
