@@ -70,6 +70,27 @@ def test_mistakes_are_one_line_and_exit_code_1(words: list[str], expected: str) 
     assert len(lines) == 1 and lines[0].startswith("jaxserve: ") and expected in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--prot", "5"], "serve: unrecognized arguments: --prot; did you mean --port? "),
+        (["serve", "m", "--nothing-like-it=1"], "serve: unrecognized arguments: --nothing-like-"),
+        (
+            ["eval", "ppl", "a", "b", "--windw", "3"],
+            "did you mean --window? (see jaxserve eval ppl",
+        ),
+    ],
+)
+def test_an_unknown_flag_is_told_with_its_commands_help(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert said in told and f"(see jaxserve {words[0]}" in told
+
+
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
