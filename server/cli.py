@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import jaxserve
-from jaxserve.errors import ValidationError
+from jaxserve.errors import ValidationError, lacks_memory
 from jaxserve.flags import FlexibleArgumentParser
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
@@ -99,6 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except PermissionError as error:  # of a folder or file that was named
         print(f"jaxserve: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        reason = lacks_memory(error)
+        if reason is None:
+            raise
+        print(
+            f"jaxserve: too little memory, or a limit on it (ulimit -v): {reason}", file=sys.stderr
+        )
         return 1
 
 

@@ -143,3 +143,32 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(
     assert cli.main(["generate", "secret", "--prompt", "a"]) == 1
     told = capsys.readouterr().err
     assert told == "jaxserve: [Errno 13] Permission denied: 'secret/config.json'\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("libjax_common.so: failed to map segment from shared object"), "libjax"),
+        (MemoryError(), "an allocation failed"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+    ],
+)
+def test_too_little_memory_to_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    def fail(args: object) -> int:
+        raise RuntimeError("could not import") from error
+
+    monkeypatch.setattr("server.commands.convert.run", fail)
+    assert cli.main(["convert", "a", "b"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "ulimit -v" in told and said in told
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> int:
+        raise ImportError("no module named so")
+
+    monkeypatch.setattr("server.commands.convert.run", fail)
+    with pytest.raises(ImportError, match="named so"):
+        cli.main(["convert", "a", "b"])
