@@ -243,6 +243,19 @@ def test_numbers_that_are_not_finite(client: TestClient, field: str, value: str)
     assert_error(client.post(COMPLETIONS, content=content, headers=JSON), 400, "logit_bias")
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400"])
+@pytest.mark.parametrize("place", ['{{"a": [1, {{"b": {}}}]}}', "[[{}]]"])
+def test_numbers_that_are_not_finite_inside_of_others(
+    client: TestClient, place: str, value: str
+) -> None:
+    """What is told back as it was would be no JSON."""
+    content = f'{{"input": "a", "metadata": {{}}, "tools": {place.format(value)}}}'
+    message = assert_error(
+        client.post("/v1/responses", content=content, headers=JSON), 400, "tools"
+    )
+    assert "not finite" in message
+
+
 def test_the_missing_field_is_named(client: TestClient) -> None:
     assert "prompt: field required" in assert_error(
         client.post(COMPLETIONS, json={}), 400, "prompt"
