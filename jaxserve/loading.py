@@ -22,7 +22,7 @@ from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
 from jaxserve.execution.features import Feature
-from jaxserve.execution.host_memory import trim
+from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.pool_plan import Sizes, plan_pool
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.shapes import StepShape
@@ -115,6 +115,7 @@ def load_engine(
         with report.phase("finding the model") as told:
             files = locate(config, told=told)
         asked = as_stored(replace(config, hf_token=None), files)
+        check_limits()
         mesh = make_mesh(asked.tensor_parallel_size, devices)
         # all that can be refused is refused before the weights: they cost minutes and gigabytes
         if asked.chat_template is not None:
@@ -171,6 +172,7 @@ def load_bare(
         with report.phase("finding the model") as told:
             files = locate(config, told=told)
         asked = as_stored(replace(config, hf_token=None), files)
+        check_limits()
         mesh = make_mesh(asked.tensor_parallel_size)
         choices = choose(asked, files, mesh, None, report)
         return _load_weights(choices.config, choices, files, mesh, report), files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ PROGRAMS = (
     ROOT / "jaxserve" / "entrypoints" / "openai" / "api_server.py",
     ROOT / "jaxserve" / "__main__.py",
 )
+# Who may look at the clock of the wall, which jumps: dates for clients, and ages of files.
+WALL_CLOCK = {
+    "server/answers.py",
+    "server/service.py",
+    "server/tracing.py",
+    "server/routes/responses.py",
+    "jaxserve/execution/cache_bounds.py",
+    "jaxserve/isolation/socket_folders.py",
+}
 FORBIDDEN_CALLS = ("eval", "exec")
 PUBLIC_UNDERSCORES = ("_replace", "_asdict", "_fields", "_make", "_exit")  # named tuples', os._exit
 FORBIDDEN_MODULES = ("pickle", "cloudpickle", "dill")
@@ -95,6 +105,14 @@ def test_no_untrusted_code_can_run(package: str) -> None:
                 assert node.func.id not in FORBIDDEN_CALLS, f"{path}:{node.lineno}"
             if isinstance(node, ast.keyword):
                 assert node.arg != "trust_remote_code", f"{path}:{node.lineno}"
+
+
+def test_nothing_is_measured_by_a_clock_that_jumps() -> None:
+    clocks = re.compile(r"\btime\.time(_ns)?\b|datetime\.(utc)?now\(")
+    for package in PACKAGES:
+        for path in sources(package):
+            if str(path.relative_to(ROOT)) not in WALL_CLOCK:
+                assert not clocks.search(path.read_text()), path
 
 
 def private_reaches(path: Path) -> list[str]:

@@ -121,7 +121,8 @@ def bound(found: Sequence[Place], now: float | None = None) -> list[str]:
 def mark(folder: Path) -> IO[bytes] | None:
     """Tell others that this process uses a folder, once; None where that cannot be told.
 
-    The file that is returned is locked until the process ends, however it does.
+    The file that is returned is locked until the process ends, however it does; a later start
+    removes it.
     """
     if os.unlink not in os.supports_dir_fd:
         return None
@@ -129,9 +130,8 @@ def mark(folder: Path) -> IO[bytes] | None:
 
     try:
         (folder / MARKS).mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = tempfile.NamedTemporaryFile(  # noqa: SIM115 (it stays open)
-            dir=folder / MARKS, prefix=f"{os.getpid()}-"
-        )
+        handle, _ = tempfile.mkstemp(dir=folder / MARKS, prefix=f"{os.getpid()}-")
+        file = os.fdopen(handle, "rb+")
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         logger.info("%s: not marked as in use (%s)", folder, error)

@@ -146,6 +146,24 @@ def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
     return left
 
 
+def check_limits(root: Path = Path("/")) -> None:
+    """Refuse a process whose own limits leave less than the reserve, which every plan needs.
+
+    XLA would end it without an error where it cannot begin its threads.
+
+    Raises:
+        ValidationError: says what is left.
+    """
+    left = _left_of_process(root, 0.0)
+    if left and min(left) < RESERVE_BYTES:
+        raise ValidationError(
+            "ulimit",
+            _gb(max(0, min(left))),
+            f"a limit of the process (ulimit -v, ulimit -d) that leaves {_gb(RESERVE_BYTES)} "
+            "beside what Python and jax take",
+        )
+
+
 def _left_of_process(root: Path, reserve: float) -> list[int]:
     """What the process's own limits (`ulimit -v`, `ulimit -d`) leave of addresses."""
     held = _numbers(root / "proc/self/status")  # kB

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution import pool_plan
 from jaxserve.execution.host_memory import RESERVE_BYTES
 from jaxserve.execution.runner import Runner
+from jaxserve.load_progress import LoadProgress, Told
 from jaxserve.loading import load_engine
 from pallas_kernels import Backends
 
@@ -29,8 +32,18 @@ def test_a_start_says_what_it_does_and_which_kernels_were_chosen_and_why(
     def warm_up(runner: Runner, progress: Any) -> None:
         raise InterruptedError
 
+    class Recorded(LoadProgress):
+        @contextmanager
+        def phase(self, doing: str, counted: str = "bytes") -> Iterator[Told]:
+            phases.append(doing)
+            with super().phase(doing, counted):
+                yield lambda done, total: heard.append((doing, done, total))
+
     monkeypatch.setattr(Runner, "warm_up", warm_up)
+    monkeypatch.setattr(loading, "LoadProgress", Recorded)
     lines: list[str] = []
+    phases: list[str] = []
+    heard: list[tuple[str, int, int]] = []
     with pytest.raises(InterruptedError):
         load_engine(
             replace(SMALL, kv_cache_memory_bytes=None), backends=CHOSEN, progress=lines.append
@@ -39,6 +52,11 @@ def test_a_start_says_what_it_does_and_which_kernels_were_chosen_and_why(
     assert re.fullmatch(kernels, lines[0])
     assert re.match(r"KV cache: \d+ pages of 16 tokens", lines[1])
     assert re.fullmatch(rf"loaded {re.escape(FOLDER)} in \d+\.\d s", lines[2])
+    said = ["finding", "preparing", "planning", "fetching", "loading", "compiling"]
+    assert [phase.split()[0] for phase in phases] == said
+    done = [told for phase, *told in heard if phase == "loading weights"]
+    assert done == sorted(done) and done[-1][0] == done[-1][1] > 10e6, "bytes, to the last one"
+    assert heard[-1][:2] == ("compiling", 0)
 
 
 def test_half_on_a_cpu_is_said_to_be_slow(caplog: pytest.LogCaptureFixture) -> None:

@@ -91,7 +91,7 @@ def test_damage_is_one_clear_error(store: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda text: text[: len(text) // 2], "cannot be read"),
+        (lambda text: text[: len(text) // 2], "not valid JSON"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "version=2"),
         (lambda text: text.replace("jaxserve-orbax", "other"), "not a record"),
         (lambda text: text.replace('"files"', '"fils"'), "damaged"),

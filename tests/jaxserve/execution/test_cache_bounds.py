@@ -136,7 +136,9 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
     assert (outside / "build-folder" / "file").exists()
 
 
-def test_several_starts_at_once_remove_each_entry_and_none_fails(tmp_path: Path) -> None:
+def test_several_starts_at_once_remove_each_entry_and_none_complains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(200):
         entry(tmp_path, f"{number}-cache", MOST_AGE_S + DAY)
     entry(tmp_path, "young-cache", DAY)
@@ -144,7 +146,7 @@ def test_several_starts_at_once_remove_each_entry_and_none_fails(tmp_path: Path)
 
     def start() -> None:
         try:
-            bound([place(tmp_path)], NOW)
+            bound([place(tmp_path)] * 2, NOW)  # an entry may be gone since it was seen
         except BaseException as error:
             errors.append(error)
 
@@ -153,7 +155,7 @@ def test_several_starts_at_once_remove_each_entry_and_none_fails(tmp_path: Path)
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors
+    assert not errors and not [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert names(tmp_path) == {"young-cache"}
 
 

@@ -16,6 +16,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution.host_memory import (
     RESERVE_BYTES,
     available_bytes,
+    check_limits,
     forget_zeros,
     host_pool_bytes,
 )
@@ -88,9 +89,12 @@ def test_limits_of_the_process(tmp_path: Path) -> None:
     files(tmp_path, {"proc/self/limits": head + limited})
     assert available_bytes(root) == pytest.approx(5 * GB, abs=1024)
     assert available_bytes(root, reserve=0.25) == pytest.approx(3 * GB, abs=1024)
+    check_limits(root)
     data = f"Max data size             {2 * GB}           {2 * GB}           bytes     \n"
     files(tmp_path, {"proc/self/limits": head + limited + data})
     assert available_bytes(root) == pytest.approx(1 * GB, abs=1024)
+    with pytest.raises(ValidationError, match=r"ulimit='1\.00 GB' .* leaves 1\.07 GB"):
+        check_limits(root)
 
 
 DEMAND = Demand(weights=16 * GB, tables=GB // 10, transfers=GB // 10, temporaries=GB // 10)

@@ -33,8 +33,10 @@ def test_only_what_nobody_holds_is_removed(tmp_path: Path) -> None:
     linked = made(tmp_path, "linked-owner")
     (tmp_path / "target").touch()
     (linked / OWNER).symlink_to(tmp_path / "target")
+    abandoned = made(tmp_path, "abandoned")  # its server was ended before it had the lock
+    os.utime(abandoned, (1e9, 1e9))
     holder = own(used)
-    assert set(remove_stale(tmp_path)) == {stale, bare}
+    assert set(remove_stale(tmp_path)) == {stale, bare, abandoned}
     assert all(folder.exists() for folder in [*kept, linked])
     assert os.path.lexists(tmp_path / f"{PREFIX}link") and not stale.exists()
     holder.close()
