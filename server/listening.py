@@ -8,6 +8,9 @@ BACKLOG = 4096  # connections that wait for the loop; the system's somaxconn may
 # uvloop accepts one connection from a listener in a turn of the loop, which is long where much is
 # to be done: others would wait in the backlog, where no limit sees them.
 ACCEPTED_AT_A_TIME = 16
+# Of a connection, that the system takes before they can be sent: else it takes megabytes of an
+# answer that is not read. Connections have it from their listener.
+UNSENT_BYTES = 2**17
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -17,7 +20,10 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the port is taken, or there is no such address.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS have it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    return listener
 
 
 def as_many(listener: socket.socket) -> list[socket.socket]:
