@@ -27,6 +27,7 @@ from jaxserve.messages import TokenLogprobs
 from jaxserve.request import Queueing, Request, RequestState, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.beams import BeamGroups
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
@@ -79,7 +80,7 @@ class Episode:
         )
         policy = rng.choice(sorted(POLICIES))
         pages = PageManager(num_pages, size, caching=rng.random() < 0.8)
-        self.scheduler = Scheduler(limits, pages, POLICIES[policy]())
+        self.scheduler = Scheduler(limits, pages, ClientTurns(POLICIES[policy]))
         self._beams = BeamGroups(self.scheduler)
         self._searches: dict[str, Search] = {}
         self._search_of: dict[str, Search] = {}  # by the ids of members
@@ -90,6 +91,7 @@ class Episode:
         self._seen: dict[str, list[int]] = {}
         self._decided: dict[str, set[int]] = {}  # positions of output tokens that the host chose
         self._num_added = 0
+        self._clients = [f"client {number}" for number in range(rng.choice([1, 2, 3, 8]))]
         self._in_flight: tuple[StepPlan, tuple[list[int], list[int]]] | None = None
         counts[f"episodes, {policy}"] += 1
 
@@ -136,7 +138,7 @@ class Episode:
         prompt = rng.choice(self._prefixes)[: rng.randint(0, self._longest)]
         prompt = (prompt + self._tokens(rng.randint(1, 8)))[-self._longest + 1 :]
         needs_seen, num_bias = rng.random() < 0.2, rng.choice([0, 0, 0, 3, self._most_bias])
-        queueing = Queueing(0.0, rng.randint(0, 2))
+        queueing = self._queueing()
         rule = StopRule(
             frozenset({EOS}), frozenset(), 0, rng.randint(1, self._longest - len(prompt))
         )
@@ -176,7 +178,7 @@ class Episode:
             early_stopping=rng.choice([True, False, "never"]),
             shrink_under_pressure=rng.random() < 0.3,
         )
-        search, queueing = Search(prompt, params), Queueing(0.0, rng.randint(0, 2))
+        search, queueing = Search(prompt, params), self._queueing()
         salt = rng.choice([None, None, "a"])
 
         def make(member: str) -> Request:
@@ -313,6 +315,10 @@ class Episode:
             assert self._searches[name].found is None, "a search ended twice"
             self._searches[name].found = sequences
         return rest
+
+    def _queueing(self) -> Queueing:
+        rng = self._rng
+        return Queueing(0.0, rng.randint(0, 2), client=rng.choice(self._clients))
 
     def _tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(1, VOCAB) for _ in range(count)]

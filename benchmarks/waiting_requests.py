@@ -6,24 +6,27 @@ allocator counts, without the prompts' tokens and the parameters that the caller
 of a scheduler whose slots are all taken, some by a new request in each step; who ends is replaced
 by one more that waits.
 
-    python -m benchmarks.waiting_requests --requests 1000 100000
+    python -m benchmarks.waiting_requests --requests 1000 100000 --clients 1 1000
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import sys
 import time
 import tracemalloc
+from functools import partial
 
 from benchmarks.extras import require
 from jaxserve import SamplingParams
 from jaxserve.bench.measure import describe, environment
 from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
 from jaxserve.memory.manager import PageManager
-from jaxserve.request import Request, StopRule
+from jaxserve.request import Queueing, Request, StopRule
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
@@ -49,19 +52,19 @@ def bytes_each(count: int) -> float:
     return held / count - tokens
 
 
-def plan_times(count: int, policy: str, steps: int) -> list[float]:
-    """Seconds of each plan while so many wait."""
+def plan_times(count: int, policy: str, steps: int, clients: int = 1) -> list[float]:
+    """Seconds of each plan while so many requests of so many clients wait."""
     limits = SchedulerLimits(SLOTS, 256, 256, 16, LONGEST)
     pages = PageManager(SLOTS * LONGEST // 16 + 1, 16)
-    scheduler = Scheduler(
-        limits, pages, make_policy(EngineConfig(model="none", scheduling_policy=policy))
-    )
+    config = EngineConfig(model="none", scheduling_policy=policy)
+    scheduler = Scheduler(limits, pages, ClientTurns(partial(make_policy, config)))
     rule, params, added = StopRule(frozenset(), frozenset(), 0, OUTPUT), SamplingParams(), 0
 
     def add() -> None:
         nonlocal added
         prompt = [added % 7] * (8 + added % 90)
-        scheduler.add(Request(str(added), prompt, params, rule, 0))
+        turn = Queueing(0.0, client=str(added % clients))
+        scheduler.add(Request(str(added), prompt, params, rule, 0, queueing=turn))
         added += 1
 
     for _ in range(count):
@@ -84,20 +87,22 @@ def plan_times(count: int, policy: str, steps: int) -> list[float]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, nargs="+", default=[1000, 100_000])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=1000, help="plans that are timed")
     options = parser.parse_args(arguments)
     require(parser, "test", "pytest", "hypothesis")
     print(
-        "| that wait | bytes each | policy | plan, median us | p99 us |\n|---:|---:|---|---:|---:|"
+        "| that wait | bytes each | policy | clients | plan, median us | p99 us |\n"
+        "|---:|---:|---|---:|---:|---:|"
     )
     for count in options.requests:
         size = f"{bytes_each(count):,.0f}"
-        for policy in SCHEDULING_POLICIES:
-            times = plan_times(count, policy, options.steps)
+        for policy, clients in itertools.product(SCHEDULING_POLICIES, options.clients):
+            times = plan_times(count, policy, options.steps, clients)
             p99 = sorted(times)[len(times) * 99 // 100]
             print(
-                f"| {count:,} | {size} | {policy} | {1e6 * statistics.median(times):.0f} | "
-                f"{1e6 * p99:.0f} |",
+                f"| {count:,} | {size} | {policy} | {clients:,} | "
+                f"{1e6 * statistics.median(times):.0f} | {1e6 * p99:.0f} |",
                 flush=True,
             )
     print(f"\n{SLOTS} slots; {describe(environment())}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf import GGUFReader, is_gguf
+from checkpoints.json_file import read_object
 from checkpoints.quantized import awq, compressed_tensors, fp8, gptq
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.reader import QuantizedReader
@@ -60,10 +59,10 @@ def quantization_of(path: str | Path) -> tuple[str, Fields] | None:
     path = Path(path)
     if is_gguf(path):
         return "gguf", Fields(path, {})
-    values = _read_object(path / "config.json").get("quantization_config")
+    values = (read_object(path / "config.json") or {}).get("quantization_config")
     if values is None:
         for name, method in OLD_CONFIGS.items():
-            old = _read_object(path / name)
+            old = read_object(path / name)
             if old:
                 values = {"quant_method": method, **old}
                 break
@@ -109,16 +108,3 @@ def open_checkpoint(path: str | Path) -> QuantizedReader | GGUFReader:
     except BaseException:
         reader.close()
         raise
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file."""
-    try:
-        parsed = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except ValueError as error:
-        raise CheckpointError(file, f"not valid JSON ({error})") from error
-    if not isinstance(parsed, dict):
-        raise CheckpointError(file, "no JSON object")
-    return parsed

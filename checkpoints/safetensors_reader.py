@@ -23,6 +23,7 @@ import numpy as np
 
 from checkpoints.closing import Closing
 from checkpoints.errors import CheckpointError
+from checkpoints.json_file import read_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -244,7 +245,7 @@ def _find_files(path: Path) -> dict[Path, set[str] | None]:
             f"{', '.join(found) or 'no files'} (only safetensors checkpoints are read)",
         )
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = (read_object(index) or {})["weight_map"]
         files: dict[Path, set[str] | None] = {}
         for name, file in weight_map.items():
             if Path(file).name != file:
@@ -252,7 +253,7 @@ def _find_files(path: Path) -> dict[Path, set[str] | None]:
             promised = files.setdefault(path / file, set())
             assert promised is not None
             promised.add(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(index, f"not a safetensors index ({error!r})") from error
     for file, names in files.items():
         if not file.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution.backend_choice import backends_for
 from jaxserve.execution.defaults import resolve
 from jaxserve.hub import ModelFiles
+from jaxserve.load_progress import LoadProgress
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
 from jaxserve.models.linear import LinearForm
@@ -64,7 +65,7 @@ def choose(
     files: ModelFiles,
     mesh: Mesh,
     backends: Backends | None,
-    progress: Callable[[str], Any],
+    report: LoadProgress,
 ) -> Choices:
     """Settings, formats and kernels, from config.json and the kind of device."""
     begin = time.monotonic()
@@ -86,13 +87,14 @@ def choose(
         known = backends_for(asked, config, model, kv_format, device, integers=False)
         if device.platform != "cpu":
             LinearForm.of(known, online, asked.row_invariant)
-    with _quantized(config, files, model, quantized) as checkpoint:
+    with _quantized(config, files, model, quantized, report) as checkpoint:
         integers = multiplies_integers(online, checkpoint, config.model.dtype)
         if stored:
             integers = holds_integers(files.model)
-        backends = backends or backends_for(asked, config, model, kv_format, device, integers)
         # native kernels are compiled at their first use on a machine
-        progress(
+        with report.phase("preparing kernels (the first start on a machine compiles some)"):
+            backends = backends or backends_for(asked, config, model, kv_format, device, integers)
+        report.say(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
         )
@@ -110,6 +112,7 @@ def _quantized(
     files: ModelFiles,
     model: ModelConfig,
     quantized: tuple[str, Any] | None,
+    report: LoadProgress,
 ) -> Iterator[Checkpoint | None]:
     """A quantised checkpoint, whose headers say how weights are kept: so it is fetched first."""
     if quantized is None:
@@ -118,7 +121,8 @@ def _quantized(
     if config.model.load_format == "dummy":
         allowed = f"auto, for the checkpoint is quantised ({quantized[0]})"
         raise ValidationError("load_format", "dummy", allowed)
-    files.fetch_weights()
+    with report.phase("fetching weights") as told:
+        files.fetch_weights(told)
     with open_checkpoint(files.model) as checkpoint:
         check_tensors(checkpoint, model)
         yield checkpoint

@@ -6,6 +6,7 @@ from reprlib import Repr
 from typing import Any
 
 MAX_SHOWN = 200  # characters of a value in a message
+_NO_MEMORY = ("failed to map segment", "annot allocate memory")  # of a library, or the system
 
 
 class _Shown(Repr):
@@ -31,6 +32,21 @@ def shown(value: Any) -> str:
     """A value for a message: its `repr`, cut to MAX_SHOWN characters."""
     text = _Shown().repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def lacks_memory(error: BaseException | None) -> str | None:
+    """What an error says where it, or its cause, is that this process gets no more memory.
+
+    A limit such as `ulimit -v` may keep a library from being loaded at all.
+    """
+    while error is not None:
+        text = str(error)
+        if isinstance(error, MemoryError):
+            return text or "an allocation failed"
+        if isinstance(error, ImportError | OSError) and any(word in text for word in _NO_MEMORY):
+            return text
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class JaxServeError(Exception):

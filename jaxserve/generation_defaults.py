@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from checkpoints.json_file import read_object
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.sampling_params import SamplingParams
@@ -30,8 +30,9 @@ def generation_defaults(config: EngineConfig, model: Path) -> dict[str, float]:
         model: the model's folder, or a GGUF file, which has no such file.
 
     Raises:
-        ValidationError: a folder without the file, a file that is no JSON object, a key of the
-            overrides that is no sampling parameter, or a value that is out of its range.
+        ValidationError: a folder without the file, a key of the overrides that is no sampling
+            parameter, or a value that is out of its range.
+        CheckpointError: a file that cannot be read as a JSON object.
     """
     field = "generation_config"
     found = _read(config.generation_config, model)
@@ -60,10 +61,4 @@ def _read(asked: str, model: Path) -> dict[str, Any]:
         if asked == "auto":
             return {}
         raise ValidationError("generation_config", asked, allowed)
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValidationError("generation_config", str(file), allowed) from error
-    if not isinstance(found, dict):
-        raise ValidationError("generation_config", str(file), f"{allowed} that is a JSON object")
-    return found
+    return read_object(file) or {}

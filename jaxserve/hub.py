@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import errno
 import glob
-import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from checkpoints.errors import CheckpointError
 from checkpoints.gguf import is_gguf
+from checkpoints.json_file import read_object
 from checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
 from jaxserve.config import EngineConfig
 from jaxserve.errors import HubError, ValidationError
+from jaxserve.load_progress import Told, unheard
 
 SMALL_FILES = (
     "config.json",
@@ -38,6 +40,7 @@ SMALL_FILES = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
+BYTES_WRITTEN = "huggingface_hub.snapshot_download"  # the name of one of its bars
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".safetensors")
 
 
@@ -67,8 +70,10 @@ class Hub:
             raise HubError(f"{repo!r} on {self._address} has no config.json and no tokenizer.json")
         return folder
 
-    def fetch_weights(self, repo: str, folder: Path) -> None:
+    def fetch_weights(self, repo: str, folder: Path, told: Told = unheard) -> None:
         """Fetch the safetensors of the commit in `folder`, several at once.
+
+        `told` hears how many bytes are there, and of how many.
 
         Raises:
             HubError: they cannot be fetched, there are none, or the disk has no room for them.
@@ -91,22 +96,25 @@ class Hub:
             )
         with self._errors(repo, commit):
             planned = self._download(repo, commit, wanted, dry_run=True)
-            self._check_room(repo, sum(f.file_size or 0 for f in planned if not f.is_cached))
-            self._download(repo, commit, wanted, bar=True)
+            needed = sum(f.file_size or 0 for f in planned if not f.is_cached)
+            self._check_room(repo, needed)
+            self._download(repo, commit, wanted, told=lambda done: told(done, needed))
 
-    def fetch_gguf(self, repo: str, revision: str | None, file: str) -> Path:
+    def fetch_gguf(self, repo: str, revision: str | None, file: str, told: Told = unheard) -> Path:
         """Fetch a GGUF file, which has config, tokenizer and weights.
 
         Args:
             repo: id of the model.
             revision: branch, tag or commit.
             file: its name, or a type that one file's name ends with.
+            told: how many bytes are there, and of how many.
 
         Raises:
             HubError: it cannot be fetched, none or several are so named, or the disk has no room.
         """
         pattern = file if is_gguf(file) else f"*[-._]{file}.gguf"
         where = f"{repo!r} on {self._address}"
+        needed = 0
         with self._errors(repo, revision):
             from huggingface_hub import HfApi, is_offline_mode
 
@@ -115,8 +123,12 @@ class Hub:
                 there = api.list_repo_files(repo, revision=revision)
                 pattern = _one_gguf(pattern, there, where)
                 planned = self._download(repo, revision, [pattern], dry_run=True)
-                self._check_room(repo, sum(f.file_size or 0 for f in planned if not f.is_cached))
-            folder = Path(self._download(repo, revision, [pattern], bar=True))
+                needed = sum(f.file_size or 0 for f in planned if not f.is_cached)
+                self._check_room(repo, needed)
+            fetched = self._download(
+                repo, revision, [pattern], told=lambda done: told(done, needed)
+            )
+            folder = Path(fetched)
         found = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
         return folder / _one_gguf(pattern, found, f"{repo!r} in {self._cache}")
 
@@ -126,17 +138,26 @@ class Hub:
         revision: str | None,
         names: Sequence[str],
         *,
-        bar: bool = False,
+        told: Callable[[int], Any] | None = None,
         dry_run: bool = False,
     ) -> Any:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import tqdm
+        from huggingface_hub.utils import are_progress_bars_disabled, tqdm
+
+        heard = None if are_progress_bars_disabled() else told
 
         class Bar(tqdm):
-            """For people: none where standard error is a file."""
+            """Shows nothing: the bytes that have been written are told on."""
 
             def __init__(self, *args: Any, **kwargs: Any):
-                super().__init__(*args, **(kwargs | {"disable": None if bar else True}))
+                super().__init__(*args, **(kwargs | {"disable": True}))
+                self._counts = kwargs.get("name") == BYTES_WRITTEN
+                self._bytes = 0
+
+            def update(self, n: float | None = 1) -> None:
+                self._bytes += int(n or 0)
+                if self._counts and heard is not None:
+                    heard(self._bytes)
 
         patterns = [name if "*" in name else glob.escape(name) for name in names]
         return snapshot_download(
@@ -236,40 +257,46 @@ class ModelFiles:
     _hub: Hub
     _repo: str | None  # of the model; None: a folder that was given
 
-    def fetch_weights(self) -> None:
+    def fetch_weights(self, told: Told = unheard) -> None:
         """See that the weights are in `model`; a folder that was given is left as it is.
+
+        `told` hears how many bytes are there, and of how many.
 
         Raises:
             HubError: as `Hub.fetch_weights`.
         """
         if self._repo is not None:
-            self._hub.fetch_weights(self._repo, self.model)
+            self._hub.fetch_weights(self._repo, self.model, told)
 
 
-def locate(config: EngineConfig, hub: Hub | None = None) -> ModelFiles:
+def locate(config: EngineConfig, hub: Hub | None = None, told: Told = unheard) -> ModelFiles:
     """Find the folders of model and tokenizer, and fetch their small files where they are ids.
+
+    A GGUF file is fetched whole; `told` hears how many of its bytes are there, and of how many.
 
     Raises:
         ValidationError: a name that is neither a folder nor an id, or a revision of a folder.
         HubError: the hub does not give them.
     """
     hub = hub or Hub(config.hf_token, config.download_dir)
-    model = _locate("model", config.model, config.revision, hub)
+    model = _locate("model", config.model, config.revision, hub, told)
     repo = None if _is_here(config.model) or is_gguf(model) else config.model
     tokenizer, revision = config.tokenizer or config.model, config.tokenizer_revision
     if tokenizer == config.model and revision in (None, config.revision):
         return ModelFiles(model, model, hub, repo)
-    return ModelFiles(model, _locate("tokenizer", tokenizer, revision, hub), hub, repo)
+    return ModelFiles(model, _locate("tokenizer", tokenizer, revision, hub, told), hub, repo)
 
 
-def _locate(setting: str, name: str, revision: str | None, hub: Hub) -> Path:
+def _locate(setting: str, name: str, revision: str | None, hub: Hub, told: Told) -> Path:
     if not is_hub_id(setting, name):
         if revision is not None:
             which = "revision" if setting == "model" else f"{setting}_revision"
             raise ValidationError(which, revision, f"none, because {setting} is the folder {name}")
         return Path(name)
     repo, _, file = name.partition(":")
-    return hub.fetch_gguf(repo, revision, file) if file else hub.fetch_small_files(repo, revision)
+    if file:
+        return hub.fetch_gguf(repo, revision, file, told)
+    return hub.fetch_small_files(repo, revision)
 
 
 def names_gguf(name: str) -> bool:
@@ -333,7 +360,9 @@ def _weight_files(folder: Path) -> list[str]:
     if not index.is_file():
         return [SINGLE_FILE]
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set((read_object(index) or {})["weight_map"].values())
         return sorted(names)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except CheckpointError as error:
+        raise HubError(str(error)) from error
+    except (KeyError, TypeError, AttributeError) as error:
         raise HubError(f"{index} is not a safetensors index ({error!r})") from error

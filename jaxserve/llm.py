@@ -48,6 +48,7 @@ class LLM(Pictures):
     Args:
         model: folder with a Hugging Face `config.json`, safetensors weights and tokenizer, or the
             id of a model on the hub.
+        use_tqdm_on_load: whether a start that takes long says on standard error what it is doing.
         **settings: any field of `EngineConfig` (docs/settings.md). Other arguments of vLLM's `LLM`
             are passed over where they have no meaning here, and refused by name where they have
             (`vllm_arguments.py`).
@@ -60,9 +61,9 @@ class LLM(Pictures):
         checkpoints.CheckpointError: the weights cannot be read or do not fit the model.
     """
 
-    def __init__(self, model: str, **settings: Any):
+    def __init__(self, model: str, *, use_tqdm_on_load: bool = True, **settings: Any):
         asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
-        loaded = load_engine(asked)
+        loaded = load_engine(asked, shown=use_tqdm_on_load)
         self._folder = loaded.files.model
         self.client = LocalClient(loaded)
         self.config = loaded.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from jaxserve.choices import Choices, as_stored, choose
 from jaxserve.config import EngineConfig
@@ -29,6 +29,7 @@ from jaxserve.execution.shapes import StepShape
 from jaxserve.generation_defaults import generation_defaults
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.hub import ModelFiles, locate
+from jaxserve.load_progress import LoadProgress
 from jaxserve.memory.manager import PageManager
 from jaxserve.models import Model
 from jaxserve.models.config import ModelConfig
@@ -38,6 +39,7 @@ from jaxserve.models.stored import read_scales
 from jaxserve.models.weights import abstract_model, load_model
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.resolved import ResolvedConfig
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
@@ -87,6 +89,7 @@ def load_engine(
     extra_features: Sequence[Feature] = (),
     with_tokenizer: bool = True,
     keep_steps: bool = False,
+    shown: bool = True,
 ) -> Loaded:
     """Load weights, plan memory, compile and warm up.
 
@@ -98,6 +101,7 @@ def load_engine(
         extra_features: parts of the step beside those that every engine has.
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
         keep_steps: do not trace what an earlier start has traced, see `execution/kept_steps.py`.
+        shown: whether a start that takes long says in between what it is doing.
 
     Raises:
         ValidationError: settings that the model or the device cannot serve.
@@ -106,26 +110,31 @@ def load_engine(
     """
     start = time.monotonic()
     gc.unfreeze()  # an engine that was dropped without `close` can be collected again
-    cache_folder = compilation_cache.use(config.compilation_cache)
-    files = locate(config)
-    asked = as_stored(replace(config, hf_token=None), files)
-    mesh = make_mesh(asked.tensor_parallel_size, devices)
-    # all that can be refused is refused before the weights: they cost minutes and gigabytes
-    if asked.chat_template is not None:
-        template_text(asked.chat_template)
-    choices = choose(asked, files, mesh, backends, progress)
-    wants_text = with_tokenizer and not asked.skip_tokenizer_init
-    tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
-    sampling_defaults = generation_defaults(asked, files.model)
-    runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
-    resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, progress)
-    resolved = resolved.with_sampling_defaults(sampling_defaults)
-    load_weights = partial(_load_weights, resolved, choices, files, mesh, progress)
-    runner.set_weights(load_weights())
-    scheduler = _make_scheduler(resolved, runner)
-    if keep_steps:
-        runner.keep_steps(cache_folder)
-    _compile(runner, resolved, cache_folder, progress)
+    with LoadProgress(progress, shown=shown) as report:
+        cache_folder = compilation_cache.use(config.compilation_cache)
+        with report.phase("finding the model") as told:
+            files = locate(config, told=told)
+        asked = as_stored(replace(config, hf_token=None), files)
+        mesh = make_mesh(asked.tensor_parallel_size, devices)
+        # all that can be refused is refused before the weights: they cost minutes and gigabytes
+        if asked.chat_template is not None:
+            template_text(asked.chat_template)
+        choices = choose(asked, files, mesh, backends, report)
+        wants_text = with_tokenizer and not asked.skip_tokenizer_init
+        tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
+        sampling_defaults = generation_defaults(asked, files.model)
+        with report.phase("planning memory"):
+            runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
+            resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, report)
+        resolved = resolved.with_sampling_defaults(sampling_defaults)
+        runner.set_weights(_load_weights(resolved, choices, files, mesh, report))
+        scheduler = _make_scheduler(resolved, runner)
+        if keep_steps:
+            runner.keep_steps(cache_folder)
+        _compile(runner, resolved, cache_folder, report)
+    load_weights = partial(
+        _load_weights, resolved, choices, files, mesh, LoadProgress(progress, shown=False)
+    )
     grammars = None
     if not asked.skip_tokenizer_init:
         grammars = GrammarCompiler(lambda: tokenizer or Tokenizer(files.tokenizer), choices.model)
@@ -158,11 +167,13 @@ def load_bare(
     Raises:
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
-    files = locate(config)
-    asked = as_stored(replace(config, hf_token=None), files)
-    mesh = make_mesh(asked.tensor_parallel_size)
-    choices = choose(asked, files, mesh, None, progress)
-    return _load_weights(choices.config, choices, files, mesh, progress), files
+    with LoadProgress(progress) as report:
+        with report.phase("finding the model") as told:
+            files = locate(config, told=told)
+        asked = as_stored(replace(config, hf_token=None), files)
+        mesh = make_mesh(asked.tensor_parallel_size)
+        choices = choose(asked, files, mesh, None, report)
+        return _load_weights(choices.config, choices, files, mesh, report), files
 
 
 def _make_runner(
@@ -192,7 +203,7 @@ def _plan_memory(
     mesh: Mesh,
     runner: Runner,
     kv_cache: KVCache,
-    progress: Callable[[str], Any],
+    report: LoadProgress,
 ) -> ResolvedConfig:
     """Pages and context for the memory that there is."""
     begin = time.monotonic()
@@ -200,7 +211,7 @@ def _plan_memory(
     sizes = Sizes(asked, choices.config, page_bytes, runner)
     resolved = plan_pool(sizes, list(mesh.devices.flat))
     cache, scheduler = resolved.cache, resolved.scheduler
-    progress(
+    report.say(
         f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens, {kv_cache}, "
         f"max_model_len {scheduler.max_model_len}, max_num_seqs {scheduler.max_num_seqs} "
         f"(planned in {time.monotonic() - begin:.1f} s)"
@@ -213,24 +224,27 @@ def _load_weights(
     choices: Choices,
     files: ModelFiles,
     mesh: Mesh,
-    progress: Callable[[str], Any],
+    report: LoadProgress,
 ) -> Model:
     """The weights, of the checkpoint or made up."""
     begin = time.monotonic()
     settings = config.model
     if settings.load_format != "dummy":
-        files.fetch_weights()
-    weights = load_model(
-        files.model,
-        choices.model,
-        mesh=mesh,
-        dtype=settings.dtype,
-        load_format=settings.load_format,
-        seed=settings.seed,
-        form=choices.form,
-        plan=choices.plan,
-    )
-    progress(f"loaded {settings.model} in {time.monotonic() - begin:.1f} s")
+        with report.phase("fetching weights") as told:
+            files.fetch_weights(told)
+    with report.phase("loading weights") as told:
+        weights = load_model(
+            files.model,
+            choices.model,
+            mesh=mesh,
+            dtype=settings.dtype,
+            load_format=settings.load_format,
+            seed=settings.seed,
+            form=choices.form,
+            plan=choices.plan,
+            told=told,
+        )
+    report.say(f"loaded {settings.model} in {time.monotonic() - begin:.1f} s")
     return weights
 
 
@@ -245,29 +259,30 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner) -> Scheduler:
         num_drafts=runner.num_drafts,
     )
     pages = PageManager(cache.num_pages, cache.page_size, caching=cache.enable_prefix_caching)
-    return Scheduler(limits, pages, make_policy(settings))
+    return Scheduler(limits, pages, ClientTurns(partial(make_policy, settings)))
 
 
 def _compile(
     runner: Runner,
     config: ResolvedConfig,
     cache_folder: Path | None,
-    progress: Callable[[str], Any],
+    report: LoadProgress,
 ) -> None:
     """The programs that are wanted before the engine is ready."""
     begin = time.monotonic()
     wanted = min(config.programs.compile_ahead, len(runner.programs.wanted))
-    # a bar for people: none where standard error is a file
-    with tqdm(total=wanted, desc="compiling", disable=None, leave=False) as bar:
+    with report.phase("compiling", "programs") as told:
+        told(0, wanted)
+        done = itertools.count(1)
 
         def compiled(shape: StepShape) -> None:
             logger.debug("compiled %s", shape.name)
-            bar.update()
+            told(next(done), wanted)
 
         runner.warm_up(compiled)
     kept = f"kept in {cache_folder}" if cache_folder else "kept nowhere"
     programs = len(runner.programs.programs)
-    progress(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
+    report.say(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
 
 
 def _kv_scales(

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from checkpoints import CheckpointError, SafetensorsReader
 from checkpoints.formats import open_checkpoint
+from checkpoints.json_file import read_object
 from checkpoints.quantize.awq import best_factors, clipped
 from checkpoints.quantize.calibration import activation_scale
 from checkpoints.quantize.gptq import gptq, hessian
@@ -98,7 +99,7 @@ def quantize(
     if names_gguf(str(model)):
         raise CheckpointError(model, NO_FOLDER)
     files = locate(EngineConfig(model=str(model)))
-    raw = json.loads((files.model / "config.json").read_text(encoding="utf-8"))
+    raw = read_object(files.model / "config.json") or {}
     if raw.get("quantization_config"):
         raise ValidationError("model", str(model), "a model that is not quantised already")
     config = ModelConfig.from_folder(files.model)

@@ -47,7 +47,7 @@ NEUTRAL: dict[str, Any] = {
     "swap_space": ANY,  # preempted requests compute again
     "tokenizer_mode": (None, "auto", "hf", "slow"),
     "trust_remote_code": (None, False),
-    "use_tqdm_on_load": ANY,
+    "use_tqdm_on_load": ANY,  # `LLM` takes it itself
     "watermark": NOTHING,
     "cpu_offload_gb": (None, 0, 0.0),
     "data_parallel_size": (None, 1),

@@ -17,6 +17,7 @@ from server.keys import ApiKey
 from server.limits import Limits
 from server.middleware import (
     OPEN_PATHS,
+    PROBE_PATHS,
     ApiKeyMiddleware,
     DoorMiddleware,
     ErrorMiddleware,
@@ -106,7 +107,8 @@ def create_app(
             )
         )
     if service.keys is not None:
-        opened = OPEN_PATHS | (page.OPEN_PATHS if has_page else frozenset())
+        opened = PROBE_PATHS if options.guards_metrics else OPEN_PATHS
+        opened |= page.OPEN_PATHS if has_page else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
     if options.tracks_load:
         middleware.append(Middleware(LoadMiddleware, load=service.load))

@@ -202,6 +202,7 @@ class Batch:
 
         Raises:
             ValidationError: an answer that is there belongs to another line.
+            OSError: an answer cannot be written.
             Whatever `check` raises: lines without an answer are left for the next run.
         """
         try:
@@ -222,7 +223,7 @@ class Batch:
     async def _answer(self, line: Line, output: int) -> None:
         try:
             answer = await self._answer_of(line)
-            write_all(output, f"{dumps(answer)}\n".encode())
+            write_whole(output, f"{dumps(answer)}\n".encode())
             self._told(answer["error"] is None)
         finally:
             self._room.release()
@@ -262,10 +263,19 @@ class Batch:
         }
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write at once, and the rest if the disk took less."""
-    while data:
-        data = data[os.write(descriptor, data) :]
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Append all of a line or, where that fails, nothing of it.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    before = os.fstat(descriptor).st_size
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        os.ftruncate(descriptor, before)
+        raise
 
 
 def _check_same(line: Line, custom_id: Any) -> None:

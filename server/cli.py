@@ -7,19 +7,21 @@ each command imports the engine when it runs.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jaxserve
-from jaxserve.errors import ValidationError
+from jaxserve.errors import ValidationError, lacks_memory
 from jaxserve.flags import FlexibleArgumentParser
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.process import ended_by_ctrl_c
 
+LIKE = 0.81  # of two flags, so that one is taken for a slip of the other
 # each has a function `register`
 COMMANDS = {
     "serve": "server.commands.serve",
@@ -37,6 +39,16 @@ COMMANDS = {
 
 class Parser(FlexibleArgumentParser):
     """A parser whose errors are one line: the usage of sixty flags would hide it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but a command refuses what it does not know itself, with its own help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, LIKE)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -87,6 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except PermissionError as error:  # of a folder or file that was named
         print(f"jaxserve: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        reason = lacks_memory(error)
+        if reason is None:
+            raise
+        print(
+            f"jaxserve: too little memory, or a limit on it (ulimit -v): {reason}", file=sys.stderr
+        )
         return 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import select
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from uvicorn.protocols.utils import get_client_addr
 
 from jaxserve.scheduling.ledger import Entry
 from server.admission import Admission, Refused
+from server.descriptors import Descriptors
 from server.errors import ApiError
 from server.limits import Limits
 
@@ -26,27 +28,35 @@ MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 60.0
 LINGER_S = 5.0  # for the rest of a request that has been answered already
 MAX_PIPELINED = 16  # requests that wait behind the one being answered
-LOOK_S = 1.0  # between two looks whether a client is gone whose bytes are not read
-EXTRA_CONNECTIONS = 1024  # beyond the limit, which may ask for the server's health
+# Between two looks whether a client is gone whose bytes are not read, after the first.
+LOOK_S = 1.0
+FIRST_LOOK_S = 0.02  # then twice as long, and so on
 MIN_IDLE_S = 1.0  # a younger one may have sent a request that is not read yet
 HEALTH_PATHS = frozenset({"/health", "/ping"})
+
+logger = logging.getLogger("jaxserve.server")
 
 
 class Connection(HttpToolsProtocol):
     """Refuses what is no HTTP (400), a head too long (431) and one that does not come (408).
 
     Where too many are open, one that has no request makes room for a new one. If all have one, the
-    new one may ask for the server's health alone (503). A client that does not read is cut off.
+    new one may ask for the server's health alone (503). A client that does not read is cut off. One
+    that has ended its side of the connection gets its answers, unless it is gone.
 
     Attributes:
         limits: of the server.
         admission: refuses requests whose bodies need not be read; None lets all in.
+        descriptors: what there is for connections.
         idle: those of the server without a whole request, and since when; the longest first.
+        idle_extra: and of those that may ask for its health alone.
     """
 
     limits: ClassVar[Limits] = Limits()
     admission: ClassVar[Admission | None] = None
+    descriptors: ClassVar[Descriptors] = Descriptors()
     idle: ClassVar[dict[Connection, float]] = {}
+    idle_extra: ClassVar[dict[Connection, float]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -60,36 +70,51 @@ class Connection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
+        self._look_after = FIRST_LOOK_S
+        self._has_ended = False  # the client its side
+        self._probe_at = 0.0  # the event loop's time
 
     @classmethod
-    def limited(cls, limits: Limits, admission: Admission | None = None) -> type[Connection]:
+    def limited(
+        cls,
+        limits: Limits,
+        admission: Admission | None = None,
+        descriptors: Descriptors = Descriptors(),  # noqa: B008
+    ) -> type[Connection]:
         """The connections of one server."""
-        return type("Connection", (cls,), {"limits": limits, "admission": admission, "idle": {}})
+        own: dict[str, Any] = {"limits": limits, "admission": admission, "descriptors": descriptors}
+        return type("Connection", (cls,), {**own, "idle": {}, "idle_extra": {}})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
+        number = transport.get_extra_info("socket").fileno()
         excess = len(self.connections) - self.limits.max_connections
+        excess = max(excess, self.descriptors.excess(number))
         while excess > 0 and self.idle:
             oldest, since = next(iter(self.idle.items()))
             if self.loop.time() - since < MIN_IDLE_S:
                 break
             oldest.make_room()
             excess -= 1
-        if excess > EXTRA_CONNECTIONS:
-            transport.abort()
+        if excess > 0:
+            logger.warning("too many connections are open: %d", len(self.connections))
+        if excess > self.descriptors.extra + self.descriptors.leaving:
+            self._refuse_connection()
             return
+        if excess > 0 and len(self.idle_extra) >= self.descriptors.extra:
+            next(iter(self.idle_extra)).make_room()
         self._is_extra = excess > 0
-        self.idle[self] = self.loop.time()
+        self._is_idle_from_now()
 
     def make_room(self) -> None:
         """Close: another client wants to come in, and this one has no request."""
-        self.idle.pop(self, None)
+        self._is_not_idle()
         self.transport.close()
         self._cut_off_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.idle.pop(self, None)
+        self._is_not_idle()
         self._leave()
         self._head_is_over()
         for timer in (self._write_timer, self._look_timer):
@@ -106,6 +131,15 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_long_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to go on: the client has ended its side, and perhaps waits for its answers."""
+        if not self._cycles or not self._is_complete or not self._can_probe():
+            return False
+        self.cycle.keep_alive = False
+        self._has_ended = True
+        self._look()
+        return not self.transport.is_closing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -130,7 +164,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_over()
         if self._cycles:
-            self.idle.pop(self, None)
+            self._is_not_idle()
         else:
             self._is_idle_from_now()  # without its body a request makes room for others
         # of the bytes received, some may be the body's or the next request's
@@ -139,8 +173,20 @@ class Connection(HttpToolsProtocol):
             self._refuse_long_head()
             raise HttpParserError("the head is too long")  # what follows is not parsed
         if self._is_extra and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
-            self._refuse(503, "too many connections are open; try again later")
+            self._refuse_connection()
             raise HttpParserError("too many connections")
+        for name, value in self.headers:
+            if (
+                name == b"upgrade"
+                and value.lower() == b"websocket"
+                and self.parser.should_upgrade()
+            ):
+                self._is_refused = True
+                self._refuse(400, "this server speaks no websockets")
+                return
+            if name == b"expect" and value.lower() != b"100-continue":
+                self._refuse(417, "of Expect the server knows 100-continue alone")
+                raise HttpParserError("an expectation that is not known")
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(400, f"more than {MAX_PIPELINED} requests before the first answer")
             raise HttpParserError("too many requests")
@@ -175,7 +221,7 @@ class Connection(HttpToolsProtocol):
         if self._entry is not None and len(self._cycles) == 1:
             self._entry.arrive()
         super().on_message_complete()
-        self.idle.pop(self, None)
+        self._is_not_idle()
         self._is_complete = True
         if self.cycle is not None and self.cycle.response_complete:
             self._become_idle()  # it was answered before it was complete
@@ -206,6 +252,9 @@ class Connection(HttpToolsProtocol):
         if self._write_timer is not None and not self.transport.is_closing():
             self._write_timer.cancel()
             self._write_timer = None
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: uvicorn would ask for a package to be installed."""
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the parser gives up."""
@@ -249,8 +298,13 @@ class Connection(HttpToolsProtocol):
         self._is_idle_from_now()
 
     def _is_idle_from_now(self) -> None:
-        self.idle.pop(self, None)  # the dictionary is in the order of the times
-        self.idle[self] = self.loop.time()
+        self._is_not_idle()  # the dictionaries are in the order of the times
+        idle = self.idle_extra if self._is_extra else self.idle
+        idle[self] = self.loop.time()
+
+    def _is_not_idle(self) -> None:
+        self.idle.pop(self, None)
+        self.idle_extra.pop(self, None)
 
     def _cut_off_later(self) -> None:
         """End the connection by force where the client does not read what is left for it."""
@@ -259,14 +313,35 @@ class Connection(HttpToolsProtocol):
             self._write_timer = self.loop.call_later(timeout, self.transport.abort)
 
     def _look(self) -> None:
-        """See whether the client is gone: its bytes are not read while a request waits in line."""
-        self._look_timer = None
-        if not self.pipeline or self.transport.is_closing():
+        """See whether the client is gone: its bytes are not read any more, or not for now."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        if not (self.pipeline or self._has_ended) or self.transport.is_closing():
             return
-        if _has_left(self.transport.get_extra_info("socket")):
+        connection = self.transport.get_extra_info("socket")
+        has_ended = _has_ended(connection)
+        if has_ended and not self._can_probe():
             self.transport.abort()
-        else:
-            self._look_timer = self.loop.call_later(LOOK_S, self._look)
+            return
+        if has_ended and self.loop.time() >= self._probe_at:
+            self._probe()
+        if _is_gone(connection):
+            self.transport.abort()
+            return
+        self._look_timer = self.loop.call_later(self._look_after, self._look)
+        self._look_after = min(2 * self._look_after, LOOK_S)
+
+    def _can_probe(self) -> bool:
+        """Whether a client that has ended its side can be told from one that is gone."""
+        oldest = self._cycles[0].scope["http_version"] if self._cycles else ""
+        return _CAN_LOOK and self.scheme == "http" and oldest == "1.1"
+
+    def _probe(self) -> None:
+        """Write what a client passes over; from one that is gone comes a reset."""
+        self._probe_at = self.loop.time() + self.limits.keep_alive_interval
+        if not self._cycles[0].response_started and not self.flow.write_paused:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _wait_for_head(self) -> None:
         self._head_bytes = 0
@@ -281,6 +356,9 @@ class Connection(HttpToolsProtocol):
 
     def _refuse_long_head(self) -> None:
         self._refuse(431, f"request line and headers are longer than {MAX_HEAD_BYTES} bytes")
+
+    def _refuse_connection(self) -> None:
+        self._refuse(503, "too many connections are open; try again later")
 
     def _refuse(self, status: int, message: str) -> None:
         self._head_is_over()
@@ -300,10 +378,20 @@ class Connection(HttpToolsProtocol):
         self._cut_off_later()
 
 
-def _has_left(connection: Any) -> bool:
-    """Whether the peer has closed its side, also where bytes of it are still to be read."""
-    if connection is None or not hasattr(select, "POLLRDHUP"):  # Linux has it
-        return False
+_CAN_LOOK = hasattr(select, "POLLRDHUP")  # on Linux
+
+
+def _has_ended(connection: Any) -> bool:
+    """Whether the peer has ended its side, also where bytes of it are still to be read."""
+    return _CAN_LOOK and _polled(connection, select.POLLRDHUP) != 0
+
+
+def _is_gone(connection: Any) -> bool:
+    """Whether the peer has closed both sides, as far as this side has been told."""
+    return _CAN_LOOK and _polled(connection, 0) != 0
+
+
+def _polled(connection: Any, events: int) -> int:
     poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-    return bool(poll.poll(0))
+    poll.register(connection.fileno(), events)  # what is wrong is told unasked
+    return sum(told for _, told in poll.poll(0))

@@ -1,22 +1,27 @@
-"""Which class speaks HTTP: ours, which is built on a private class of uvicorn, or uvicorn's own."""
+"""Which class speaks HTTP: ours, where the private class of uvicorn is as it was tested."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import inspect
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from server.admission import Admission
-from server.limits import Limits
+from jaxserve.errors import ValidationError
 
-logger = logging.getLogger("jaxserve.server")
+if TYPE_CHECKING:
+    from server.connection import Connection
 
+# Of uvicorn, first and last: those whose bounds were tested. For a newer one run
+# tests/server/test_connection.py, test_half_closed.py and test_many_connections.py with it, then
+# raise this and the bound in pyproject.toml.
+TESTED = ((0, 30), (0, 54))
 # The methods of uvicorn's class that `Connection` overrides, each because uvicorn calls it.
 HOOKS = (
     "connection_made",
     "connection_lost",
     "data_received",
+    "eof_received",
     "on_message_begin",
     "on_header",
     "on_headers_complete",
@@ -27,35 +32,59 @@ HOOKS = (
     "pause_writing",
     "resume_writing",
     "send_400_response",
+    "_unsupported_upgrade_warning",
+)
+# What `Connection` reads that uvicorn makes as a connection or a request begins, ...
+READ = (
+    *("loop", "transport", "flow", "scheme", "parser", "pipeline", "connections", "server_state"),
+    *("url", "headers", "scope", "cycle", "access_log", "access_logger"),
+    *("timeout_keep_alive", "timeout_keep_alive_task"),
+)
+# ... and of the answer to a request.
+READ_OF_CYCLE = (
+    *("scope", "disconnected", "keep_alive", "message_event"),
+    *("response_started", "response_complete"),
 )
 
 
-def http_protocol(
-    limits: Limits, admission: Admission | None = None
-) -> type[asyncio.Protocol] | str:
-    """`Connection` with these limits, and what refuses before the application is asked.
+def connection_class() -> type[Connection]:
+    """`Connection`, where uvicorn is as it knows it.
 
-    "auto", uvicorn's own choice, where uvicorn has changed, which is logged.
+    Raises:
+        ValidationError: uvicorn has changed: what clients may hold would not be bounded.
     """
+    version = tuple(int(part) for part in uvicorn.__version__.split(".")[:2] if part.isdigit())
+    if not TESTED[0] <= version <= TESTED[1]:
+        raise _changed("another version")
     try:
-        from server.connection import Connection, HttpToolsProtocol
+        from server.connection import Connection, HttpToolsProtocol, RequestResponseCycle
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("uvicorn", "httptools"):
             raise
-        return _without(str(error))
-    missing = [name for name in HOOKS if not hasattr(HttpToolsProtocol, name)]
-    return (
-        _without(f"its class has no {', '.join(missing)}")
-        if missing
-        else Connection.limited(limits, admission)
-    )
+        raise _changed(str(error)) from error
+    for name in HOOKS:
+        theirs = getattr(HttpToolsProtocol, name, None)
+        if theirs is None:
+            raise _changed(f"its class has no {name}")
+        if _parameters(theirs) != _parameters(getattr(Connection, name)):
+            raise _changed(f"its {name} has other parameters")
+    made = _names(HttpToolsProtocol.__init__) | _names(HttpToolsProtocol.on_message_begin)
+    missing = sorted(set(READ) - made)
+    missing += sorted(set(READ_OF_CYCLE) - _names(RequestResponseCycle.__init__))
+    if missing:
+        raise _changed(f"its class does not make {', '.join(missing)}")
+    return Connection
 
 
-def _without(reason: str) -> str:
-    logger.warning(
-        "uvicorn %s is not as this jaxserve knows it (%s): the server runs without bounds on "
-        "connections, their number, time and heads, and malformed HTTP gets uvicorn's own answer",
-        uvicorn.__version__,
-        reason,
-    )
-    return "auto"
+def _parameters(method: Any) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def _names(method: Any) -> set[str]:
+    return set(method.__code__.co_names)
+
+
+def _changed(how: str) -> ValidationError:
+    (_, first), (_, last) = TESTED
+    allowed = f"0.{first} to 0.{last}, on whose private class bounds on clients are built"
+    return ValidationError("uvicorn", f"{uvicorn.__version__} ({how})", allowed)

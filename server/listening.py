@@ -5,9 +5,6 @@ from __future__ import annotations
 import socket
 
 BACKLOG = 4096  # connections that wait for the loop; the system's somaxconn may be less
-# uvloop accepts one connection from a listener in a turn of the loop, which is long where much is
-# to be done: others would wait in the backlog, where no limit sees them.
-ACCEPTED_AT_A_TIME = 16
 # Of a connection, that the system takes before they can be sent: else it takes megabytes of an
 # answer that is not read. Connections have it from their listener.
 UNSENT_BYTES = 2**17
@@ -26,6 +23,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def as_many(listener: socket.socket) -> list[socket.socket]:
-    """A listener as so many descriptors as connections are accepted in a turn of the loop."""
-    return [listener, *(listener.dup() for _ in range(ACCEPTED_AT_A_TIME - 1))]
+def as_many(listener: socket.socket, count: int) -> list[socket.socket]:
+    """A listener as so many descriptors as connections are to be accepted in a turn of the loop.
+
+    uvloop accepts one from each, and a turn is long where much is to be done: others would wait in
+    the backlog, where no limit sees them.
+    """
+    return [listener, *(listener.dup() for _ in range(count - 1))]

@@ -15,8 +15,9 @@ from server.logs import REQUEST_ID
 from server.protocol.requests import is_request_id
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
-# Probes and scrapers carry no key; everything else does.
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+# Probes carry no key, and scrapers need none unless they are told to; everything else does.
+PROBE_PATHS = frozenset({"/health", "/ping"})
+OPEN_PATHS = PROBE_PATHS | {"/version", "/metrics"}
 
 
 class DoorMiddleware:

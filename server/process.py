@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from typing import NoReturn
-
-logger = logging.getLogger("jaxserve.server")
-
-OTHER_DESCRIPTORS = 1536  # files of a model, pipes, and connections beyond the limit
 
 
 def exit_now(code: int) -> NoReturn:
@@ -25,27 +20,6 @@ def exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def raise_descriptor_limit(connections: int) -> None:
-    """Let the process have so many connections open, as far as the system's hard limit goes."""
-    try:
-        import resource
-    except ImportError:  # not on Windows, which has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + OTHER_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    if soft != resource.RLIM_INFINITY and soft < connections + OTHER_DESCRIPTORS:
-        logger.warning(
-            "the system lets this process have %d open files: too few for --max-connections %d",
-            soft,
-            connections,
-        )
 
 
 @contextlib.contextmanager

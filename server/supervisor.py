@@ -32,10 +32,11 @@ from server.commands.log_flags import tracer, unlogged_paths
 from server.commands.parser_flags import parsers
 from server.commands.socket_flags import listen_at, tls
 from server.commands.surface_flags import options
-from server.http_protocol import http_protocol
+from server.descriptors import Descriptors
+from server.http_protocol import connection_class
 from server.listening import BACKLOG, as_many, listen
 from server.logs import log_config
-from server.process import exit_now, raise_descriptor_limit
+from server.process import exit_now
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
@@ -66,7 +67,10 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         ENGINE_LOST when its engine has died too often.
     """
     where = args.uds or f"{args.host}:{args.port}"
+    limits = edge_limits(args)
     try:
+        protocol = connection_class()
+        descriptors = Descriptors.raised(limits.max_connections)
         spans = tracer(args, config.model_names[0])
     except ValidationError as error:
         print(f"jaxserve: {error}", file=sys.stderr)
@@ -81,8 +85,6 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
 
     # the event loop asks for the interpreter at each event, and would wait so long for a thread
     sys.setswitchinterval(SWITCH_S)
-    limits = edge_limits(args)
-    raise_descriptor_limit(limits.max_connections)
     isolation = None
     if args.isolate_engine:
         isolation = Isolation(
@@ -107,7 +109,7 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
     admission = Admission(service.refusal, service.enter, service.keys, service.serves)
     settings = uvicorn.Config(
         app,
-        http=http_protocol(limits, admission),
+        http=protocol.limited(limits, admission, descriptors),
         ws="none",
         lifespan="on",
         log_config=log_config(args.uvicorn_log_level, args.log_format, unlogged_paths(args)),
@@ -128,11 +130,13 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         names,
         args.shutdown_timeout,
         is_entering=lambda: service.num_entering > 0,
+        descriptors=descriptors,
+        max_connections=limits.max_connections,
         logs_json=args.log_format == JSON,
     )
     engine.start()
     try:
-        server.run(sockets=as_many(listener))
+        server.run(sockets=as_many(listener, descriptors.listeners))
     finally:
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
@@ -151,6 +155,8 @@ class _Server(uvicorn.Server):
         shutdown_timeout: float,
         *,
         is_entering: Callable[[], bool],
+        descriptors: Descriptors,
+        max_connections: int,
         logs_json: bool,
     ) -> None:
         super().__init__(settings)
@@ -158,6 +164,8 @@ class _Server(uvicorn.Server):
         self.exit_code = 0
         self._shutdown_timeout = shutdown_timeout
         self._is_entering = is_entering
+        self._descriptors = descriptors
+        self._max_connections = max_connections
         self._engine = engine
         self._base_url = base_url
         self._model_names = model_names
@@ -211,12 +219,22 @@ class _Server(uvicorn.Server):
             # Loading failed: one line for people; the engine has logged the traceback of bugs.
             expected = isinstance(error, JaxServeError | CheckpointError | OSError)
             text = str(error) if expected else repr(error)
-            self._say_error(f"{self._engine.asked.model}: {text}")
-            self.exit_code = 1
-            self.should_exit = True
+            self._fail(f"{self._engine.asked.model}: {text}")
+            return
+        room = self._descriptors.room(len(self.server_state.connections))
+        if room is not None and room < 1:
+            self._fail(f"{self._descriptors.limit} open files (ulimit -n) leave no connection")
             return
         engine = self._engine
         _leave_out_of_collections()
+        if room is not None and room < self._max_connections:
+            logger.warning(
+                "--max-connections %d is lowered to %d: the system lets this process have %d open "
+                "files (ulimit -n)",
+                self._max_connections,
+                room,
+                self._descriptors.limit,
+            )
         self._is_loaded = True
         self._tasks.append(asyncio.ensure_future(self._watch()))
         text = (
@@ -239,6 +257,11 @@ class _Server(uvicorn.Server):
             return
         self._say_error(str(self._engine.error))
         self.exit_code = ENGINE_LOST
+        self.should_exit = True
+
+    def _fail(self, text: str) -> None:
+        self._say_error(text)
+        self.exit_code = 1
         self.should_exit = True
 
     def _say_error(self, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.scheduling.served import Served
 from benchmarks.scheduling.trace import Item
@@ -10,6 +11,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.memory.manager import PageManager
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import make_policy
@@ -40,7 +42,8 @@ def simulate(items: list[Item], policy: str, costs: Costs | None = None) -> list
     """Serve a trace; a step's tokens are there when it is over, and then the next is planned."""
     costs = costs or Costs()
     config = EngineConfig(model="none", scheduling_policy=policy)
-    scheduler = Scheduler(LIMITS, PageManager(NUM_PAGES, PAGE_SIZE), make_policy(config))
+    turns = ClientTurns(partial(make_policy, config))
+    scheduler = Scheduler(LIMITS, PageManager(NUM_PAGES, PAGE_SIZE), turns)
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     now, coming = 0.0, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointError
+from checkpoints.json_file import read_object
 from checkpoints.quantize.calibration import METHODS
 from checkpoints.quantize.schemes import KEEP, SCHEMES, Scheme
 
@@ -73,12 +73,9 @@ def read_policy(file: str | Path) -> Policy:
         CheckpointError: it is no such file; names the key, its value and what is allowed.
     """
     file = Path(file)
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(file, f"no readable JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(file, "no JSON object")
+    values = read_object(file)
+    if values is None:
+        raise CheckpointError(file, "there is no such file")
     for name, value in values.items():
         if name not in (*QUANTISED, *KEPT, "layers"):
             allowed = ", ".join((*QUANTISED, *KEPT, "layers"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,18 @@ from checkpoints.store.orbax import restore_arrays
 from checkpoints.store.record import RECORD_FILE, WEIGHTS, Part, checksum, read_record
 
 
-def restore_store(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def restore_store(
+    path: Path,
+    wanted: Mapping[str, Any],
+    told: Callable[[int, int], Any] = lambda done, total: None,
+) -> dict[str, Any]:
     """All arrays of a store, each straight to its devices.
 
     Args:
         path: the folder.
         wanted: name -> something with `shape`, `dtype` and `sharding`: all that the store has, and
             nothing else. Floats are cast to the type.
+        told: how many bytes of files have been restored, and of how many, after each part.
 
     Raises:
         TensorMismatchError: names or shapes differ; lists every difference.
@@ -31,6 +36,8 @@ def restore_store(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         _check_file(path / name, pair, path)
     for name, part in record.parts.items():
         _check_sizes(path / WEIGHTS / name, part)
+    sizes = {name: sum(n for n, _ in part.files.values()) for name, part in record.parts.items()}
+    done = 0
     found: dict[str, Any] = {}
     # checksums of the next part are computed, and its files read, while one is restored
     with ThreadPoolExecutor(1) as pool:
@@ -43,6 +50,8 @@ def restore_store(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
                 check.result()
                 own = {leaf: wanted[leaf] for leaf in part.leaves}
                 found |= restore_arrays(path / WEIGHTS / name, own)
+                done += sizes[name]
+                told(done, sum(sizes.values()))
         finally:
             for check in checks:
                 check.cancel()

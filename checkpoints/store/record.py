@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from checkpoints.errors import CheckpointError
+from checkpoints.json_file import read_object
 
 RECORD_FILE = "orbax_store.json"
 WEIGHTS = "weights"
@@ -82,13 +83,10 @@ def read_record(path: str | Path) -> Record:
         CheckpointError: it is missing, no such record, or of another version.
     """
     file = Path(path) / RECORD_FILE
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(path, f"no {RECORD_FILE} is in the folder") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(file, f"cannot be read ({error})") from error
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+    values = read_object(file)
+    if values is None:
+        raise CheckpointError(path, f"no {RECORD_FILE} is in the folder")
+    if values.get("format") != FORMAT:
         raise CheckpointError(file, f"not a record of format {FORMAT!r}")
     if values.get("version") != VERSION:
         raise CheckpointError(

@@ -21,6 +21,7 @@ import jax
 import jaxlib
 
 from jaxserve.errors import ValidationError
+from jaxserve.execution import cache_bounds
 from jaxserve.execution.cache_format import (
     UNKNOWN,
     CacheFormat,
@@ -64,9 +65,11 @@ def use(setting: str) -> Path | None:
         jax.config.update("jax_enable_compilation_cache", not enabled)
         compilation_cache.reset_cache()  # JAX decides once whether it uses the cache
     if setting == "off":
+        cache_bounds.tidy([], None)
         return None
     configured = jax.config.values["jax_compilation_cache_dir"]
     if setting == "auto" and configured:
+        cache_bounds.tidy([], Path(configured))
         return Path(configured)
     entries = cache_format()
     folder = default_folder(entries.compression) if setting == "auto" else Path(setting)
@@ -84,6 +87,9 @@ def use(setting: str) -> Path | None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # JAX opens the cache once: a folder that is named later needs it opened again
         compilation_cache.reset_cache()
+    # beside the default folder lie those of other versions and machines
+    ours = [*folder.parent.iterdir()] if setting == "auto" else [folder.resolve()]
+    cache_bounds.tidy(ours, folder)
     remove_torn(folder, entries)
     # every program is worth keeping: tracing is all that a warm start should cost
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

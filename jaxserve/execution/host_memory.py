@@ -1,4 +1,4 @@
-"""The memory that a process on a CPU may still use: the host's, or what its cgroups leave of it."""
+"""The memory that a process on a CPU may still use: the host's, or what limits leave of it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def available_bytes(root: Path = Path("/"), *, reserve: float = 0.0) -> int | No
     if host is None:
         return None
     kept = int(reserve * meminfo.get("MemTotal:", 0)) * 1024
-    return min([host * 1024 - kept, *_left_of_cgroups(root, reserve)])
+    return min(
+        [host * 1024 - kept, *_left_of_cgroups(root, reserve), *_left_of_process(root, reserve)]
+    )
 
 
 def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
@@ -141,6 +143,20 @@ def _left_of_cgroups(root: Path, reserve: float) -> list[int]:
                 reclaimable = _numbers(folder / "memory.stat").get(cache, 0)
                 free = max(0, int(most) - int(used) + reclaimable)
                 left.append(free - int(reserve * int(most)))
+    return left
+
+
+def _left_of_process(root: Path, reserve: float) -> list[int]:
+    """What the process's own limits (`ulimit -v`, `ulimit -d`) leave of addresses."""
+    held = _numbers(root / "proc/self/status")  # kB
+    left = []
+    for line in _text(root / "proc/self/limits").splitlines():
+        for name, used in (("Max address space", "VmSize:"), ("Max data size", "VmData:")):
+            if not line.startswith(name):
+                continue
+            soft = line.removeprefix(name).split()[0]
+            if soft.isdigit():
+                left.append(int(soft) - 1024 * held.get(used, 0) - int(reserve * int(soft)))
     return left
 
 

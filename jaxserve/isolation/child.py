@@ -15,14 +15,17 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from jaxserve.errors import JaxServeError
+from jaxserve.errors import JaxServeError, lacks_memory
 from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Refused, Start, Sync
 from jaxserve.messages import AddGroup, Begun, Inbox, Message, Outbox
 from jaxserve.observability.json_log import JSON, JsonFormatter
+from jaxserve.observability.repeated import RepeatedFilter
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +135,24 @@ def _log_as(level: int, form: str) -> None:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(levelname)s:     %(message)s")
     handler.setFormatter(JsonFormatter() if form == JSON else text)
+    handler.addFilter(RepeatedFilter())
     ours = logging.getLogger("jaxserve")
     ours.addHandler(handler)
     ours.setLevel(level)
     ours.propagate = False
+    warnings.showwarning = _log_warning
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What a library warns of, as JAX does of a cache on a full disk, is a line of the log."""
+    logger.warning("%s", message)
 
 
 @contextmanager
@@ -147,8 +164,13 @@ def ended_at_once() -> Iterator[None]:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        reason = lacks_memory(error)
+        if reason is None:
+            traceback.print_exc()
+        else:
+            text = "jaxserve: too little memory for the engine, or a limit on it (ulimit -v)"
+            print(f"{text}: {reason}", file=sys.stderr)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

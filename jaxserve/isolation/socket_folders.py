@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "jaxserve-"
 SOCKET, OWNER = "engine.sock", "owner"
+ABANDONED_S = 3600.0  # no folder is so long without its lock
 
 
 def own(folder: Path) -> IO[bytes]:
@@ -46,8 +48,10 @@ def _is_stale(folder: Path) -> bool:
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
             return False
         names = {one.name for one in folder.iterdir()}
+        if not names:  # being made, or its process was ended before it had a lock
+            return facts.st_mtime < time.time() - ABANDONED_S
         if OWNER not in names or not names <= {SOCKET, OWNER}:
-            return False  # somebody else's, or one that is being made
+            return False  # somebody else's
         with os.fdopen(os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

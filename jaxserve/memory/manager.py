@@ -75,8 +75,17 @@ class PageManager:
 
     def has_room(self, shared: list[int], num_tokens: int) -> bool:
         """Whether `reserve` would find the pages."""
+        return self.lacking(shared, num_tokens) <= 0
+
+    def lacking(self, shared: list[int], num_tokens: int) -> int:
+        """Pages that are too few for `reserve`; at most 0 if it would find them."""
         own = self.pages_for(num_tokens) - len(shared)
-        return own <= self.pool.num_free - self.pool.num_free_among(shared)
+        return own + self.pool.num_free_among(shared) - self.pool.num_free
+
+    def num_own(self, request: Request, shared: list[int]) -> int:
+        """Pages of `request` that nobody else owns, without those among `shared`."""
+        owners = self.pool.num_owners
+        return sum(owners(page) == 1 for page in request.pages if page not in shared)
 
     def reserve(self, request: Request, shared: list[int], num_tokens: int) -> bool:
         """Give `request`, which owns no page yet, shared pages and others for `num_tokens` tokens.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from checkpoints.gguf import GGUFFile, gguf_config, is_gguf
-from jaxserve.errors import ValidationError
+from checkpoints.json_file import read_object
+from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.models.overrides import OverriddenConfig
 from jaxserve.models.rope import RopeConfig
 
@@ -105,21 +105,28 @@ class ModelConfig:
             overrides: values that take the place of those in config.json.
 
         Raises:
-            ValidationError: the folder holds no readable config.json, or an override is of a key
-                that is not read or of a token that the model does not have.
-            CheckpointError: a GGUF file that is damaged, or of a model that is not read.
+            ValidationError: the folder holds no config.json, or an override is of a key that is
+                not read or of a token that the model does not have.
+            CheckpointError: a file that cannot be read, or a GGUF file of a model that is not.
             UnsupportedModelError: the config asks for something that is not implemented.
         """
         folder = Path(path)
-        config = _read_gguf(folder) if is_gguf(folder) else _read_json(folder / "config.json")
+        config = _read_gguf(folder) if is_gguf(folder) else read_object(folder / "config.json")
         if config is None:
             raise ValidationError("model", str(path), "a folder with a config.json")
         config = OverriddenConfig(config, overrides or {})
-        generation = _read_json(folder / "generation_config.json") or {}
+        generation = read_object(folder / "generation_config.json") or {}
         own, more = (_as_list(values.get("eos_token_id")) for values in (config, generation))
         if more:
             config["eos_token_id"] = [*own, *(t for t in more if t not in own)]
-        made = cls.from_hf(config)
+        try:
+            made = cls.from_hf(config)
+        except UnsupportedModelError as error:
+            file = str(folder if is_gguf(folder) else folder / "config.json")
+            if more and error.field == "eos_token_id":
+                file += " and generation_config.json"
+            told = f"{error.allowed} ({file})"
+            raise UnsupportedModelError(error.field, error.value, told) from error
         config.check_all_read(made.architecture)
         for token in _as_list((overrides or {}).get("eos_token_id")):
             if not 0 <= token < made.vocab_size:
@@ -162,20 +169,6 @@ def _read_gguf(file: Path) -> dict[str, Any]:
         return gguf_config(container)
     finally:
         container.close()
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        raise ValidationError("model", str(file), f"valid JSON ({error})") from error
-    if not isinstance(parsed, dict):
-        raise ValidationError("model", str(file), "a JSON object")
-    return parsed
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -133,7 +133,7 @@ def flag(config: Mapping[str, Any], field: str, default: bool = False) -> bool:
 
 def one_of(field: str, value: Any, allowed: Collection[str]) -> str:
     """A value among those that are implemented."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise UnsupportedModelError(field, value, f"one of {', '.join(allowed)}")
     return str(value)
 

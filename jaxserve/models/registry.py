@@ -76,6 +76,8 @@ def find_family(architectures: list[str] | None, model_type: str | None) -> Fami
     """
     allowed = f"one of {', '.join(family.architecture for family in FAMILIES)}"
     if architectures:
+        if not isinstance(architectures, list):
+            raise UnsupportedModelError("architectures", architectures, f"a list with {allowed}")
         for family in FAMILIES:
             if family.architecture in architectures:
                 return family

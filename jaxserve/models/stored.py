@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -116,12 +116,15 @@ def save_model(
     )
 
 
-def restore_model(path: Path, model: Model) -> Model:
+def restore_model(
+    path: Path, model: Model, told: Callable[[int, int], Any] = lambda done, total: None
+) -> Model:
     """An abstract model with the arrays of a store, each straight to its devices.
 
     Args:
         path: of the store.
         model: from `abstract_model`: what is wanted, on which devices.
+        told: how many bytes of its files have been read, and of how many.
 
     Raises:
         CheckpointError: the store is damaged, or of another model.
@@ -139,7 +142,7 @@ def restore_model(path: Path, model: Model) -> Model:
         name: _stored_form(path, name, like, stored[name].dtype) if name in stored else like
         for name, like in wanted.items()
     }
-    found = restore_store(path, kept)
+    found = restore_store(path, kept, told)
     leaves = {name: _flipped(found.pop(name), like.dtype) for name, like in wanted.items()}
     return with_leaves(model, jax.block_until_ready(leaves))
 

@@ -58,6 +58,7 @@ def load_model(
     seed: int = 0,
     form: LinearForm = PLAIN_LINEAR,
     plan: Plan | None = None,
+    told: Callable[[int, int], Any] = lambda done, total: None,
 ) -> Model:
     """Returns the model with its parameters on the devices of `mesh`.
 
@@ -73,6 +74,7 @@ def load_model(
         seed: of the dummy weights.
         form: how the linear layers keep and multiply their weights.
         plan: of the quantised weights; None: what `plan_weights` says.
+        told: how many bytes of the weights are there, and of how many, as it goes.
 
     Raises:
         ValidationError: unknown dtype or load_format, or sizes that do not divide over the mesh.
@@ -84,15 +86,15 @@ def load_model(
         raise ValidationError("load_format", load_format, f"one of {', '.join(LOAD_FORMATS)}")
     if load_format == "dummy":
         model = abstract_model(config, mesh, resolved, form, plan)
-        return _filled(model, partial(_dummy, seed, config))
+        return _filled(model, partial(_dummy, seed, config), told)
     if load_format == "orbax" or (load_format == "auto" and is_store(path)):
-        return restore_model(Path(path), abstract_model(config, mesh, resolved, form, plan))
+        return restore_model(Path(path), abstract_model(config, mesh, resolved, form, plan), told)
     with open_checkpoint(path) as checkpoint:
         check_tensors(checkpoint, config)
         if plan is None:
             plan = plan_weights(config, form, resolved, checkpoint)
         model = abstract_model(config, mesh, resolved, form, plan)
-        return _filled(model, partial(_read, checkpoint, config, jnp.dtype(resolved)))
+        return _filled(model, partial(_read, checkpoint, config, jnp.dtype(resolved)), told)
 
 
 def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
@@ -157,7 +159,7 @@ def _planned(variable: Any, format: WeightFormat | None) -> Any:
     return variable.replace(QuantArray.empty(variable.get_value().shape, format))
 
 
-def _filled(model: Model, make: Make) -> Model:
+def _filled(model: Model, make: Make, told: Callable[[int, int], Any]) -> Model:
     """An abstract model with the values that `make` gives for each of its parameters."""
     graph, state = nnx.split(model)
 
@@ -166,8 +168,14 @@ def _filled(model: Model, make: Make) -> Model:
         return place, variable.replace(jax.block_until_ready(make(place, variable)))
 
     # as many parameters are under way as there are threads, so that host memory stays bounded
+    flat = nnx.to_flat_state(state)
+    sizes = [sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(v)) for _, v in flat]
+    filled, done = [], 0
     with ThreadPoolExecutor(MOST_LOADING_THREADS) as pool:
-        filled = list(pool.map(fill, nnx.to_flat_state(state)))
+        for item, size in zip(pool.map(fill, flat), sizes, strict=True):
+            filled.append(item)
+            done += size
+            told(done, sum(sizes))
     loaded: Model = nnx.merge(graph, nnx.from_flat_state(filled))
     return loaded
 

@@ -54,7 +54,11 @@ def memory_counters(stats: EngineStats) -> list[Reading]:
     """What happened to the KV pages since the engine started."""
     pages = stats.pages
     return [
-        Reading("num_preemptions", "Requests preempted for want of pages.", stats.num_preemptions),
+        Reading(
+            "num_preemptions",
+            "Requests preempted for want of pages, or for another client's share of slots.",
+            stats.num_preemptions,
+        ),
         Reading(
             "beam_shrinks", "Beams that searches gave up for want of pages.", stats.num_beam_shrinks
         ),

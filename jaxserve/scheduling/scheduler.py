@@ -14,10 +14,11 @@ from jaxserve.memory.manager import PageManager, PageUpdate
 from jaxserve.messages import PageStats
 from jaxserve.request import End, Request, RequestState
 from jaxserve.scheduling.bias_turns import BiasTurns
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import HeldPages, SequenceGroup
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
-from jaxserve.scheduling.policies import FirstComeFirstServed, Policy
+from jaxserve.scheduling.policies import FirstComeFirstServed
 from jaxserve.scheduling.slots import Slots
 
 
@@ -31,15 +32,18 @@ class Scheduler:
     Args:
         limits: of a step.
         pages: of the device.
-        policy: in which order requests get slots and keep pages; by arrival when None.
+        turns: in which order requests get slots and keep pages; of each client by arrival when
+            None.
 
     Attributes:
-        waiting: the policy, which holds the requests that wait for a slot.
+        waiting: the turns, which hold the requests that wait for a slot.
         running: the requests with a slot, by the policy's keys.
         short_of_pages: who had its turn in the last plan, and a slot, but not the pages.
     """
 
-    def __init__(self, limits: SchedulerLimits, pages: PageManager, policy: Policy | None = None):
+    def __init__(
+        self, limits: SchedulerLimits, pages: PageManager, turns: ClientTurns | None = None
+    ):
         needed = pages.pages_for(limits.max_model_len)
         if pages.pool.num_pages - 1 < needed:
             raise ValidationError(
@@ -53,7 +57,7 @@ class Scheduler:
         self.pages = pages
         self.num_preemptions = 0
         self.short_of_pages: Request | None = None
-        self.waiting = FirstComeFirstServed() if policy is None else policy
+        self.waiting = ClientTurns(FirstComeFirstServed) if turns is None else turns
         # of sequences behind the first of a group that are not made yet, the group
         self._requests: dict[str, Request | SequenceGroup] = {}
         self._next_order = 0
@@ -174,6 +178,8 @@ class Scheduler:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
         plan = StepPlan()
         forks, self._forks = self._forks, []
+        if self.waiting.num_clients > 1:
+            self._give_way(plan)
         preemptions = self.num_preemptions
         prefilling: list[Request] = []
         seen = -1
@@ -252,6 +258,47 @@ class Scheduler:
                 request.num_computed -= rejected
                 self._num_computed -= rejected
 
+    def _give_way(self, plan: StepPlan) -> None:
+        """Give slots of clients that hold too many to requests of those that hold too few.
+
+        This comes before the rows: a sequence that loses its slot has none in this step.
+        """
+        self.waiting.begin_step()
+        for _ in range(self.limits.max_lanes):
+            if not self.waiting.is_uneven:
+                return
+            request = self.waiting.peek(self._fits)
+            if request is None or request.pending:
+                return
+            victims = self._victims(request)
+            for victim in victims:
+                self._preempt(victim)
+            if not victims or not self._begin(plan, request):
+                return
+
+    def _victims(self, request: Request) -> list[Request]:
+        """Which sequences of other clients lose their slots to a request that waits.
+
+        None if it needs nothing that they have, or if they would not make room for it. For pages
+        none is preempted where the client would have more than its share of them.
+        """
+        wanted = self.pages.pages_for(self._wanted(request))
+        wanted += sum(len(one.pages) for one in self.waiting.of_client(request))
+        while not self._fits(request):
+            if wanted * self.waiting.num_clients >= self.pages.pool.num_pages:
+                return []
+            if not self._held.drop_one():
+                break
+        shared = self._shared(request)
+        lacking = self.pages.lacking(shared, self._wanted(request))
+        victims: list[Request] = []
+        for victim in self.waiting.above(request):
+            if lacking <= 0 and (victims or self._slots.num_free):
+                break
+            victims.append(victim)
+            lacking -= self.pages.num_own(victim, shared)
+        return victims if lacking <= 0 else []
+
     def _plan_decodes(self, plan: StepPlan) -> list[Request]:
         """Add a decode row for every request past its prefill; returns the others, in order."""
         prefilling: list[Request] = []
@@ -259,7 +306,10 @@ class Scheduler:
         requests, slots, starts = rows.requests, rows.slots, rows.starts
         longer: dict[int, int] = {}  # row -> length, where that is not 1
         unseen: list[Request] = []
-        for request in self.running:  # a preemption shortens it at its end
+        for request in self._in_turn() if self.waiting.num_clients > 1 else self.running:
+            slot = request.slot
+            if slot is None:  # it was preempted for one before it, and so were those behind it
+                break
             position, length = request.num_computed, 1
             if position >= request.decode_until:
                 if request.is_prefilling:
@@ -272,11 +322,10 @@ class Scheduler:
                     longer[len(requests)] = length
                 if request.needs_seen_tokens:
                     unseen.append(request)
-            assert request.slot is not None
             request.num_computed = position + length
             request.pending += length
             requests.append(request)
-            slots.append(request.slot)
+            slots.append(slot)
             starts.append(position)
         self._unseen += unseen
         rows.lengths += [1] * len(requests)
@@ -287,6 +336,12 @@ class Scheduler:
         samples.slots += slots
         samples.rows += range(len(requests))
         return prefilling
+
+    def _in_turn(self) -> list[Request]:
+        """The running requests, such that one that loses its pages to another comes behind it."""
+        if self.pages.pool.num_free >= len(self.running) * (1 + self.limits.num_drafts):
+            return self.running  # a page for each token: none loses any
+        return self.waiting.running()
 
     def _prepare_decode(self, request: Request, page_updates: list[PageUpdate]) -> int:
         """See that the next tokens have pages, by preemption if need be; 0: no row this time."""
@@ -316,7 +371,7 @@ class Scheduler:
         while not self.pages.grow(request, num_tokens):
             if self._held.drop_one():
                 continue
-            victim = self.running[-1]
+            victim = self.waiting.running()[-1]
             self._preempt(victim)
             if victim is request:
                 return False
@@ -389,22 +444,28 @@ class Scheduler:
             # of one that was preempted, a token in flight is not known yet
             if request is None or request.pending:
                 break
-            if not self._reserve(request):
+            if not self._begin(plan, request):
                 # held for sequences that wait behind this request, they would be held for ever
                 if self.running or plan or not self._held.drop_one():
                     self.short_of_pages = request
                     break
                 continue
-            self.waiting.discard(request)
-            self._slots.enter(request)
-            request.start_prefill()
-            if request.num_computed:
-                assert request.slot is not None
-                shared = request.pages[: request.num_published]
-                known = request.prefill_tokens[: request.num_computed]
-                plan.uploads.append(Upload(request.slot, known, shared))
             used += self._plan_chunk(plan, request, budget - used)
         return used
+
+    def _begin(self, plan: StepPlan, request: Request) -> bool:
+        """Give a waiting request a slot, of which one is free; False: too few pages are."""
+        if not self._reserve(request):
+            return False
+        self._slots.enter(request)
+        self.waiting.discard(request)
+        request.start_prefill()
+        if request.num_computed:
+            assert request.slot is not None
+            shared = request.pages[: request.num_published]
+            known = request.prefill_tokens[: request.num_computed]
+            plan.uploads.append(Upload(request.slot, known, shared))
+        return True
 
     def _fits(self, request: Request) -> bool:
         """Whether `_reserve` would find the pages for a waiting request."""
@@ -530,6 +591,7 @@ class Scheduler:
         if self._num_computed != sum(r.num_computed for r in self.running):
             raise AssertionError("computed tokens are counted wrongly")
         self._slots.check_integrity()
+        self.waiting.check_integrity(self.running)
         if any(r.pages for r in self.waiting.requests()):
             raise AssertionError("a waiting request owns pages")
         groups = {r.group if isinstance(r, Request) else r for r in self._requests.values()}

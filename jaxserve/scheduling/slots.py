@@ -6,7 +6,7 @@ from bisect import insort
 
 from jaxserve.request import Request, RequestState
 from jaxserve.scheduling.bias_turns import BiasTurns
-from jaxserve.scheduling.policies import Policy
+from jaxserve.scheduling.client_turns import ClientTurns
 
 
 class Slots:
@@ -14,16 +14,16 @@ class Slots:
 
     Args:
         count: slots.
-        policy: told of who enters and leaves; its keys order those that run.
+        clients: told of who enters and leaves; its keys order those that run.
         turns: told likewise.
 
     Attributes:
         running: the requests with a slot, by the policy's keys.
     """
 
-    def __init__(self, count: int, policy: Policy, turns: BiasTurns):
+    def __init__(self, count: int, clients: ClientTurns, turns: BiasTurns):
         self.running: list[Request] = []
-        self._count, self._policy, self._turns = count, policy, turns
+        self._count, self._clients, self._turns = count, clients, turns
         self._free = list(range(count - 1, -1, -1))
 
     @property
@@ -34,14 +34,14 @@ class Slots:
         """Give a request a slot, of which one is free."""
         request.slot = self._free.pop()
         request.state = RequestState.RUNNING
-        insort(self.running, request, key=self._policy.key)
+        insort(self.running, request, key=self._clients.key)
         self._turns.add(request)
-        self._policy.entered(request)
+        self._clients.entered(request)
 
     def leave(self, request: Request) -> None:
         """Take the slot of a request back."""
         assert request.slot is not None
-        self._policy.left(request)
+        self._clients.left(request)
         self.running.remove(request)
         self._turns.remove(request)
         self._free.append(request.slot)

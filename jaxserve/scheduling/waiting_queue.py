@@ -40,6 +40,8 @@ class WaitingQueue:
 
     def discard(self, request: Request) -> None:
         self._members.discard(request)
+        if not self._members:
+            self._heap.clear()  # it may not be asked for long
 
     def requests(self) -> list[Request]:
         """All waiting requests."""

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checkpoints.errors import CheckpointError
 from checkpoints.gguf import is_gguf
+from checkpoints.json_file import read_object
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
 from jaxserve.tokenization.gguf import gguf_tokenizer
@@ -27,6 +29,12 @@ _UNTOLD = (
     "vocab_file",
     "tokenizer_object",
     "backend",
+)
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
 )
 RENDER_TIMEOUT_S = 10.0
 MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of messages
@@ -323,8 +331,11 @@ class Tokenizer:
 
 def _folder_tokenizer(path: str | Path) -> Any:
     """transformers' tokenizer of a folder."""
-    if not (Path(path) / "tokenizer.json").is_file():
+    if not (Path(path) / FILES[0]).is_file():
         raise ValidationError("tokenizer", str(path), "a folder that holds tokenizer.json")
+    for file in (Path(path) / name for name in FILES[1:]):
+        if file.is_dir():  # transformers would go on without it
+            raise ValidationError("tokenizer", str(file), "a file that can be read")
     # AutoTokenizer would import every model's code and torch; this class reads tokenizer.json
     # as it stands and never runs code from the folder.
     from transformers import PreTrainedTokenizerFast
@@ -332,7 +343,18 @@ def _folder_tokenizer(path: str | Path) -> Any:
     try:
         return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # the Rust parser raises plain Exception
-        raise ValidationError("tokenizer", str(path), f"a readable tokenizer: {error}") from error
+        where, problem = _fault(Path(path), error)
+        raise ValidationError("tokenizer", where, f"a readable tokenizer: {problem}") from error
+
+
+def _fault(folder: Path, error: Exception) -> tuple[str, str]:
+    """The file that keeps a tokenizer from being read, or the folder, and what is wrong."""
+    for name in FILES:
+        try:
+            read_object(folder / name)
+        except CheckpointError as fault:
+            return str(fault.path), str(fault).partition(": ")[2]
+    return str(folder), f"{' or '.join(FILES[:2])} ({type(error).__name__}: {error})"
 
 
 def template_text(given: str) -> str:

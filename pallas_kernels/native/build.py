@@ -6,7 +6,6 @@ that it depends on: the sources, the flags, the compiler, the CPU's features and
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -33,7 +32,9 @@ FLAGS = (
     "-Wno-psabi",  # vectors are passed between inlined functions only
     "-Wno-ignored-attributes",
 )
-BUILD_PREFIX = "build-"  # of the folder of a build in progress
+BUILD_PREFIX = (
+    "build-"  # of the folder of a build in progress; `cache_bounds` of jaxserve removes old ones
+)
 TIMEOUT = 300  # seconds that one source may compile
 
 
@@ -107,7 +108,6 @@ def build(extra_flags: tuple[str, ...] = ()) -> Path:
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=BUILD_PREFIX) as folder:
             built = _compile(compiler, extra_flags, Path(folder))
             # another process may have been faster: a rename replaces its file by an equal one
@@ -116,14 +116,6 @@ def build(extra_flags: tuple[str, ...] = ()) -> Path:
         raise BuildError(f"the cache folder {target.parent} cannot be used: {error}") from error
     logger.info("compiled %s in %.1f s with %s", target, time.monotonic() - started, compiler)
     return target
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what builds left behind that were killed; none takes two TIMEOUTs."""
-    for found in folder.glob(f"{BUILD_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):  # a build that has ended since the listing
-            if found.stat().st_mtime < time.time() - 2 * TIMEOUT:
-                shutil.rmtree(found)
 
 
 def _compile(compiler: Path, extra_flags: tuple[str, ...], folder: Path) -> Path:

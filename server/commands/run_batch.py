@@ -60,7 +60,13 @@ def run(args: argparse.Namespace) -> int:
                 answered, refused = asyncio.run(_run(config, reads, source, target, done))
             except CheckpointError as error:
                 raise JaxServeError(str(error)) from error
-    except (JaxServeError, OSError) as error:
+    except OSError as error:
+        reason = str(error)
+        if error.filename is None:  # of a write
+            reason = f"{args.output_file}: {error.strerror}; the same command goes on where it did"
+        print(f"jaxserve: {reason}", file=sys.stderr)
+        return 1
+    except JaxServeError as error:
         print(f"jaxserve: {error}", file=sys.stderr)
         return 1
     print(f"{answered} answered, {refused} refused, {len(done)} there before")

@@ -123,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
         options(args)
         check_vllm_flags(args)
         check_socket_flags(args)
-        api_keys(args)
+        if not api_keys(args) and args.metrics_need_key:
+            allowed = "only with --api-key or --api-keys-file"
+            raise ValidationError("--metrics-need-key", True, allowed)
         if not 0 <= args.port <= 65535:
             raise ValidationError("--port", args.port, "0 to 65535")
     except ValidationError as error:

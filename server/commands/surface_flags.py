@@ -37,6 +37,10 @@ _SWITCHES = {
         "has_control_routes",
         "let clients empty the prefix cache: POST /reset_prefix_cache",
     ),
+    "--metrics-need-key": (
+        "guards_metrics",
+        "ask for a key at /metrics and /version too, as at other routes",
+    ),
 }
 
 

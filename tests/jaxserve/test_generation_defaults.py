@@ -45,7 +45,6 @@ def test_the_models_own_another_folders_or_none(tmp_path: Path) -> None:
     [
         ({"temperature": 9}, {}, "generation_config.temperature"),
         ({"max_new_tokens": 0}, {}, "generation_config.max_new_tokens"),
-        ([], {}, "generation_config"),
         ({}, {"generation_config": "/nowhere"}, "generation_config"),
         ({}, {"override_generation_config": {"do_sample": 1}}, "override_generation_config"),
         ({}, {"override_generation_config": {"top_p": "x"}}, "generation_config.top_p"),

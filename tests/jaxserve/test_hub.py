@@ -61,8 +61,10 @@ def test_small_files_first_then_safetensors_at_once_and_nothing_twice(
     assert {file.name for file in folder.iterdir()} == set(SMALL)
     assert not [path for _, path, _ in server.requests if path.endswith(tuple(SHARDS))]
     server.together = threading.Barrier(2)  # broken by a download that would wait for the other
-    hub.fetch_weights("o/m", folder)
+    heard: list[tuple[int, int]] = []
+    hub.fetch_weights("o/m", folder, lambda *told: heard.append(told))
     assert not server.together.broken
+    assert heard == sorted(heard) and heard[-1] == (1_000_000, 1_000_000), "bytes, as they come"
     assert {file.name for file in folder.iterdir()} == SMALL.keys() | SHARDS
     assert all((folder / name).read_bytes() == data for name, data in SHARDS.items())
     assert not [path for _, path, _ in server.requests if path.endswith(tuple(OTHERS))]
@@ -78,8 +80,11 @@ def test_one_gguf_file_of_a_repository(server: HubServer, hub: Hub) -> None:
         "m-Q8_0.gguf": b"GGUF8",
         "m-BF16-00001-of-00002.gguf": b"",
     }
+    heard: list[tuple[int, int]] = []
     for name, content in (("o/g:m-Q8_0.gguf", b"GGUF8"), ("o/g:Q4_K_M", b"GGUF4")):
-        files = locate(EngineConfig(model=name), hub)
+        heard.clear()
+        files = locate(EngineConfig(model=name), hub, lambda *told: heard.append(told))
+        assert heard[-1] == (5, 5)
         assert files.model == files.tokenizer and files.model.read_bytes() == content
         files.fetch_weights()
     assert not server.asked("GET", "README.md")
@@ -198,7 +203,7 @@ def test_what_cannot_be_served_is_refused_before_the_weights(
     value: Any,
     error: type[Exception],
 ) -> None:
-    monkeypatch.setattr(loading, "locate", lambda config: locate(config, hub))
+    monkeypatch.setattr(loading, "locate", lambda config, told: locate(config, hub, told))
     with pytest.raises(error):
         loading.load_engine(EngineConfig(model="o/bundled", **{setting: value}))
     assert server.requests and not server.asked("GET", ".safetensors")

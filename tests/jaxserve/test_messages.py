@@ -85,9 +85,8 @@ def group(
     ids = [f"{number}.{index}" for index in range(n)]
     rule = StopRule(eos, frozenset(), 0, max_tokens)
     params = SamplingParams(logit_bias={1: 0.5}, seed=number)
-    return AddGroup(
-        ids, [number + i for i in range(n)], prompt, params, rule, [[4, 5]], Queueing(SECONDS)
-    )
+    turn = Queueing(SECONDS, client=f"client {number % 3}")
+    return AddGroup(ids, [number + i for i in range(n)], prompt, params, rule, [[4, 5]], turn)
 
 
 Log = list[bytes | None]  # what was sent; None: a step was run
@@ -168,6 +167,15 @@ def test_the_same_messages_give_a_second_engine_the_same_tokens(seed: int) -> No
     scheduled = [name for step in first for name in step.first_steps]
     ahead = {body.sequence_ids[0] for body in added if isinstance(body, AddGroup)}
     assert len(set(scheduled)) == len(scheduled) and set(tokens) & ahead <= set(scheduled) <= ahead
+
+
+def test_each_sequence_has_the_turn_of_its_group() -> None:
+    engine, outbox = make_engine(overlap=False), Outbox()
+    added = group(1, [1, 2], 3, 4, eos=frozenset())
+    engine.handle(outbox.seal(added))
+    while len(engine.scheduler.running) < SLOTS:
+        engine.step()
+    assert {one.queueing.client for one in engine.scheduler.running} == {"client 1"}
 
 
 def test_who_loses_a_slot_is_told() -> None:

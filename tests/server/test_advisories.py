@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.keys import ApiKey
-from server.middleware import OPEN_PATHS
+from server.options import Options
 from server.routes import page
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_errors import CHAT, COMPLETIONS, OK_CHAT, assert_error
@@ -34,9 +34,13 @@ def test_every_line_of_the_table_names_a_test_or_a_reason() -> None:
             assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
-def test_every_route_but_the_probes_needs_a_key(engine: FakeEngine) -> None:
-    app = create_app(engine, api_keys=[ApiKey("k", "a")])
-    opened = OPEN_PATHS | page.OPEN_PATHS
+@pytest.mark.parametrize("guards_metrics", [False, True])
+def test_every_route_but_the_probes_needs_a_key(engine: FakeEngine, guards_metrics: bool) -> None:
+    options = Options(guards_metrics=guards_metrics)
+    app = create_app(engine, api_keys=[ApiKey("k", "a")], options=options)
+    opened = {"/health", "/ping"} | page.OPEN_PATHS
+    if not guards_metrics:
+        opened |= {"/metrics", "/version"}
     with TestClient(app) as client:
         for route in app.routes:
             assert isinstance(route, Route)

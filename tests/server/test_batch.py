@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -111,6 +112,28 @@ def test_an_interrupted_output_goes_on(tmp_path: Path) -> None:
     assert again.keys() == whole.keys() and len(engine.started) <= 4
     engine = FakeEngine()
     assert run(text, output, engine).keys() == whole.keys() and not engine.started
+
+
+def test_a_full_disk_leaves_whole_lines_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\n".join(line(name, {"prompt": "x"}) for name in "abcd")
+    output = tmp_path / "out.jsonl"
+    room, write = 600, os.write
+
+    def until_full(descriptor: int, data: bytes) -> int:
+        left = room - os.fstat(descriptor).st_size
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:left])
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", until_full)
+        with pytest.raises(OSError, match="No space left"):
+            run(text, output)
+    before = [json.loads(one) for one in output.read_text().splitlines()]
+    assert before and len(output.read_bytes()) < room
+    assert list(run(text, output).values())[: len(before)] == before
 
 
 def test_the_output_of_something_else(tmp_path: Path) -> None:

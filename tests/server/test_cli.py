@@ -70,6 +70,27 @@ def test_mistakes_are_one_line_and_exit_code_1(words: list[str], expected: str) 
     assert len(lines) == 1 and lines[0].startswith("jaxserve: ") and expected in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--prot", "5"], "serve: unrecognized arguments: --prot; did you mean --port? "),
+        (["serve", "m", "--nothing-like-it=1"], "serve: unrecognized arguments: --nothing-like-"),
+        (
+            ["eval", "ppl", "a", "b", "--windw", "3"],
+            "did you mean --window? (see jaxserve eval ppl",
+        ),
+    ],
+)
+def test_an_unknown_flag_is_told_with_its_commands_help(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert said in told and f"(see jaxserve {words[0]}" in told
+
+
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
@@ -122,3 +143,32 @@ def test_a_folder_that_may_not_be_read_is_told_in_a_line(
     assert cli.main(["generate", "secret", "--prompt", "a"]) == 1
     told = capsys.readouterr().err
     assert told == "jaxserve: [Errno 13] Permission denied: 'secret/config.json'\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("libjax_common.so: failed to map segment from shared object"), "libjax"),
+        (MemoryError(), "an allocation failed"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+    ],
+)
+def test_too_little_memory_to_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    def fail(args: object) -> int:
+        raise RuntimeError("could not import") from error
+
+    monkeypatch.setattr("server.commands.convert.run", fail)
+    assert cli.main(["convert", "a", "b"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "ulimit -v" in told and said in told
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> int:
+        raise ImportError("no module named so")
+
+    monkeypatch.setattr("server.commands.convert.run", fail)
+    with pytest.raises(ImportError, match="named so"):
+        cli.main(["convert", "a", "b"])

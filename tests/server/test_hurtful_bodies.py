@@ -7,13 +7,16 @@ import gc
 import json
 import threading
 import time
+from random import Random
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from server import body as bodies
 from server.app import create_app
-from server.body import MAX_CONTAINERS, MAX_VALUES
+from server.body import KEY, MAX_CONTAINERS, MAX_WEIGHT
+from server.errors import ApiError
 from server.limits import Limits
 from server.protocol.responses import dumped_in_pieces
 from tests.server.fake_engine import FakeEngine
@@ -22,7 +25,7 @@ from tests.server.test_streaming import Connection, wait_for
 
 
 def test_messages_are_counted_before_they_are_looked_at(client: TestClient) -> None:
-    body = b'{"messages":[' + b'{"role":""},' * 60_000 + b'{"role":""}]}'
+    body = b'{"messages":[' + b'{"role":""},' * 40_000 + b'{"role":""}]}'
     begin = time.monotonic()
     for path in (CHAT, "/tokenize"):
         message = assert_error(client.post(path, content=body, headers=JSON), 400, "messages")
@@ -44,12 +47,78 @@ def test_roles_and_names_are_short(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["[]," * MAX_CONTAINERS + "[]", "1," * MAX_VALUES + "1"], ids=["lists", "numbers"]
+    "value",
+    [
+        "[" + "[]," * MAX_CONTAINERS + "[]]",
+        "[" + "1," * MAX_WEIGHT + "1]",
+        "[" + '"a",' * (MAX_WEIGHT // 3) + "1]",
+        "{" + ",".join(f'"{i:x}" : 1' for i in range(300_000)) + "}",
+        "[" + f"{10**19}," * (MAX_WEIGHT // 8) + "1]",
+    ],
+    ids=["lists", "numbers", "texts", "keys", "digits"],
 )
-def test_small_values_are_counted(client: TestClient, value: str) -> None:
-    body = '{"prompt": "a", "x": [' + value + "]}"
+def test_what_holds_the_interpreter_is_counted_before_it_is_parsed(
+    client: TestClient, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.body.from_json", None)
+    body = '{"prompt": "a", "x": ' + value + "}"
     message = assert_error(client.post(COMPLETIONS, content=body, headers=JSON), 400)
-    assert str(MAX_VALUES) in message
+    assert str(MAX_WEIGHT) in message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '[{}]:, "1": 2, \\\\' * 2**17,
+        list(range(131_072)),
+        [{"role": "user", "content": [{"type": "text", "text": "a"}] * 8}] * 2048,
+    ],
+    ids=["text", "ids", "messages"],
+)
+def test_large_bodies_that_people_send_are_let_in(value: Any) -> None:
+    raw = json.dumps({"prompt": value}).encode()
+    assert bodies._parsed(raw) == {"prompt": value}
+
+
+def test_weights_are_exact_wherever_a_body_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(0)
+
+    def made(depth: int) -> Any:
+        kind = random.randrange(6 if depth else 3)
+        if kind < 2:
+            return "".join(random.choices('\\"[{,:}] a\n', k=random.randrange(6)))
+        if kind == 2:
+            return random.randrange(100)
+        if kind == 3:
+            return {made(0) if i else "\\": made(depth - 1) for i in range(random.randrange(3))}
+        return [made(depth - 1) for _ in range(random.randrange(4))]
+
+    def weight(value: Any) -> int:
+        if isinstance(value, str):
+            return 2
+        if isinstance(value, dict):
+            inner = sum(2 + KEY + weight(one) for one in value.values())
+            return inner + 1 + max(0, len(value) - 1)
+        if isinstance(value, list):
+            return sum(map(weight, value)) + 1 + max(0, len(value) - 1)
+        return 0
+
+    for size in (1, 2, 3, 7, 64):
+        monkeypatch.setattr(bodies, "COUNTED_AT_A_TIME", size)
+        for _ in range(40):
+            value = {"a": made(4), "b": '\\"\\'}
+            raw = json.dumps(value, separators=random.choice([(",", ":"), (" , ", " : ")])).encode()
+            monkeypatch.setattr(bodies, "MAX_WEIGHT", weight(value))
+            bodies._check_weight(raw)
+            monkeypatch.setattr(bodies, "MAX_WEIGHT", weight(value) - 1)
+            with pytest.raises(ApiError):
+                bodies._check_weight(raw)
+
+
+def test_lists_of_values_that_are_looked_at_are_short(client: TestClient) -> None:
+    body = {"prompt": "a", "logit_bias": {str(i): 1 for i in range(2049)}}
+    message = assert_error(client.post(COMPLETIONS, json=body), 400, "logit_bias")
+    assert "2048" in message
 
 
 @pytest.mark.parametrize(("size", "is_large"), [(2**16, False), (2**16 + 1, True)])
@@ -61,7 +130,7 @@ def test_large_bodies_are_parsed_beside_the_loop_one_at_a_time(
     loop_is_free = threading.Event()
     at_once: list[int] = []
 
-    def parse(raw: bytes) -> Any:
+    def parse(raw: bytes, **options: Any) -> Any:
         parsing.append(threading.current_thread().name)
         at_once.append(sum(one.startswith("jaxserve-bodies") for one in parsing))
         assert gc.isenabled() != is_large

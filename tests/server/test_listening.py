@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from server.listening import ACCEPTED_AT_A_TIME, BACKLOG, UNSENT_BYTES, as_many, listen
+from server.descriptors import ACCEPTED_AT_A_TIME
+from server.listening import BACKLOG, UNSENT_BYTES, as_many, listen
 
 uvloop = pytest.importorskip("uvloop")
 
@@ -26,7 +27,7 @@ def test_many_are_accepted_in_a_turn_of_the_loop(run) -> None:
     async def main() -> None:
         nonlocal turn
         loop = asyncio.get_running_loop()
-        listeners = as_many(listen("127.0.0.1", 0))
+        listeners = as_many(listen("127.0.0.1", 0), ACCEPTED_AT_A_TIME)
         servers = [await loop.create_server(Accepted, sock=s, backlog=BACKLOG) for s in listeners]
         clients = [socket.create_connection(listeners[0].getsockname()) for _ in range(count)]
         while len(turns) < count:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from server import connection
+from server import connection, descriptors
 from server.app import create_app
 from server.connection import MAX_HEAD_BYTES, Connection
+from server.descriptors import Descriptors
 from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import CHUNKED, HEAD, answer, check_error, serving
@@ -116,7 +118,7 @@ def test_a_connection_without_a_whole_request_makes_room(
 def test_where_all_are_busy_others_may_ask_for_health(
     port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "EXTRA_CONNECTIONS", 64)
+    monkeypatch.setattr(descriptors, "EXTRA_CONNECTIONS", 64)
     engine.delay = 60
     with ExitStack() as stack:
         for _ in range(LIMITS.max_connections):
@@ -127,9 +129,14 @@ def test_where_all_are_busy_others_may_ask_for_health(
         refused = answer(port, post())
         assert b"retry-after: 1" in refused and "too many" in check_error(refused, 503)
         crowd = [stack.enter_context(connect(port)) for _ in range(200)]
-        assert crowd[-1].recv(10) == b"", "beyond any bound it is closed at once"
-        monkeypatch.setattr(connection, "MIN_IDLE_S", 0.0)
         assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 "), "one of the crowd makes room"
+        assert crowd[0].recv(10) == b""
+        monkeypatch.setattr(descriptors, "EXTRA_CONNECTIONS", -64)
+        for one in crowd:
+            one.close()
+        time.sleep(0.05)
+        refused = stack.enter_context(connect(port))
+        assert b" 503 " in refused.recv(100), "beyond any bound it is answered at once"
 
 
 def test_a_client_that_does_not_read_is_cut_off() -> None:
@@ -160,9 +167,87 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             received += len(client.recv(2**20))
 
 
-def test_an_upgrade_is_refused(port: int) -> None:
-    asked = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+@pytest.fixture
+def uvicorn_log(port: int, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What uvicorn tells, which keeps it from the root's handlers."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    caplog.set_level("INFO", "uvicorn.error")
+    caplog.clear()
+    try:
+        yield caplog
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+UPGRADE = b"Host: x\r\nConnection: Upgrade\r\nUpgrade: %b\r\n"
+
+
+def test_a_websocket_is_refused_without_a_word(
+    port: int, uvicorn_log: pytest.LogCaptureFixture
+) -> None:
     key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    for path in (b"/v1/models", b"/v1/chat/completions", b"/"):
+        asked = b"GET %b HTTP/1.1\r\n" % path + UPGRADE % b"WebSocket" + key
+        assert "websockets" in check_error(answer(port, asked, b"\x81\x80abcd"), 400)
+    assert not uvicorn_log.records
+
+
+def test_another_protocol_that_a_client_would_like_is_passed_over(
+    port: int, uvicorn_log: pytest.LogCaptureFixture
+) -> None:
+    """As curl --http2 asks."""
+    asked = b"GET /health HTTP/1.1\r\n" + UPGRADE % b"h2c" + b"\r\n"
     with connect(port) as client:
-        client.sendall(asked + key)
-        assert b" 101 " not in client.recv(1000)
+        for _ in range(2):
+            client.sendall(asked)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert not uvicorn_log.records
+
+
+def test_expectations(port: int) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n" % len(body)
+    with connect(port) as client:
+        client.sendall(head + b"Expect: 100-Continue\r\n\r\n")
+        assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    check_error(answer(port, head + b"Expect: bogus\r\n\r\n" + body), 417)
+
+
+class OfAnother(Descriptors):
+    """Of a process that has 20 files open beside its connections, whatever this one has."""
+
+    connections: ClassVar[Collection[Any]] = ()
+
+    def excess(self, number: int) -> int:
+        return super().excess(20 + len(self.connections) - 1)
+
+
+class Counted(Connection):
+    def connection_made(self, transport: Any) -> None:
+        OfAnother.connections = self.connections
+        super().connection_made(transport)
+
+
+def test_where_descriptors_run_out_health_is_told_and_the_log_says_so(
+    engine: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 64: 16 are kept, 1 listens, 8 are for health; 39 and above are not served."""
+    engine.delay = 60
+    protocol = Counted.limited(Limits(), None, OfAnother(64))
+    with serving(create_app(engine), protocol) as port, ExitStack() as stack:
+        for _ in range(39 - 20):
+            stack.enter_context(connect(port)).sendall(post())
+        while len(engine.started) < 39 - 20:
+            time.sleep(0.01)
+        assert not caplog.records
+        assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 ")
+        assert "too many" in check_error(answer(port, post()), 503)
+        assert "open: 20" in caplog.text
+        silent = [stack.enter_context(connect(port)) for _ in range(20)]
+        assert answer(port, HEALTH).startswith(b"HTTP/1.1 200 ")
+        assert silent[0].recv(1) == b"", "the newest of them may still ask"
+        silent[-1].sendall(HEALTH)
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")

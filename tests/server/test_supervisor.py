@@ -8,6 +8,7 @@ import gc
 import pytest
 import uvicorn
 
+from server.descriptors import Descriptors
 from server.supervisor import _Server
 from tests.server.fake_engine import FakeEngine
 
@@ -27,6 +28,8 @@ def test_what_lives_as_long_as_the_server_is_left_out_of_collections(
         ("fake",),
         0.0,
         is_entering=bool,
+        descriptors=Descriptors(),
+        max_connections=1,
         logs_json=True,
     )
 

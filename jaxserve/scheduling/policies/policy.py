@@ -1,4 +1,4 @@
-"""What a policy decides: who gets a slot, who computes first, who loses a slot."""
+"""What a policy decides of one client's requests: which begins, computes first, loses its slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jaxserve.request import Request
 class Policy(Protocol):
     """Holds the requests without a slot and says whose turn it is; the scheduler asks and tells.
 
-    A policy that only orders requests is a `FirstComeFirstServed` with another `key`.
+    Each client has its own instance, and `ClientTurns` stands above them. A policy that only orders
+    requests is a `FirstComeFirstServed` with another `key`.
     """
 
     def rank(self, num_prompt: int, priority: int) -> int:

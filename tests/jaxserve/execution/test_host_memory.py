@@ -74,6 +74,25 @@ def test_a_limit_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
     assert available_bytes(files(tmp_path, contents)) == 7 * GB // 2
 
 
+def test_limits_of_the_process(tmp_path: Path) -> None:
+    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
+    free = "Max address space         unlimited            unlimited            bytes     \n"
+    contents = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/status": f"VmSize:\t {3 * GB // 1024} kB\nVmData:\t {GB // 1024} kB\n",
+        "proc/self/limits": head + free,
+    }
+    root = files(tmp_path, contents)
+    assert available_bytes(root) == HOST
+    limited = f"Max address space         {8 * GB}           unlimited            bytes     \n"
+    files(tmp_path, {"proc/self/limits": head + limited})
+    assert available_bytes(root) == pytest.approx(5 * GB, abs=1024)
+    assert available_bytes(root, reserve=0.25) == pytest.approx(3 * GB, abs=1024)
+    data = f"Max data size             {2 * GB}           {2 * GB}           bytes     \n"
+    files(tmp_path, {"proc/self/limits": head + limited + data})
+    assert available_bytes(root) == pytest.approx(1 * GB, abs=1024)
+
+
 DEMAND = Demand(weights=16 * GB, tables=GB // 10, transfers=GB // 10, temporaries=GB // 10)
 HELD = sum(DEMAND) + RESERVE_BYTES
 

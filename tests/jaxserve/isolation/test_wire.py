@@ -66,7 +66,7 @@ ADD = AddGroup(
     PARAMS,
     StopRule(frozenset({3}), frozenset({9}), 2, 40, True),
     [[4, 5], [6]],
-    Queueing(12.25, -3, 1.5),
+    Queueing(12.25, -3, 1.5, "key:k"),
     "salt",
     BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5),
     PoolingParams("mean", False, 2),

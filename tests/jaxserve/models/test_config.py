@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from checkpoints.errors import CheckpointError
 from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.models import ModelConfig, resolve_dtype
 
@@ -243,7 +244,25 @@ def test_unreadable_folder(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"config\.json"):
         ModelConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValidationError, match="valid JSON"):
+    with pytest.raises(CheckpointError, match="valid JSON"):
+        ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "generation", "named"),
+    [
+        ({"hidden_size": "64"}, {}, r"hidden_size='64'.*\(.*/config\.json\)$"),
+        ({"architectures": 5}, {}, r"architectures=5.* a list with.*\(.*/config\.json\)$"),
+        ({"hidden_act": [1]}, {}, r"hidden_act=\[1\].*\(.*/config\.json\)$"),
+        ({}, {"eos_token_id": "x"}, r"eos_token_id=.*config\.json and generation_config\.json\)$"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_told_with_its_file(
+    tmp_path: Path, values: dict[str, Any], generation: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | values))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    with pytest.raises(UnsupportedModelError, match=named):
         ModelConfig.from_folder(tmp_path)
 
 

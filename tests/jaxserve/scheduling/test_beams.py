@@ -17,6 +17,7 @@ from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.scheduling.beams import BeamGroups
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
@@ -66,6 +67,7 @@ class Arrival:
     ignore_eos: bool
     abort_after: int | None
     priority: int
+    client: str = ""
     shrinks: bool = False
     is_constrained: bool = False
 
@@ -139,6 +141,7 @@ arrivals = st.builds(
     ignore_eos=st.booleans(),
     abort_after=st.none() | st.none() | st.integers(0, 20),
     priority=st.integers(0, 2),
+    client=st.sampled_from(["", "", "a", "b"]),
     shrinks=st.booleans(),
     is_constrained=st.booleans(),
 )
@@ -169,7 +172,7 @@ class Bench:
             max_model_len=MAX_LEN,
         )
         pages = PageManager(num_pages, sizes.page_size, caching=sizes.caching)
-        self.scheduler = Scheduler(limits, pages, sizes.policy())
+        self.scheduler = Scheduler(limits, pages, ClientTurns(sizes.policy))
         self.beams = BeamGroups(self.scheduler)
         self.found: dict[str, list[Hypothesis]] = {}
         self.requests: dict[str, Request] = {}
@@ -184,7 +187,7 @@ class Bench:
     def add(self, name: str, arrival: Arrival) -> None:
         def make(sequence: str) -> Request:
             self._arrivals[sequence] = arrival
-            queueing = Queueing(0.0, arrival.priority)
+            queueing = Queueing(0.0, arrival.priority, client=arrival.client)
             made = Request(
                 sequence, arrival.prompt, SamplingParams(), arrival.rule, 0, queueing=queueing
             )

@@ -11,6 +11,7 @@ from jaxserve.observability import engine_view
 from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling import view as viewing
+from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.policies import Length
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.scheduling.view import view_of
@@ -72,7 +73,7 @@ def test_who_holds_which_page_and_who_waits() -> None:
 
 
 def test_queues_are_told_apart_as_the_policy_does() -> None:
-    found = scheduler(1, policy=Length((4, 8), (4, 2, 1), 8))
+    found = scheduler(1, turns=ClientTurns(lambda: Length((4, 8), (4, 2, 1), 8)))
     for name, length in (("a", 2), ("b", 2), ("c", 6), ("d", 12)):
         found.add(request(name, [1] * length))
     assert [(one.rank, one.num_waiting) for one in view_of(found, name_of).queues] == [

@@ -120,6 +120,30 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path):
         Tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("tokenizer.json", "", r"tokenizer\.json' .*not valid JSON"),
+        ("tokenizer.json", "[]", r"tokenizer\.json' .*no JSON object"),
+        ("tokenizer.json", "{}", r"tokenizer\.json or tokenizer_config\.json \(KeyError"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json' .*not valid JSON"),
+        ("tokenizer_config.json", '{"bos_token": 5}', r"tokenizer_config\.json .*bos_token"),
+        ("tokenizer_config.json", None, r"tokenizer_config\.json' .*a file that can be read"),
+    ],
+)
+def test_the_file_at_fault_is_named_in_one_line(byte_level_folder, tmp_path, file, content, named):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((byte_level_folder / name).read_text())
+    if content is None:
+        (tmp_path / file).unlink()
+        (tmp_path / file).mkdir()
+    else:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ValidationError, match=named) as caught:
+        Tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_code_of_the_folder_is_not_run(byte_level_folder, tmp_path):
     import json
 

@@ -6,7 +6,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -79,18 +78,6 @@ def test_an_unwritable_cache_is_a_reason(empty, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(empty / "file"))
     with pytest.raises(build.BuildError, match=r"cache folder .* cannot be used"):
         build.build()
-
-
-def test_what_a_killed_build_left_is_removed_and_a_build_in_progress_is_not(empty):
-    folder = build.cache_folder()
-    old, new = folder / f"{build.BUILD_PREFIX}old", folder / f"{build.BUILD_PREFIX}new"
-    for one in (old, new):
-        one.mkdir(parents=True)
-        (one / "linear.o").touch()
-    long_ago = time.time() - 3 * build.TIMEOUT
-    os.utime(old, (long_ago, long_ago))
-    build._remove_abandoned(folder)
-    assert list(folder.iterdir()) == [new]
 
 
 def test_a_torn_library_is_built_anew(tmp_path, monkeypatch):

@@ -85,7 +85,8 @@ def service_of(
     engine: Watched, *, has_keys: bool = False, tells_cached_tokens: bool = False
 ) -> Service:
     options = Options(tells_cached_tokens=tells_cached_tokens)
-    service: Any = Service(engine, has_keys=has_keys, options=options)  # type: ignore[arg-type]
+    keys = [ApiKey("k", "a")] if has_keys else []
+    service: Any = Service(engine, api_keys=keys, options=options)  # type: ignore[arg-type]
     service.watch = watching.Watch(
         service, tells_cached=tells_cached_tokens or not has_keys, interval=0.001
     )

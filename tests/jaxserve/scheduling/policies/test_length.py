@@ -141,7 +141,9 @@ class BoundRun(Run):
     """Counts, apart from the policy, what each request is served."""
 
     def __init__(self, workload: Workload, bound: int):
-        super().__init__(replace(workload, policy=lambda: length(bound), num_drafts=0))
+        arrivals = [replace(arrival, client="") for arrival in workload.arrivals]
+        workload = replace(workload, arrivals=arrivals, num_drafts=0)
+        super().__init__(replace(workload, policy=lambda: length(bound)))
         self.bound = bound
         self.served: Counter[int] = Counter()
         self.waited: dict[int, Request] = {}  # never begun, and in line when the last step was over
