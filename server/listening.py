@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 
 BACKLOG = 4096  # connections that wait for the loop; the system's somaxconn may be less
+# Of a connection, that the system takes before they can be sent: else it takes megabytes of an
+# answer that is not read. Connections have it from their listener.
+UNSENT_BYTES = 2**17
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -14,7 +17,10 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the port is taken, or there is no such address.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS have it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    return listener
 
 
 def as_many(listener: socket.socket, count: int) -> list[socket.socket]:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from server.descriptors import ACCEPTED_AT_A_TIME
-from server.listening import BACKLOG, as_many, listen
+from server.listening import BACKLOG, UNSENT_BYTES, as_many, listen
 
 uvloop = pytest.importorskip("uvloop")
 
@@ -40,3 +40,17 @@ def test_many_are_accepted_in_a_turn_of_the_loop(run) -> None:
     run(main())
     assert max(Counter(turns).values()) >= ACCEPTED_AT_A_TIME
     assert len(set(turns)) <= count / ACCEPTED_AT_A_TIME + 2
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no such bound")
+def test_the_system_takes_little_of_what_is_not_read() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        taken = 0
+        with accepted, pytest.raises(BlockingIOError):
+            accepted.setblocking(False)
+            while taken < 2**24:
+                taken += accepted.send(b"x" * 2**16)
+        assert taken <= 2 * UNSENT_BYTES
