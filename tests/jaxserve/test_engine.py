@@ -140,7 +140,7 @@ def test_what_steps_may_take_is_told_of_each_program(llm, monkeypatch) -> None:
         llm.generate(prompts, params, use_tqdm=False)
     finally:
         engine.pace = None
-    assert len(told) > 5 and all(one.seconds > 0 for one in told[:-1])
+    assert sum(one.seconds > 0 for one in told) > 5
     assert told[-1] == Expected(0.0, False), "nothing is in flight"
 
 
