@@ -166,6 +166,6 @@ class ThreadClient(MessagingClient):
 
     def _watch(self) -> None:
         while not self._ended.wait(BEAT_S):
-            # what it has said and is not taken yet may be all that requests wait for
+            # where its words are not taken yet, they may be all that requests wait for
             has_work = self.has_work and not self._received
             self._silence.tick(self._pulse.beat(), has_work=has_work)

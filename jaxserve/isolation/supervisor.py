@@ -93,6 +93,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="jaxserve-supervisor", daemon=True)
         self._early = early
         self._current: EngineProcess | None = None
+        self._is_busy = False  # by what the engine has said last
         self._spare: Spare | None = None
         self._loading_since: float | None = None
         self._load_seconds: float | None = None  # of the first engine
@@ -206,8 +207,11 @@ class Supervisor:
                 self.silence.heard()
                 if isinstance(message.body, Expected):
                     self.silence.expect(message.body.seconds, compiles=message.body.compiles)
-                elif isinstance(message.body, StepOutput) and message.body.tokens:
-                    self._in_a_row = self._convictions = 0
+                elif isinstance(message.body, StepOutput):
+                    stats = message.body.stats
+                    self._is_busy = stats.num_running > 0 or stats.num_waiting > 0
+                    if message.body.tokens:
+                        self._in_a_row = self._convictions = 0
                 self._tell(message)
         finally:
             self._loading_since = None
@@ -234,6 +238,7 @@ class Supervisor:
         else:
             logger.warning("the engine serves again")
         self.silence.begin()
+        self._is_busy = False
         with self._counting:
             self.serving.set()
             self._forget_forgiven()
@@ -281,8 +286,9 @@ class Supervisor:
                 self.silence.heard()
                 reason = None
                 continue
-            # what it has said and is not taken yet may be all that requests wait for
-            self.silence.tick(seconds, has_work=self._has_work() and not self.events)
+            # where its words are not taken yet, they may be all that requests wait for
+            has_work = self._has_work() and (self._is_busy or not self.events)
+            self.silence.tick(seconds, has_work=has_work)
             before, reason = reason, self.silence.reason
             if before is None and reason is not None:
                 logger.warning("%s: no others are let in", reason)

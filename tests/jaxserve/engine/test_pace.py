@@ -159,9 +159,13 @@ def test_an_engine_of_20_s_a_step_is_never_called_silent(clock_of_steps, overlap
     run = Run(clock, 2, overlap=overlap)
     device: Any = SlowDevice(clock, silence, pulse)
     run.engine.runner = device
-    run.engine.pace = Pace(
-        device, lambda one: silence.expect(one.seconds, compiles=one.compiles), pulse
-    )
+    told: list[Expected] = []
+
+    def tell(expected: Expected) -> None:
+        told.append(expected)
+        silence.expect(expected.seconds, compiles=expected.compiles)
+
+    run.engine.pace = Pace(device, tell, pulse)
     run.add("a", clock(), max_tokens=6)
     run.add("b", clock(), max_tokens=3)
     while run.engine.has_work:
@@ -169,6 +173,7 @@ def test_an_engine_of_20_s_a_step_is_never_called_silent(clock_of_steps, overlap
         silence.heard()
     assert len(device.reasons) >= 6 * SLOW_S / BEAT_S
     assert set(device.reasons) == {None} and not device.hung
+    assert {one.seconds for one in told[:-1]} >= {SLOW_S} and told[-1] == Expected(0.0, False)
 
 
 def test_without_a_word_of_its_pace_it_would_be(clock_of_steps) -> None:

@@ -182,6 +182,22 @@ def test_a_process_that_is_stopped_is_silent_until_it_goes_on(monkeypatch) -> No
 
 
 @pytest.mark.slow
+def test_who_takes_nothing_for_long_does_not_make_an_idle_engine_silent(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.5)
+    monkeypatch.setattr("jaxserve.silence.HUNG_S", 0.5)
+    with serving() as one:
+        pid, found = one.client.pid, set[str | None]()
+        one.add("r", [1, 2], 3)
+        assert one.news.wait(20)
+        for _ in range(150):
+            found.add(one.client.silence)
+            time.sleep(0.01)
+        assert one.client.has_work and found == {None}
+        one.finish()
+        assert one.client.pid == pid
+
+
+@pytest.mark.slow
 def test_a_slow_engine_that_says_so_is_neither_silent_nor_killed(monkeypatch) -> None:
     monkeypatch.setattr("jaxserve.silence.SILENT_S", 1.0)
     monkeypatch.setattr("jaxserve.silence.HUNG_S", 1.0)
