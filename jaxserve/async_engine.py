@@ -125,6 +125,11 @@ class AsyncEngine:
         return self.client.is_restarting
 
     @property
+    def silence(self) -> str | None:
+        """Why the engine seems to hang, for people: requests go on when it does; else None."""
+        return self.client.silence
+
+    @property
     def is_draining(self) -> bool:
         """True once `drain` has been called."""
         return self._draining

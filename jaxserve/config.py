@@ -22,6 +22,7 @@ from jaxserve.settings import (
     setting,
     settings_of,
 )
+from jaxserve.silence import AUTO
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
 ONLINE_QUANTIZATIONS = ("int8", "int4", "fp8")  # that weights can be rounded to
@@ -494,7 +495,8 @@ class Isolation:
 
     Attributes:
         step_timeout: seconds without a word from an engine that has work, after which its process
-            is killed and started again; None: never.
+            is killed and started again; "auto": 15, or ten times what its step may take by those
+            before it, and at least 60 while it compiles; None: never.
         load_timeout: seconds that the first engine may take to load, after which everything ends;
             None: as long as it takes, be it fetched or compiled.
         spare: while an engine serves, another process waits that has imported what one needs, so
@@ -503,16 +505,24 @@ class Isolation:
         log_format: of its messages, "text" or "json".
     """
 
-    step_timeout: float | None = 120.0
+    step_timeout: float | str | None = AUTO
     load_timeout: float | None = None
     spare: bool = False
     module: str = "jaxserve.isolation.child"
     log_format: str = "text"
 
     def __post_init__(self) -> None:
-        for name in ("step_timeout", "load_timeout"):
-            if getattr(self, name) is not None:
-                check_seconds(name, getattr(self, name))
+        check_step_timeout("step_timeout", self.step_timeout)
+        if self.load_timeout is not None:
+            check_seconds("load_timeout", self.load_timeout)
+
+
+def check_step_timeout(field: str, value: Any) -> None:
+    """Raises ValidationError unless the value is one of `Isolation.step_timeout`."""
+    if isinstance(value, str) and value != AUTO:
+        raise ValidationError(field, value, f"seconds, {AUTO!r} or none")
+    if value is not None and value != AUTO:
+        check_seconds(field, value)
 
 
 def check_seconds(field: str, value: Any) -> None:

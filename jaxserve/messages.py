@@ -118,6 +118,27 @@ class Begun:
         return len(self.sequence_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the steps in flight may take; it holds until the next one is sent.
+
+    An engine that runs alone in its process says so before a step of which it changes, so that long
+    steps are told from an engine that hangs.
+
+    Attributes:
+        seconds: of the longest of them; 0.0: so few that it does not matter.
+        compiles: a program is compiled beside them.
+    """
+
+    kind: ClassVar[str] = "expected"
+    seconds: float
+    compiles: bool
+
+    @property
+    def size(self) -> int:
+        return 0
+
+
 class TokenLogprobs(NamedTuple):
     """Raw log-probabilities at one position: of the token itself, and of others asked for.
 

@@ -17,11 +17,14 @@ from checkpoints import CheckpointError
 from jaxserve.client import MessagingClient
 from jaxserve.config import EngineConfig
 from jaxserve.engine.loop import Engine
+from jaxserve.engine.pace import Pace
 from jaxserve.errors import EngineDeadError, JaxServeError, ShutdownError
 from jaxserve.loading import load_engine
-from jaxserve.messages import Message
+from jaxserve.messages import Expected, Message
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
+from jaxserve.pulse import BEAT_S, Pulse
+from jaxserve.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class ThreadClient(MessagingClient):
         self._sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._received: deque[Message] = deque()
         self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
+        self._pulse, self._silence = Pulse(), Silence(None)
 
     def start(self) -> None:
         """Begin to load; returns at once."""
@@ -58,6 +62,11 @@ class ThreadClient(MessagingClient):
     def is_restarting(self) -> bool:
         """False: an engine of this process dies with it, or for good."""
         return False
+
+    @property
+    def silence(self) -> str | None:
+        """Why the engine seems to hang, for people; None: it does not."""
+        return self._silence.reason if self.is_ready else None
 
     @property
     def is_dead(self) -> bool:
@@ -106,6 +115,7 @@ class ThreadClient(MessagingClient):
         self._ended.set()
 
     def _send(self, message: Message) -> None:
+        self._silence.asked()
         self._sent.put(message)
 
     # -- the engine's thread ----------------------------------------------------------------
@@ -116,7 +126,9 @@ class ThreadClient(MessagingClient):
             loaded = load_engine(self.asked)
             engine = loaded.engine
             self._bind(loaded.config, loaded.model_config, loaded.tokenizer, loaded.page_bytes)
+            engine.pace = Pace(engine.runner, self._expect, self._pulse)
             self._ready.set()
+            threading.Thread(target=self._watch, name="jaxserve-watchdog", daemon=True).start()
             self._serve(engine)
         except BaseException as error:
             self.error = error
@@ -136,7 +148,11 @@ class ThreadClient(MessagingClient):
             if engine.is_closed:
                 return
             self._received.append(engine.step())
+            self._silence.heard()
             self._notify()
+
+    def _expect(self, expected: Expected) -> None:
+        self._silence.expect(expected.seconds, compiles=expected.compiles)
 
     def _handle_sent(self, engine: Engine, *, wait: bool) -> None:
         try:
@@ -145,3 +161,11 @@ class ThreadClient(MessagingClient):
                 engine.handle(self._sent.get_nowait())
         except queue.Empty:
             return
+
+    # -- the watchdog's thread -------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            # where its words are not taken yet, they may be all that requests wait for
+            has_work = self.has_work and not self._received
+            self._silence.tick(self._pulse.beat(), has_work=has_work)

@@ -236,7 +236,10 @@ ANSWERS: dict[str, Schema] = {
         token_strs=_maybe(_list(_maybe(TEXT))),
     ),
     "/detokenize": _object({"prompt": TEXT}),
-    "/health": _object({"status": {"enum": ["ok", "draining", "dead", "restarting", "loading"]}}),
+    "/health": _object(
+        {"status": {"enum": ["ok", "draining", "dead", "restarting", "loading", "silent"]}},
+        reason=TEXT,
+    ),
     "/ping": _object({"status": TEXT}),
     "/version": _object({"version": TEXT}),
     "/load": _object({"server_load": WHOLE}),

@@ -98,10 +98,14 @@ class Service:
             raise ApiError(503, text, headers={"Retry-After": "2"})
         if not self.engine.is_ready:
             raise ApiError(503, "the model is still loading", headers={"Retry-After": "5"})
+        silence = self.engine.silence
+        if silence is not None:
+            raise ApiError(503, silence, headers={"Retry-After": "2"})
 
     def serves(self) -> bool:
         """Whether requests are let in at all; `require_ready` says why not."""
-        return self.engine.is_ready and not self.engine.is_draining
+        engine = self.engine
+        return engine.is_ready and engine.silence is None and not engine.is_draining
 
     def refusal(self, client: str) -> ApiError | None:
         """What any request of a client is told that generates; None: it has to be read first."""

@@ -193,7 +193,9 @@ class Watch:
             return "dead"
         if engine.is_restarting:
             return "restarting"
-        return "ok" if engine.is_ready else "loading"
+        if not engine.is_ready:
+            return "loading"
+        return "ok" if engine.silence is None else "silent"
 
     def _frame_of(self, view: EngineView) -> Frame:
         self.num_looks += 1

@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from jaxserve.engine.pace import Pace
 from jaxserve.errors import MessageError, RowError
 from jaxserve.execution.features import Chunk
 from jaxserve.execution.features.logprobs import Logprobs
@@ -78,6 +79,7 @@ class Engine:
         inbox, outbox: which messages it has had, and sent.
         announce: told before a step is dispatched who may be in one for the first time; None:
             nobody wants to know.
+        pace: told of each step; None: nobody watches how long they take.
         on_dispatch: told the number and the plan of each step that was dispatched; None: likewise.
     """
 
@@ -95,6 +97,7 @@ class Engine:
         self._overlap = overlap
         self.inbox, self.outbox = Inbox(), Outbox()
         self.announce: Callable[[Message], None] | None = None
+        self.pace: Pace | None = None
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
         self._in_flight: Dispatched | None = None
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -184,6 +187,8 @@ class Engine:
         pooled = self._pooled.take(seen.requests)
         backlog = self._in_flight is None and scheduler.has_unfinished
         first_steps = clock.committed(backlog=backlog)
+        if self.pace is not None and clock.last is not None:
+            self.pace.ended(clock.last)
         if self._overlap and backlog and done is not None:
             # all waited for these tokens: the device need not wait for the client as well
             self._in_flight = self._begin_step()
@@ -393,6 +398,8 @@ class Engine:
         clock.start()
         packed, left_out = self._pack(plan)
         clock.packed(self._in_flight.result if self._in_flight is not None else None)
+        if self.pace is not None:
+            self.pace.begins(packed.program.layout.shape, plan.rows)
         dispatched = self.runner.dispatch(plan, packed)
         # rows that bring their tokens, and who samples from them, may be in their first step
         first = plan.num_decode

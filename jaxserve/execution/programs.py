@@ -237,6 +237,11 @@ class ProgramTable:
             self._thread = threading.Thread(target=work, name="jaxserve-compile")
             self._thread.start()
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether programs are compiled in the background now."""
+        return self._thread is not None and self._thread.is_alive()
+
     def close(self) -> None:
         """Drop the programs, and the one that is being compiled once it is there.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from jaxserve.execution.features import (
     make_features,
     threshold_on,
 )
+from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
 from jaxserve.execution.kept_steps import KeptSteps, kept_steps
@@ -72,6 +74,9 @@ class Runner:
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
         extra_features: beside those that every engine has.
+
+    Attributes:
+        first_runs: seconds that programs took to run idle while it was warmed up.
     """
 
     def __init__(
@@ -123,9 +128,9 @@ class Runner:
             feature_sets(self._features),
             1 + self.num_drafts,
         )
-        self._numbers_per_token = (
-            2 * sum(leaf.size for leaf in self._leaves) / defaults.flops_per_number
-        )
+        self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
+        self._numbers_per_token = self._flops_per_token / defaults.flops_per_number
+        self.first_runs: dict[StepShape, float] = {}
         self.programs = self._program_table()
         self._uploads = UploadProgram(cache.page_size, self._max_num_seqs)
         self._copies = CopyProgram(model_config.num_layers, self._max_num_seqs)
@@ -150,6 +155,13 @@ class Runner:
             math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
             for leaf in self._leaves
         )
+
+    @property
+    def step_flops(self) -> StepFlops:
+        """What counts the operations of its steps; once the pool is set."""
+        config = self._model_config
+        per_pair = 4.0 * config.num_heads * config.head_dim * config.num_layers
+        return StepFlops(self._flops_per_token, per_pair, self._max_model_len)
 
     def set_weights(self, model: Model) -> None:
         """Take the parameters themselves, of the shapes, types and shardings that were told."""
@@ -226,7 +238,9 @@ class Runner:
         plan = StepPlan()
         for program in self.programs.programs:
             idle = self.packer.pack(plan, self.packer.needs(plan), program.layout)
+            begin = time.monotonic()
             jax.block_until_ready(self._call(program, idle.blob))
+            self.first_runs[program.layout.shape] = time.monotonic() - begin
         for control in (self._uploads, self._copies):
             self._controls[control.name] = self._compile_control(control)
             for blob in control.pack(()):

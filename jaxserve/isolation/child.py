@@ -26,12 +26,12 @@ from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Refused, Start, 
 from jaxserve.messages import AddGroup, Begun, Inbox, Message, Outbox
 from jaxserve.observability.json_log import JSON, JsonFormatter
 from jaxserve.observability.repeated import RepeatedFilter
+from jaxserve.pulse import BEAT_S, Pulse
 
 logger = logging.getLogger(__name__)
 
 # Of 1000: where memory runs out, the kernel ends this process and not the server.
 OOM_SCORE = 800
-PARENT_POLL_S = 1.0
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _offer_to_oom_killer()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    pulse = Pulse()
+    threading.Thread(target=_end_with, args=(os.getppid(), pulse), daemon=True).start()
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         stream.connect(arguments[0])
@@ -59,13 +60,14 @@ def main(arguments: list[str]) -> int:
     assert isinstance(start, Start)
     _log_as(start.log_level, start.log_format)
     try:
-        return _run(start, channel, inbox, outbox)
+        return _run(start, channel, inbox, outbox, pulse)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the server has gone
 
 
-def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox) -> int:
+def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox, pulse: Pulse) -> int:
     from checkpoints.errors import CheckpointError
+    from jaxserve.engine.pace import Pace
     from jaxserve.isolation.probe import probe
     from jaxserve.loading import load_engine
 
@@ -82,6 +84,7 @@ def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox) -> int:
         channel.send(message)
 
     engine.announce = tell
+    engine.pace = Pace(engine.runner, lambda expected: tell(outbox.seal(expected)), pulse)
     sizes = ModelSizes(
         model.vocab_size, model.hidden_size, model.num_layers, tuple(model.eos_token_ids)
     )
@@ -114,10 +117,11 @@ def _sent(channel: Channel, *, wait: bool) -> Iterator[Message]:
     yield from channel.arrived()
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, pulse: Pulse) -> None:
     """End with the server, also in the middle of a download or a compilation."""
     while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
+        pulse.beat()
+        time.sleep(BEAT_S)
     os._exit(0)
 
 

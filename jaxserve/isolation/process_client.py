@@ -102,6 +102,11 @@ class ProcessClient(MessagingClient):
         return self._supervisor.loaded.is_set() and not self.is_ready and not self.is_dead
 
     @property
+    def silence(self) -> str | None:
+        """Why an engine that serves seems to hang, for people; None: it does not."""
+        return self._supervisor.silence.reason if self.is_ready else None
+
+    @property
     def is_dead(self) -> bool:
         """True once nothing will be served any more."""
         return self._supervisor.ended.is_set()
@@ -150,8 +155,6 @@ class ProcessClient(MessagingClient):
         if self._suspects.is_guilty(prepared.group):
             allowed = "one that has not ended the engine's process twice, the second time alone"
             raise ValidationError("request", prepared.request_id, allowed)
-        if not self.has_work:
-            self._supervisor.has_new_work()
         try:
             super().add(prepared)
         except MessageError as error:
@@ -204,6 +207,7 @@ class ProcessClient(MessagingClient):
 
     def _send(self, message: Message) -> None:
         assert self._process is not None
+        self._supervisor.silence.asked()
         try:
             self._process.send(message)
         except MessageError:

@@ -23,7 +23,9 @@ from jaxserve.isolation.engine_process import EngineProcess
 from jaxserve.isolation.launch import EarlyProcess, Listener
 from jaxserve.isolation.spare import Spare
 from jaxserve.isolation.wire import Ready, Refused, Start
-from jaxserve.messages import Message, StepOutput
+from jaxserve.messages import Expected, Message, StepOutput
+from jaxserve.pulse import BEAT_S, Pulse
+from jaxserve.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Supervisor:
 
     Attributes:
         events: what has happened and was not taken yet; one thread takes them.
+        silence: of the engine that serves.
         loaded: set once the first engine was ready.
         serving: set while one is.
         ended: set once none will be.
@@ -82,6 +85,7 @@ class Supervisor:
         self.events: deque[Message | Started | Died] = deque()
         self.loaded, self.serving, self.ended = (threading.Event() for _ in range(3))
         self.error: BaseException | None = None
+        self.silence = Silence(isolation.step_timeout)
         self._asked, self._isolation = config, isolation
         self._on_start, self._on_ready = on_start, on_ready
         self._has_work, self._notify = has_work, notify
@@ -89,7 +93,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="jaxserve-supervisor", daemon=True)
         self._early = early
         self._current: EngineProcess | None = None
-        self._heard = 0.0  # when it said something, or was given work
+        self._is_busy = False  # by what the engine has said last
         self._spare: Spare | None = None
         self._loading_since: float | None = None
         self._load_seconds: float | None = None  # of the first engine
@@ -107,10 +111,6 @@ class Supervisor:
     def start(self) -> None:
         """Begin to load; returns at once."""
         self._thread.start()
-
-    def has_new_work(self) -> None:
-        """An engine that had none is given some now."""
-        self._heard = time.monotonic()
 
     def forgive(self, deaths: int) -> None:
         """The last deaths were the doing of one request, which is gone.
@@ -204,9 +204,14 @@ class Supervisor:
             if message is not None:
                 self._is_there(process, message)
             while (message := process.receive()) is not None:
-                self._heard = time.monotonic()
-                if isinstance(message.body, StepOutput) and message.body.tokens:
-                    self._in_a_row = self._convictions = 0
+                self.silence.heard()
+                if isinstance(message.body, Expected):
+                    self.silence.expect(message.body.seconds, compiles=message.body.compiles)
+                elif isinstance(message.body, StepOutput):
+                    stats = message.body.stats
+                    self._is_busy = stats.num_running > 0 or stats.num_waiting > 0
+                    if message.body.tokens:
+                        self._in_a_row = self._convictions = 0
                 self._tell(message)
         finally:
             self._loading_since = None
@@ -232,7 +237,8 @@ class Supervisor:
             self.loaded.set()
         else:
             logger.warning("the engine serves again")
-        self._heard = time.monotonic()
+        self.silence.begin()
+        self._is_busy = False
         with self._counting:
             self.serving.set()
             self._forget_forgiven()
@@ -268,26 +274,35 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Kill an engine that has work and says nothing, or loads for too long."""
-        limit = self._isolation.step_timeout
-        limits = [one for one in (limit, self._isolation.load_timeout) if one is not None]
-        if not limits:
-            return
-        interval = min(1.0, min(limits) / 4)
-        before = time.monotonic()
-        while not self.ended.wait(interval):
-            slept, before = time.monotonic() - before, time.monotonic()
-            if slept > 2 * interval:  # this process was stopped too: nobody could hear anything
-                self._heard = before
+        limits = self._isolation.step_timeout, self._isolation.load_timeout
+        given = [one / 4 for one in limits if isinstance(one, int | float)]
+        pulse, reason = Pulse(), None
+        while not self.ended.wait(min([BEAT_S, *given])):
+            seconds = pulse.beat()
+            if not seconds:  # this process was stopped too: nothing could be heard
                 continue
-            self._check_loading(before)
-            silent = before - self._heard
-            if limit is None:
+            self._check_loading(time.monotonic())
+            if not self.serving.is_set():
+                self.silence.heard()
+                reason = None
                 continue
-            if self.serving.is_set() and self._has_work() and silent > limit:
-                logger.error("no step has ended for %.1f s (step_timeout=%g)", silent, limit)
-                self.serving.clear()
-                if self._current is not None:
-                    self._current.kill()
+            # where its words are not taken yet, they may be all that requests wait for
+            has_work = self._has_work() and (self._is_busy or not self.events)
+            self.silence.tick(seconds, has_work=has_work)
+            before, reason = reason, self.silence.reason
+            if before is None and reason is not None:
+                logger.warning("%s: no others are let in", reason)
+            elif reason is None and before is not None:
+                logger.warning("the engine steps again")
+            if self.silence.is_hung:
+                self._kill_hung()
+
+    def _kill_hung(self) -> None:
+        limit = self.silence.step_timeout
+        logger.error("no step has ended within the step timeout, %g s: the engine is killed", limit)
+        self.serving.clear()
+        if self._current is not None:
+            self._current.kill()
 
     def _check_loading(self, now: float) -> None:
         """A later one may take longer than the first: the machine may be busy by then."""

@@ -21,7 +21,16 @@ import msgpack
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import MessageError
-from jaxserve.messages import Abort, AddGroup, Begun, Control, Header, Message, StepOutput
+from jaxserve.messages import (
+    Abort,
+    AddGroup,
+    Begun,
+    Control,
+    Expected,
+    Header,
+    Message,
+    StepOutput,
+)
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.sampling_params import SamplingParams
 
@@ -108,7 +117,7 @@ class Sync:
         return 0
 
 
-BODIES = (AddGroup, Abort, Control, StepOutput, Begun, Start, Ready, Refused, Sync)
+BODIES = (AddGroup, Abort, Control, StepOutput, Begun, Expected, Start, Ready, Refused, Sync)
 
 
 def encode(message: Message) -> bytes:

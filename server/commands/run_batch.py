@@ -84,7 +84,9 @@ async def _run(
     from server.batch import Batch, read_lines
     from server.limits import Limits
 
-    limits, counts = Limits(), {True: 0, False: 0}
+    # its user is the only client: a response may show what it likes of its prompts
+    limits = Limits(max_response_entries=2**20)
+    counts = {True: 0, False: 0}
     with source.open("rb") as file:
         total = sum(1 for _ in read_lines(file, limits.max_body_bytes))
     print(f"loading {config.model} ...", file=sys.stderr, flush=True)

@@ -7,10 +7,11 @@ import math
 import sys
 from typing import Any
 
-from jaxserve.config import Isolation, check_seconds
+from jaxserve.config import Isolation, check_seconds, check_step_timeout
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.flags import number
 from jaxserve.isolation.launch import EarlyProcess
+from jaxserve.silence import AUTO, HUNG_FACTOR, HUNG_S
 from server.commands.edge_flags import add_edge_flags, api_keys, edge_limits
 from server.commands.engine_flags import (
     SERVER_QUEUE,
@@ -82,11 +83,12 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--step-timeout",
-        type=number,
-        default=Isolation().step_timeout,
+        type=lambda text: text if text == AUTO else number(text),
+        default=AUTO,
         metavar="SECONDS",
         help="an engine with work that says nothing for so long is killed and started again; none: "
-        "never (default: %(default)g)",
+        f"never; auto: {HUNG_S:g} s or {HUNG_FACTOR:g} times what its step may take, longer while "
+        "it compiles (default: %(default)s)",
     )
     add(
         "--load-timeout",
@@ -110,12 +112,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = engine_config(args)
         parsers(args)
-        for flag, given in (
-            ("--step-timeout", args.step_timeout),
-            ("--load-timeout", args.load_timeout),
-        ):
-            if given is not None:
-                check_seconds(flag, given)
+        check_step_timeout("--step-timeout", args.step_timeout)
+        if args.load_timeout is not None:
+            check_seconds("--load-timeout", args.load_timeout)
         if not 0 <= args.shutdown_timeout < math.inf:
             raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
         edge_limits(args)

@@ -113,7 +113,7 @@ export class EngineView {
 
   take(event) {
     if (event.status) {
-      const texts = { ok: "", loading: "The model is loading", restarting: "The engine has died and is started again", draining: "The server shuts down", dead: "The engine has stopped" };
+      const texts = { ok: "", loading: "The model is loading", restarting: "The engine has died and is started again", silent: "The engine says nothing", draining: "The server shuts down", dead: "The engine has stopped" };
       this.setStatus(texts[event.status] ?? event.status);
     } else if (event.names) {
       this.names = event.names; // of the frame that follows

@@ -13,7 +13,10 @@ from server.service import Service
 
 
 async def health(request: Request) -> Response:
-    """200 when the model is loaded and warmed up, 503 while no engine serves or the server ends."""
+    """200 when the model is loaded and warmed up, else 503.
+
+    That is while no engine serves, it says nothing though it has work, or the server ends.
+    """
     engine = Service.of(request).engine
     if engine.is_draining:
         return JSONResponse({"status": "draining"}, status_code=503)
@@ -23,6 +26,10 @@ async def health(request: Request) -> Response:
         return JSONResponse({"status": "restarting"}, 503, headers={"Retry-After": "2"})
     if not engine.is_ready:
         return JSONResponse({"status": "loading"}, status_code=503, headers={"Retry-After": "5"})
+    silence = engine.silence
+    if silence is not None:
+        body = {"status": "silent", "reason": silence}
+        return JSONResponse(body, 503, headers={"Retry-After": "2"})
     return JSONResponse({"status": "ok"})
 
 

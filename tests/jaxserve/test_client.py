@@ -6,6 +6,7 @@ import json
 import random
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from prometheus_client import generate_latest
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
 from jaxserve.client import EngineClient, LocalClient
+from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
 from jaxserve.loading import Loaded, load_engine
 from jaxserve.messages import Abort, AddGroup, Message
@@ -142,6 +144,32 @@ def test_the_same_outputs_from_an_engine_in_a_thread_of_its_own(config) -> None:
     with pytest.raises(EngineDeadError, match="shut down"):
         while client.has_work:
             client.outputs()
+
+
+@pytest.mark.slow
+def test_an_engine_in_a_thread_that_hangs_is_silent_until_it_goes_on(config, monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.3)
+    may_step, step = threading.Event(), Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: may_step.wait(60) and step(engine))
+    news = threading.Event()
+    client = ThreadClient(config, ClientClock(), news.set)
+    client.start()
+    while not client.is_ready:
+        assert not client.is_dead, client.error
+        threading.Event().wait(0.02)
+    client.add(client.prepare([5], SamplingParams(max_tokens=3, ignore_eos=True), "a"))
+    deadline = time.monotonic() + 60
+    while client.silence is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    may_step.set()
+    while client.has_work:
+        assert news.wait(60)
+        news.clear()
+        client.outputs()
+    assert client.silence is None
+    client.close()
+    client.join()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve import EngineConfig
+from jaxserve import EngineConfig, Isolation
 from jaxserve.errors import ValidationError
 
 
@@ -37,6 +37,17 @@ def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         EngineConfig.from_settings(model="m", **{name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", ["step_timeout", "load_timeout"])
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), "soon", True])
+def test_a_wrong_timeout_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Isolation(**{name: value})
+    assert caught.value.field == name
+    for good in (None, 2, 0.5):
+        assert getattr(Isolation(**{name: good}), name) == good
+    assert Isolation().step_timeout == "auto"
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -12,7 +12,10 @@ import jax.monitoring
 import pytest
 
 from jaxserve import LLM, RequestOutput, SamplingParams
+from jaxserve.engine.pace import Pace
 from jaxserve.errors import ValidationError
+from jaxserve.messages import Expected
+from jaxserve.pulse import Pulse
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
@@ -122,6 +125,23 @@ def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
         assert events == []
     finally:
         jax.monitoring.clear_event_listeners()
+
+
+def test_what_steps_may_take_is_told_of_each_program(llm, monkeypatch) -> None:
+    engine, told = llm.client.engine, list[Expected]()
+    runner, pulse = engine.runner, Pulse()
+    assert set(runner.first_runs) == {one.layout.shape for one in runner.programs.programs}
+    assert min(runner.first_runs.values()) > 0
+    assert runner.step_flops.max_model_len == llm.client.config.scheduler.max_model_len
+    monkeypatch.setattr("jaxserve.engine.pace.SLOW_STEP_S", 1e-9)
+    engine.pace = Pace(runner, told.append, pulse)
+    try:
+        prompts, params = random_workload(6, seed=4)
+        llm.generate(prompts, params, use_tqdm=False)
+    finally:
+        engine.pace = None
+    assert sum(one.seconds > 0 for one in told) > 5
+    assert told[-1] == Expected(0.0, False), "nothing is in flight"
 
 
 def test_an_engine_with_few_programs_gives_the_same_tokens(llm, make_llm, model_folder) -> None:

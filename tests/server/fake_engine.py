@@ -109,6 +109,7 @@ class FakeEngine:
         self.is_ready = True
         self.is_dead = self.is_restarting = self.is_draining = False
         self.error: BaseException | None = None
+        self.silence: str | None = None
         self.reply = reply
         self.delay = 0.0
         self.replies: list[str] | None = None

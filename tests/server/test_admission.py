@@ -165,6 +165,10 @@ def test_an_engine_that_is_not_ready_is_the_applications(engine: FakeEngine) -> 
     assert service.refusal("") is None
     engine.refusal = FULL
     assert json.loads(json.dumps(service.refusal("").body()))["error"]["code"] == 503
+    engine.silence = "no step for 7 s"
+    assert service.refusal("") is None and not service.serves()
+    engine.silence = None
+    assert service.serves()
     engine.is_ready = False
     assert service.refusal("") is None
 

@@ -387,6 +387,10 @@ def test_one_of_several_prompts_fails(client: TestClient, engine: FakeEngine) ->
 def test_before_and_after_the_engine(
     client: TestClient, engine: FakeEngine, method: str, path: str
 ) -> None:
+    engine.silence = "no step for 7 s"
+    response = client.request(method, path, json={})
+    assert assert_error(response, 503) == "no step for 7 s"
+    assert int(response.headers["retry-after"]) > 0
     engine.is_ready = False
     response = client.request(method, path, json={})
     assert_error(response, 503)

@@ -194,11 +194,12 @@ def test_closing_waits_for_no_compilation_and_begins_none() -> None:
     programs = table(2)
     programs._compile = slow
     programs.compile_rest_in_background()
-    assert begun.wait(10)
+    assert begun.wait(10) and programs.is_compiling
     programs.close()
     assert programs.programs == [] and not may_end.is_set()
     may_end.set()
     programs._thread.join()
+    assert not programs.is_compiling
     assert len(compiled) == 1, "no other is begun"
     assert programs.programs == [], "what is there too late is not kept"
     assert programs.background_error is None

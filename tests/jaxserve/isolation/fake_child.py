@@ -1,7 +1,8 @@
 """An engine's process without an engine: tokens follow from the context, some prompts are deadly.
 
 A prompt that begins with KILL ends the process in its first step, with HANG no step ends any more,
-with LATE it dies at the sixth token of the sequence. As long as the file that MARK names is there
+with LATE it dies at the sixth token of the sequence, with SLOW a step takes SLOW_S, which is told
+before. As long as the file that MARK names is there
 it ends itself at its first step, whoever is in it, be it the probe of its own, and of UNPROBED at
 the first step of somebody else. While the file that STUCK names is there no
 engine gets ready.
@@ -26,6 +27,7 @@ from jaxserve.messages import (
     Begun,
     Control,
     EngineStats,
+    Expected,
     FirstStep,
     Inbox,
     Outbox,
@@ -35,7 +37,8 @@ from jaxserve.messages import (
 from jaxserve.observability.step_times import StepTimes
 from tests.resolved_config import resolved
 
-KILL, HANG, LATE = 50, 51, 52
+KILL, HANG, LATE, SLOW = 50, 51, 52, 53
+SLOW_S = 2.0
 SLOTS, VOCAB = 4, 60
 MARK = "JAXSERVE_TEST_DEADLY"
 UNPROBED = "JAXSERVE_TEST_UNPROBED"
@@ -72,6 +75,8 @@ class FakeEngine:
                 os.kill(os.getpid(), signal.SIGKILL)
             if first == HANG:
                 time.sleep(600)
+            if first == SLOW:
+                time.sleep(SLOW_S)
             output.append(next_token(seed, group.prompt_token_ids + output))
             ids.append(name)
             tokens.append(output[-1])
@@ -128,6 +133,8 @@ def main(path: str) -> int:
                     channel.send(outbox.seal(Sync()))
         if engine.live:
             channel.send(outbox.seal(Begun(engine.running())))
+            if any(group.prompt_token_ids[0] == SLOW for group, *_ in engine.live.values()):
+                channel.send(outbox.seal(Expected(SLOW_S, compiles=False)))
             channel.send(outbox.seal(engine.step()))
 
 

@@ -30,6 +30,7 @@ from tests.jaxserve.isolation.fake_child import (
     LATE,
     MARK,
     SLOTS,
+    SLOW,
     STUCK,
     UNPROBED,
 )
@@ -161,6 +162,57 @@ def test_a_process_that_is_stopped_is_replaced() -> None:
         os.kill(one.client.pid, signal.SIGSTOP)
         one.finish()
         assert one.tokens["r.0"] == expected("r", [1, 2], 60)
+
+
+def test_a_process_that_is_stopped_is_silent_until_it_goes_on(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.1)
+    with serving() as one:
+        one.add("r", [1, 2], 60)
+        one.until(lambda: bool(one.tokens))
+        assert one.client.pid is not None
+        os.kill(one.client.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while one.client.silence is None:
+            one.client.outputs()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "while requests wait" in one.client.silence and one.client.is_ready
+        os.kill(one.client.pid, signal.SIGCONT)
+        one.finish()
+        assert one.client.silence is None
+        assert one.client.stats().num_steps == 60, "the same engine"
+
+
+@pytest.mark.slow
+def test_who_takes_nothing_for_long_does_not_make_an_idle_engine_silent(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.5)
+    monkeypatch.setattr("jaxserve.silence.HUNG_S", 0.5)
+    with serving() as one:
+        pid, found = one.client.pid, set[str | None]()
+        one.add("r", [1, 2], 3)
+        assert one.news.wait(20)
+        for _ in range(150):
+            found.add(one.client.silence)
+            time.sleep(0.01)
+        assert one.client.has_work and found == {None}
+        one.finish()
+        assert one.client.pid == pid
+
+
+@pytest.mark.slow
+def test_a_slow_engine_that_says_so_is_neither_silent_nor_killed(monkeypatch) -> None:
+    monkeypatch.setattr("jaxserve.silence.SILENT_S", 1.0)
+    monkeypatch.setattr("jaxserve.silence.HUNG_S", 1.0)
+    with serving() as one:
+        pid, found = one.client.pid, set[str | None]()
+        one.add("slow", [SLOW, 2], 2)
+        while one.client.has_work:
+            for output in one.client.outputs():
+                one.take(output)
+            found.add(one.client.silence)
+            time.sleep(0.01)
+        assert found == {None} and one.client.pid == pid
+        assert one.tokens["slow.0"] == expected("slow", [SLOW, 2], 2)
 
 
 @pytest.mark.slow

@@ -28,6 +28,15 @@ def config(*words: str) -> EngineConfig:
     return engine_config(build_parser().parse_args(["serve", *words]))
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [([], "auto"), (["auto"], "auto"), (["none"], None), (["2.5"], 2.5)],
+)
+def test_a_step_timeout_is_seconds_none_or_auto(words: list[str], expected: object) -> None:
+    flags = ["--step-timeout", *words] if words else []
+    assert build_parser().parse_args(["serve", "m", *flags]).step_timeout == expected
+
+
 def test_every_flag_reaches_its_field(model: str) -> None:
     given = {
         "revision": "v1",

@@ -1,0 +1,106 @@
+"""What the steps in flight may take, told where that is long.
+
+Silence of an engine means that it hangs, unless its steps take as long as that. What they take is
+known here alone: which program runs, and what its steps have taken so far.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxserve.execution.runner import Runner
+from jaxserve.execution.shapes import StepShape
+from jaxserve.messages import Expected
+from jaxserve.observability.step_history import StepRecord
+from jaxserve.pulse import Pulse
+from jaxserve.scheduling.plan import ComputeRows
+from jaxserve.silence import SLOW_STEP_S
+
+
+@dataclass(slots=True)
+class _Program:
+    """Seconds of its slowest step, and operations of its largest one.
+
+    `is_estimate`: none has ended yet, and these are of another program or of an idle run.
+    """
+
+    seconds: float
+    flops: float
+    is_estimate: bool
+
+
+class _Step(NamedTuple):
+    shape: StepShape
+    flops: float
+    seconds: float  # that it may take
+
+
+class Pace:
+    """Told by an engine of each step before it is dispatched and when it is over, in their order.
+
+    A step may take as long as the slowest one of its program so far, and more as it computes more
+    than any so far. Before the first has ended, the program with the fewest operations stands for
+    it that computes as much: one that computes as much as any runs before an engine is ready.
+
+    Args:
+        runner: runs the steps.
+        tell: told what the steps in flight may take, when that changes.
+        pulse: of this process: a step during which it was stopped says nothing of the next.
+    """
+
+    def __init__(self, runner: Runner, tell: Callable[[Expected], None], pulse: Pulse):
+        self._flops, self._table = runner.step_flops, runner.programs
+        self._tell, self._pulse = tell, pulse
+        self._programs = {
+            shape: _Program(seconds, self._flops.idle(shape), is_estimate=True)
+            for shape, seconds in runner.first_runs.items()
+        }
+        self._in_flight: deque[_Step] = deque()
+        self._last_end = 0.0
+        self._told = Expected(0.0, False)
+
+    def begins(self, shape: StepShape, rows: ComputeRows) -> None:
+        """A step with these rows is about to be dispatched."""
+        program = self._programs.get(shape)
+        if program is None:
+            program = self._programs[shape] = self._estimate(shape)
+        flops, seconds = self._flops.idle(shape), program.seconds
+        # most steps are short whatever they hold, and their rows are not looked at
+        if seconds * self._flops.most(shape) >= SLOW_STEP_S * program.flops:
+            flops = self._flops.of(shape, rows)
+            seconds *= max(1.0, flops / program.flops)
+        self._in_flight.append(_Step(shape, flops, seconds))
+        self._say()
+
+    def ended(self, step: StepRecord) -> None:
+        """The oldest step in flight is over."""
+        shape, flops, _ = self._in_flight.popleft()
+        # the device may run a step within the call that hands it over
+        since = max(step.dispatched - step.dispatch, self._last_end)
+        self._last_end = step.fetched
+        if not self._pulse.has_stopped_since(since):
+            self._take(self._programs[shape], step.fetched - since, flops)
+        self._say()
+
+    def _take(self, program: _Program, seconds: float, flops: float) -> None:
+        if program.is_estimate:
+            program.seconds, program.flops, program.is_estimate = seconds, flops, False
+        program.seconds = max(program.seconds, seconds)
+        program.flops = max(program.flops, flops)
+
+    def _estimate(self, shape: StepShape) -> _Program:
+        need, known = self._flops.idle(shape), self._programs.values()
+        larger = [one for one in known if one.flops >= need]
+        nearest = min(larger or known, key=lambda one: abs(one.flops - need))
+        return _Program(nearest.seconds, nearest.flops, is_estimate=True)
+
+    def _say(self) -> None:
+        seconds = max((step.seconds for step in self._in_flight), default=0.0)
+        compiles = bool(self._in_flight) and self._table.is_compiling
+        expected = Expected(seconds if seconds >= SLOW_STEP_S else 0.0, compiles)
+        if expected != self._told:
+            self._told = expected
+            self._tell(expected)
