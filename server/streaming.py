@@ -18,7 +18,9 @@ Result = TypeVar("Result")
 
 MOST_MERGED = 64  # outputs of several streams that wait for their reader
 FIRST_COMMENT_S = 1.0  # after which a stream without news gets its headers and a comment
-COMMENT = b": keep-alive\n\n"
+# A comment ends with the piece that follows it: clients that strip each piece they read, as that of
+# `vllm bench serve` does, would lose its end, and with it the event behind it.
+COMMENT, COMMENT_END = b": keep-alive", b".\n\n"
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -148,6 +150,7 @@ class EventStream(Response):
         self._interval = interval
         self._has_begun = False
         self._num_events = 0
+        self._in_comment = False  # the last piece was one
         self._writing = asyncio.Lock()  # an event may be sent in pieces: no comment comes between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,13 +180,17 @@ class EventStream(Response):
             for task in comments:
                 task.cancel()
             await asyncio.gather(*comments, return_exceptions=True)
-        await self._begin(send)
-        await send({"type": "http.response.body", "body": self._end})
+        await self._write(send, self._end, is_last=True)
 
-    async def _write(self, send: Send, piece: bytes) -> None:
+    async def _write(
+        self, send: Send, piece: bytes, *, is_comment: bool = False, is_last: bool = False
+    ) -> None:
         async with self._writing:
             await self._begin(send)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if self._in_comment:
+                piece = COMMENT_END + piece
+            self._in_comment = is_comment
+            await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
     async def _begin(self, send: Send) -> None:
         """Send the headers, once; nothing is written before them, so this does not wait."""
@@ -195,6 +202,6 @@ class EventStream(Response):
         told = 0
         while True:
             if told == self._num_events and not self._writing.locked():
-                await self._write(send, COMMENT)
+                await self._write(send, COMMENT, is_comment=True)
             told = self._num_events
             await asyncio.sleep(self._interval)

@@ -15,7 +15,7 @@ from jaxserve.outputs import CompletionOutput, RequestOutput
 from server import streaming
 from server.app import create_app
 from server.limits import Limits
-from server.streaming import COMMENT, EventStream, merge
+from server.streaming import COMMENT, COMMENT_END, EventStream, merge
 from server.unread import PIECE_BYTES, UnreadAnswers, UnreadMiddleware
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_streaming import CHAT, COMPLETIONS, Connection, wait_for
@@ -32,10 +32,47 @@ def test_a_stream_that_waits_gets_headers_and_comments(
     engine.delay = 0.1
     with TestClient(create_app(engine, limits=LIMITS)) as client:
         response = client.post(path, json={**BODY, "max_tokens": 2})
-    assert response.status_code == 200 and response.content.startswith(COMMENT * 2)
+    comment = COMMENT + COMMENT_END
+    assert response.status_code == 200 and response.content.startswith(comment * 2)
     assert response.content.endswith(b"data: [DONE]\n\n")
-    events = [e for e in response.content.split(b"\n\n") if e and e != COMMENT.strip()]
+    events = [e for e in response.content.split(b"\n\n") if e and e != comment.strip()]
     assert all(event.startswith(b"data: ") for event in events)
+
+
+def events_of_stripped(pieces: list[bytes]) -> list[str]:
+    """The events that a client finds which strips each piece that it reads.
+
+    So does that of `vllm bench serve`, the first benchmark that many run.
+    """
+    found, buffer = list[str](), ""
+    for piece in pieces:
+        buffer += piece.strip().decode()
+        *whole, buffer = buffer.split("\n\n")
+        found += [one for one in whole if one.strip() and not one.startswith(":")]
+        text = buffer.removeprefix("data: ")
+        if text != buffer and (text == "[DONE]" or text.endswith("}")):
+            found.append(buffer)
+            buffer = ""
+    return [one.removeprefix("data: ") for one in found]
+
+
+def test_comments_cost_no_event_where_a_client_strips_what_it_reads(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.01)
+    engine.delay = 0.1
+
+    async def main() -> None:
+        connection = Connection(COMPLETIONS, BODY)
+        app = create_app(engine, limits=LIMITS)
+        await app(connection.scope, connection.receive, connection.send)
+        pieces = [one["body"] for one in connection.sent[1:]]
+        assert sum(piece.endswith(COMMENT) for piece in pieces) > 5
+        *events, done = events_of_stripped(pieces)
+        told = "".join(json.loads(one)["choices"][0]["text"] for one in events)
+        assert (told, done) == (engine.reply, "[DONE]")
+
+    asyncio.run(main())
 
 
 def test_a_stream_with_news_has_no_comments(client: TestClient) -> None:
