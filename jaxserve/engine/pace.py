@@ -24,16 +24,19 @@ from jaxserve.silence import SLOW_STEP_S
 class _Program:
     """Seconds of its slowest step, and operations of its largest one.
 
-    `is_estimate`: none has ended yet, and these are of another program or of an idle run.
+    `idle` and `most` are operations of a step that attends to nothing, and to all that it could.
+    `is_estimate`: none has ended yet, and the others are of another program or of an idle run.
     """
 
+    idle: float
+    most: float
     seconds: float
     flops: float
-    is_estimate: bool
+    is_estimate: bool = True
 
 
 class _Step(NamedTuple):
-    shape: StepShape
+    program: _Program
     flops: float
     seconds: float  # that it may take
 
@@ -55,34 +58,34 @@ class Pace:
         self._flops, self._table = runner.step_flops, runner.programs
         self._tell, self._pulse = tell, pulse
         self._programs = {
-            shape: _Program(seconds, self._flops.idle(shape), is_estimate=True)
+            shape: self._program(shape, seconds, self._flops.idle(shape))
             for shape, seconds in runner.first_runs.items()
         }
         self._in_flight: deque[_Step] = deque()
         self._last_end = 0.0
-        self._told = Expected(0.0, False)
+        self._told = (0.0, False)
 
     def begins(self, shape: StepShape, rows: ComputeRows) -> None:
         """A step with these rows is about to be dispatched."""
         program = self._programs.get(shape)
         if program is None:
             program = self._programs[shape] = self._estimate(shape)
-        flops, seconds = self._flops.idle(shape), program.seconds
+        flops, seconds = program.idle, program.seconds
         # most steps are short whatever they hold, and their rows are not looked at
-        if seconds * self._flops.most(shape) >= SLOW_STEP_S * program.flops:
+        if seconds * program.most >= SLOW_STEP_S * program.flops:
             flops = self._flops.of(shape, rows)
             seconds *= max(1.0, flops / program.flops)
-        self._in_flight.append(_Step(shape, flops, seconds))
+        self._in_flight.append(_Step(program, flops, seconds))
         self._say()
 
     def ended(self, step: StepRecord) -> None:
         """The oldest step in flight is over."""
-        shape, flops, _ = self._in_flight.popleft()
+        program, flops, _ = self._in_flight.popleft()
         # the device may run a step within the call that hands it over
         since = max(step.dispatched - step.dispatch, self._last_end)
         self._last_end = step.fetched
         if not self._pulse.has_stopped_since(since):
-            self._take(self._programs[shape], step.fetched - since, flops)
+            self._take(program, step.fetched - since, flops)
         self._say()
 
     def _take(self, program: _Program, seconds: float, flops: float) -> None:
@@ -95,12 +98,17 @@ class Pace:
         need, known = self._flops.idle(shape), self._programs.values()
         larger = [one for one in known if one.flops >= need]
         nearest = min(larger or known, key=lambda one: abs(one.flops - need))
-        return _Program(nearest.seconds, nearest.flops, is_estimate=True)
+        return self._program(shape, nearest.seconds, nearest.flops)
+
+    def _program(self, shape: StepShape, seconds: float, flops: float) -> _Program:
+        return _Program(self._flops.idle(shape), self._flops.most(shape), seconds, flops)
 
     def _say(self) -> None:
-        seconds = max((step.seconds for step in self._in_flight), default=0.0)
-        compiles = bool(self._in_flight) and self._table.is_compiling
-        expected = Expected(seconds if seconds >= SLOW_STEP_S else 0.0, compiles)
+        seconds = 0.0
+        for step in self._in_flight:
+            if step.seconds >= SLOW_STEP_S:
+                seconds = max(seconds, step.seconds)
+        expected = seconds, bool(self._in_flight) and self._table.is_compiling
         if expected != self._told:
             self._told = expected
-            self._tell(expected)
+            self._tell(Expected(*expected))

@@ -123,6 +123,12 @@ def test_the_first_frame_is_whole_and_the_next_ones_tell_what_changed(engine: Wa
     assert fewer == {"names": {"0": "a"}}
 
 
+def test_an_engine_that_is_silent_is_not_looked_at(engine: Watched) -> None:
+    engine.silence = "no step for 7 s"
+    assert watch(service_of(engine), None, 1) == [{"status": "silent"}]
+    assert engine.num_looks == 0
+
+
 def test_who_comes_late_is_sent_the_whole_and_one_look_serves_all(engine: Watched) -> None:
     service = service_of(engine)
 
