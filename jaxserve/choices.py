@@ -29,7 +29,7 @@ from jaxserve.models.weight_plan import (
     online_quantization,
     plan_weights,
 )
-from jaxserve.models.weights import check_tensors
+from jaxserve.models.weights import check_tensors, with_stored_head
 from jaxserve.resolved import ResolvedConfig
 from pallas_kernels import Backends
 
@@ -86,6 +86,10 @@ def choose(
         known = backends_for(asked, config, model, kv_format, device, integers=False)
         if device.platform != "cpu":
             LinearForm.of(known, online, asked.row_invariant)
+    if config.model.load_format != "dummy":
+        if quantized is not None:
+            files.fetch_weights()
+        model = as_weights_say(files, model)
     with _quantized(config, files, model, quantized) as checkpoint:
         integers = multiplies_integers(online, checkpoint, config.model.dtype)
         if stored:
@@ -102,6 +106,14 @@ def choose(
         else:
             plan = plan_weights(model, form, config.model.dtype, checkpoint)
     return Choices(config, model, kv_format, backends, form, plan)
+
+
+def as_weights_say(files: ModelFiles, model: ModelConfig) -> ModelConfig:
+    """The config once more, by what the weights contradict; as it is where they are not here."""
+    if not model.tie_word_embeddings or not files.weights_are_here or is_store(files.model):
+        return model
+    with open_checkpoint(files.model) as checkpoint:
+        return with_stored_head(model, checkpoint)
 
 
 @contextmanager

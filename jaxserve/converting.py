@@ -85,6 +85,8 @@ def _write_safetensors(model: Model, folder: Path, out: Path, dtype: str, use_tq
     """A Hugging Face folder of a model, quantised as it is loaded."""
     small = small_files_of(folder)
     config = _with_dtype(folder / "config.json", small, dtype)
+    if not model.config.tie_word_embeddings:  # whatever config.json said of the weights
+        config["tie_word_embeddings"] = False
     source = config.pop("quantization_config", None) or {}
     tensors: Iterable[tuple[str, np.ndarray]] = hf_tensors(model)
     quantized = None

@@ -73,10 +73,9 @@ class Hub:
         Raises:
             HubError: they cannot be fetched, there are none, or the disk has no room for them.
         """
-        wanted = _weight_files(folder)
-        commit = folder.name
-        if all((folder / name).is_file() for name in wanted):
+        if _has_weights(folder):
             return
+        wanted, commit = _weight_files(folder), folder.name
         with self._errors(repo, commit):
             from huggingface_hub import HfApi
 
@@ -236,6 +235,11 @@ class ModelFiles:
     _hub: Hub
     _repo: str | None  # of the model; None: a folder that was given
 
+    @property
+    def weights_are_here(self) -> bool:
+        """Whether `fetch_weights` has nothing to fetch."""
+        return self._repo is None or _has_weights(self.model)
+
     def fetch_weights(self) -> None:
         """See that the weights are in `model`; a folder that was given is left as it is.
 
@@ -325,6 +329,10 @@ def _one_gguf(pattern: str, names: Sequence[str], where: str) -> str:
 def _is_here(name: str) -> bool:
     path = Path(name)
     return path.is_dir() or (is_gguf(path) and path.is_file())
+
+
+def _has_weights(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _weight_files(folder))
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxserve.choices import Choices, as_stored, choose
+from jaxserve.choices import Choices, as_stored, as_weights_say, choose
 from jaxserve.config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
@@ -119,6 +119,12 @@ def load_engine(
     sampling_defaults = generation_defaults(asked, files.model)
     runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
     resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, progress)
+    if resolved.model.load_format != "dummy" and not files.weights_are_here:
+        files.fetch_weights()
+        if as_weights_say(files, choices.model) != choices.model:
+            choices = choose(asked, files, mesh, backends, progress)
+            runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
+            resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, progress)
     resolved = resolved.with_sampling_defaults(sampling_defaults)
     load_weights = partial(_load_weights, resolved, choices, files, mesh, progress)
     runner.set_weights(load_weights())
@@ -161,6 +167,8 @@ def load_bare(
     files = locate(config)
     asked = as_stored(replace(config, hf_token=None), files)
     mesh = make_mesh(asked.tensor_parallel_size)
+    if asked.load_format != "dummy":
+        files.fetch_weights()
     choices = choose(asked, files, mesh, None, progress)
     return _load_weights(choices.config, choices, files, mesh, progress), files
 

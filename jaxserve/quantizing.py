@@ -35,7 +35,7 @@ from jaxserve.models.layer_run import LayerRun
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.sources import Place
 from jaxserve.models.stored import NO_FOLDER
-from jaxserve.models.weights import check_tensors
+from jaxserve.models.weights import check_tensors, with_stored_head
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 # name of a projection to the hooks of the model -> its place in a block
@@ -106,6 +106,7 @@ def quantize(
     files.fetch_weights()
     windows = _windows(policy, calibration, files.tokenizer, config.vocab_size)
     with open_checkpoint(files.model) as checkpoint:
+        config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
     with SafetensorsReader(files.model) as reader, FolderWriter(out) as writer:
         model_run = LayerRun(config)
@@ -117,8 +118,12 @@ def quantize(
             states = worker.layer(layer, states)
         kept = [*worker.kept, "lm_head"]
         quantization = quantization_config(worker.modules, kept, group)
+        said = {
+            "quantization_config": quantization,
+            "tie_word_embeddings": config.tie_word_embeddings,
+        }
         small = small_files_of(files.model)
-        changed = json.dumps(raw | {"quantization_config": quantization}, indent=2)
+        changed = json.dumps(raw | said, indent=2)
         writer.finish(small | {"config.json": changed.encode()})
     return Path(out)
 

@@ -7,9 +7,11 @@ Weights that are quantised are never whole in a wider type: each is in memory on
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,12 @@ from jaxserve.models.stored import restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.sharding import ShardingRules
 
+logger = logging.getLogger(__name__)
+
 MOST_LOADING_THREADS = 2
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_COMPARED_ROWS = 1024  # of head and embedding, at a time
 
 # Buffers that old checkpoints stored although they follow from the config.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -88,11 +95,40 @@ def load_model(
     if load_format == "orbax" or (load_format == "auto" and is_store(path)):
         return restore_model(Path(path), abstract_model(config, mesh, resolved, form, plan))
     with open_checkpoint(path) as checkpoint:
+        config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
         if plan is None:
             plan = plan_weights(config, form, resolved, checkpoint)
         model = abstract_model(config, mesh, resolved, form, plan)
         return _filled(model, partial(_read, checkpoint, config, jnp.dtype(resolved)))
+
+
+def with_stored_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The config of a checkpoint that has an lm head although `tie_word_embeddings` is true.
+
+    As in transformers the head is taken where its numbers are not those of the embedding, which a
+    log line tells.
+    """
+    names = (_HEAD, _EMBEDDING)
+    if not config.tie_word_embeddings or not set(names) <= set(checkpoint.tensors):
+        return config
+    head, embedding = (checkpoint.tensors[name].shape for name in names)
+    if head == embedding and len(head) == 2:
+        for at in range(0, head[0], _COMPARED_ROWS):
+            rows = slice(at, at + _COMPARED_ROWS)
+            size = (len(range(*rows.indices(head[0]))), head[1])
+            blocks = [np.empty(size, np.float32) for _ in names]
+            for name, block in zip(names, blocks, strict=True):
+                checkpoint.read_into(name, (rows,), block)
+            if not np.array_equal(*blocks):
+                break
+        else:
+            return config
+    logger.warning(
+        "tie_word_embeddings is true, but %s is in the checkpoint and is not %s: it is taken",
+        *names,
+    )
+    return replace(config, tie_word_embeddings=False)
 
 
 def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
@@ -116,7 +152,7 @@ def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
         and not _HARMLESS.search(name)
         and not is_kv_scale(name)
         and name not in reader.zero_biases
-        and not (name == "lm_head.weight" and config.tie_word_embeddings)
+        and not (name == _HEAD and config.tie_word_embeddings)
     ]
     wrong = {
         name: (shape, found[name])
