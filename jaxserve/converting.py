@@ -24,6 +24,7 @@ from jaxserve.models.export import hf_tensors
 from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.models.protocol import Model
 from jaxserve.models.quantized_export import QuantizedExport, is_quantized
+from jaxserve.models.registry import family_of
 from jaxserve.models.stored import NO_FOLDER, read_scales, save_model
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ def convert(
         to = "safetensors" if from_store else "orbax"
     if out.absolute() == files.model.absolute():
         raise ValidationError("OUT", str(out), "another folder than MODEL")
+    if to == "safetensors" and family_of(loaded.config).passed_over:
+        allowed = f"orbax: the part of {loaded.config.architecture} that reads images would be lost"
+        raise ValidationError("to", to, allowed)
     kept = _dtype_of(loaded)
     if to == "orbax":
         save_model(

@@ -33,6 +33,7 @@ from jaxserve.hub import locate, names_gguf
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.layer_run import LayerRun
 from jaxserve.models.moe import MoeConfig
+from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
 from jaxserve.models.stored import NO_FOLDER
 from jaxserve.models.weights import check_tensors, with_stored_head
@@ -130,6 +131,7 @@ def quantize(
 
 def _check(config: ModelConfig, policy: Policy, group: int) -> None:
     schemes = policy.schemes
+    _check_text_model(config)
     is_awq = any(scheme.name == "int4-awq" for scheme in schemes)
     if is_awq and config.architecture not in AWQ_ARCHITECTURES:
         allowed = f"for {', '.join(AWQ_ARCHITECTURES)} alone, and this is {config.architecture}"
@@ -149,6 +151,12 @@ def _check(config: ModelConfig, policy: Policy, group: int) -> None:
             raise ValidationError(
                 "policy.layers", f"{first}-{last}", f"of the layers 0-{config.num_layers - 1}"
             )
+
+
+def _check_text_model(config: ModelConfig) -> None:
+    if family_of(config).passed_over:
+        allowed = "the architecture of a text model: what reads images would be lost"
+        raise ValidationError("model", config.architecture, allowed)
 
 
 def _windows(

@@ -97,6 +97,8 @@ def load_model(
     with open_checkpoint(path) as checkpoint:
         config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
+        if passed := _passed_over(checkpoint, config):
+            logger.info("images are not read: %d tensors of %s are passed over", *passed)
         if plan is None:
             plan = plan_weights(config, form, resolved, checkpoint)
         model = abstract_model(config, mesh, resolved, form, plan)
@@ -120,7 +122,7 @@ def with_stored_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig
             blocks = [np.empty(size, np.float32) for _ in names]
             for name, block in zip(names, blocks, strict=True):
                 checkpoint.read_into(name, (rows,), block)
-            if not np.array_equal(*blocks):
+            if not np.array_equal(blocks[0], blocks[1]):
                 break
         else:
             return config
@@ -151,6 +153,7 @@ def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
         if name not in expected
         and not _HARMLESS.search(name)
         and not is_kv_scale(name)
+        and not name.startswith(family.passed_over)
         and name not in reader.zero_biases
         and not (name == _HEAD and config.tie_word_embeddings)
     ]
@@ -161,6 +164,14 @@ def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
     }
     if missing or unexpected or wrong:
         raise TensorMismatchError(reader.path, missing, sorted(unexpected), wrong)
+
+
+def _passed_over(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, str] | None:
+    """How many tensors belong to parts of the model that are not served, and to which."""
+    prefixes = family_of(config).passed_over
+    modules = [p for name in checkpoint.tensors for p in prefixes if name.startswith(p)]
+    found = ", ".join(prefix.rstrip(".") for prefix in prefixes if prefix in modules)
+    return (len(modules), found) if modules else None
 
 
 def abstract_model(

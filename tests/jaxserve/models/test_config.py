@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma3TextConfig
 
 from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.models import ModelConfig, resolve_dtype
@@ -270,3 +271,36 @@ def test_overrides_replace_values_and_are_checked_like_them(tmp_path: Path) -> N
     for unread in ("no_such_key", "sliding_window"):
         with pytest.raises(ValidationError, match=rf"hf_overrides\.{unread}=7"):
             ModelConfig.from_folder(tmp_path, {unread: 7})
+
+
+def test_published_gemma3_configs(caplog: pytest.LogCaptureFixture) -> None:
+    """The layouts of Gemma 3 4B, 12B and 27B, whose text_config leaves out what is a default."""
+    rope = {"factor": 8.0, "rope_type": "linear"}
+    four = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "rope_scaling": rope, "sliding_window": 1024,
+    }  # fmt: skip
+    large = {
+        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+        "model_type": "gemma3_text", "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168, "rope_scaling": rope, "sliding_window": 1024,
+    }  # fmt: skip
+    outside = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "vision_config": {},
+    }  # fmt: skip
+    for text, heads, scale in ((four, (8, 4, 256), 256), (large, (32, 16, 128), 168)):
+        made = ModelConfig.from_hf(outside | {"text_config": text})
+        oracle = Gemma3TextConfig(**text)
+        assert (made.num_heads, made.num_kv_heads, made.head_dim) == heads
+        assert made.vocab_size == oracle.vocab_size == 262208
+        assert made.num_layers == oracle.num_hidden_layers
+        windows = [kind == "sliding_attention" for kind in oracle.layer_types]
+        assert [window == 1024 for window in made.windows] == windows
+        assert made.attention_scale == scale**-0.5
+        assert made.eos_token_ids == (1, 106) and made.dtype == "bfloat16"
+        assert made.tie_word_embeddings and made.max_context_length == 131072
+        assert made.rope.factor == 8.0
+    assert not caplog.records
+    with pytest.raises(UnsupportedModelError, match="text_config"):
+        ModelConfig.from_hf(outside)
