@@ -13,6 +13,7 @@ from typing import Any
 from checkpoints.gguf import is_gguf
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
+from jaxserve.tokenization.converted import converted_tokenizer
 from jaxserve.tokenization.gguf import gguf_tokenizer
 from jaxserve.tokenization.messages import content_text
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
@@ -90,9 +91,9 @@ class Tokenizer:
             chat_template: a file or the text of a template, in place of the folder's.
 
         Raises:
-            ValidationError: the folder has no readable tokenizer.json, a GGUF file has none that is
-                read, the tokenizer's decoder is of a kind whose text cannot be made token by token,
-                or `chat_template` is neither a file nor a template.
+            ValidationError: the folder has no readable tokenizer.json and no files that it is made
+                of, a GGUF file has none that is read, the tokenizer's decoder is of a kind whose
+                text cannot be made token by token, or `chat_template` is neither a file nor a template.
         """
         self.path = str(path)
         # While transformers is imported it would tell everybody that PyTorch is missing, which
@@ -324,7 +325,7 @@ class Tokenizer:
 def _folder_tokenizer(path: str | Path) -> Any:
     """transformers' tokenizer of a folder."""
     if not (Path(path) / "tokenizer.json").is_file():
-        raise ValidationError("tokenizer", str(path), "a folder that holds tokenizer.json")
+        return converted_tokenizer(Path(path))
     # AutoTokenizer would import every model's code and torch; this class reads tokenizer.json
     # as it stands and never runs code from the folder.
     from transformers import PreTrainedTokenizerFast

@@ -282,7 +282,8 @@ def test_published_gemma3_configs(caplog: pytest.LogCaptureFixture) -> None:
     }  # fmt: skip
     large = {
         "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
-        "model_type": "gemma3_text", "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+        "model_type": "gemma3_text", "num_attention_heads": 32, "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
         "query_pre_attn_scalar": 168, "rope_scaling": rope, "sliding_window": 1024,
     }  # fmt: skip
     outside = {
