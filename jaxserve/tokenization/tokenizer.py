@@ -93,7 +93,8 @@ class Tokenizer:
         Raises:
             ValidationError: the folder has no readable tokenizer.json and no files that it is made
                 of, a GGUF file has none that is read, the tokenizer's decoder is of a kind whose
-                text cannot be made token by token, or `chat_template` is neither a file nor a template.
+                text cannot be made token by token, or `chat_template` is neither a file nor a
+                template.
         """
         self.path = str(path)
         # While transformers is imported it would tell everybody that PyTorch is missing, which
