@@ -69,6 +69,7 @@ def choose(
     """Settings, formats and kernels, from config.json and the kind of device."""
     begin = time.monotonic()
     model = ModelConfig.from_folder(files.model, asked.hf_overrides)
+    model = replace(model, attention_window=asked.attention_window)
     device = mesh.devices.flat[0]
     stored = _is_store(asked, files)
     quantized = None if stored else quantization_of(files.model)

@@ -191,6 +191,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "qwen3_moe_window": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 17}),
     "gemma3_images": (
         "gemma3_images",
