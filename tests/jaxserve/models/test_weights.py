@@ -119,6 +119,7 @@ def test_a_long_list_of_mismatches_is_counted(folder: Path) -> None:
     assert str(caught.value).endswith(f" and {count - 5} more")
 
 
+QUICK = ("LlamaForCausalLM", "Gemma3ForConditionalGeneration", "MixtralForCausalLM")
 # a case of each family, by its architecture
 ONE_EACH = {
     "LlamaForCausalLM": "llama_biases", "MistralForCausalLM": "mistral",
@@ -129,7 +130,13 @@ ONE_EACH = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", [family.architecture for family in FAMILIES])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (family.architecture for family in FAMILIES)
+    ],
+)
 def test_no_tensor_is_dropped_in_silence(
     tmp_path: Path,
     architecture: str,
@@ -211,7 +218,7 @@ def test_a_head_that_the_config_denies_is_taken_as_transformers_does(
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("to", ["orbax", "safetensors"])
+@pytest.mark.parametrize("to", [pytest.param("orbax", marks=pytest.mark.slow), "safetensors"])
 def test_a_head_that_the_config_denies_is_converted(tmp_path: Path, to: str) -> None:
     folder = make_case(tmp_path / "from", "llama_tied", num_hidden_layers=1)
     with_head(folder, -0.5)
