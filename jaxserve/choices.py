@@ -30,7 +30,7 @@ from jaxserve.models.weight_plan import (
     online_quantization,
     plan_weights,
 )
-from jaxserve.models.weights import check_tensors
+from jaxserve.models.weights import check_tensors, with_stored_head
 from jaxserve.resolved import ResolvedConfig
 from pallas_kernels import Backends
 
@@ -70,6 +70,7 @@ def choose(
     """Settings, formats and kernels, from config.json and the kind of device."""
     begin = time.monotonic()
     model = ModelConfig.from_folder(files.model, asked.hf_overrides)
+    model = replace(model, attention_window=asked.attention_window)
     device = mesh.devices.flat[0]
     stored = _is_store(asked, files)
     quantized = None if stored else quantization_of(files.model)
@@ -87,7 +88,11 @@ def choose(
         known = backends_for(asked, config, model, kv_format, device, integers=False)
         if device.platform != "cpu":
             LinearForm.of(known, online, asked.row_invariant)
-    with _quantized(config, files, model, quantized, report) as checkpoint:
+    if config.model.load_format != "dummy":
+        if quantized is not None:
+            fetch_weights(files, report)
+        model = as_weights_say(files, model)
+    with _quantized(config, files, model, quantized) as checkpoint:
         integers = multiplies_integers(online, checkpoint, config.model.dtype)
         if stored:
             integers = holds_integers(files.model)
@@ -106,23 +111,38 @@ def choose(
     return Choices(config, model, kv_format, backends, form, plan)
 
 
+def fetch_weights(files: ModelFiles, report: LoadProgress) -> None:
+    """See that the weights are here, and say how far that is.
+
+    Raises:
+        HubError: the hub does not give them.
+    """
+    with report.phase("fetching weights") as told:
+        files.fetch_weights(told)
+
+
+def as_weights_say(files: ModelFiles, model: ModelConfig) -> ModelConfig:
+    """The config once more, by what the weights contradict; as it is where they are not here."""
+    if not model.tie_word_embeddings or not files.weights_are_here or is_store(files.model):
+        return model
+    with open_checkpoint(files.model) as checkpoint:
+        return with_stored_head(model, checkpoint)
+
+
 @contextmanager
 def _quantized(
     config: ResolvedConfig,
     files: ModelFiles,
     model: ModelConfig,
     quantized: tuple[str, Any] | None,
-    report: LoadProgress,
 ) -> Iterator[Checkpoint | None]:
-    """A quantised checkpoint, whose headers say how weights are kept: so it is fetched first."""
+    """A quantised checkpoint that is here, whose headers say how weights are kept."""
     if quantized is None:
         yield None
         return
     if config.model.load_format == "dummy":
         allowed = f"auto, for the checkpoint is quantised ({quantized[0]})"
         raise ValidationError("load_format", "dummy", allowed)
-    with report.phase("fetching weights") as told:
-        files.fetch_weights(told)
     with open_checkpoint(files.model) as checkpoint:
         check_tensors(checkpoint, model)
         yield checkpoint

@@ -217,6 +217,13 @@ class EngineConfig:
         "holds.",
         reader=MODEL,
     )
+    attention_window: int | None = setting(
+        None,
+        Whole(1),
+        "Newest tokens that each layer attends to, whatever the model's own windows are where "
+        "these are larger; none: the model's own.",
+        reader=MODEL,
+    )
     tensor_parallel_size: int = setting(
         1,
         Whole(1),

@@ -24,6 +24,7 @@ from jaxserve.models.export import hf_tensors
 from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.models.protocol import Model
 from jaxserve.models.quantized_export import QuantizedExport, is_quantized
+from jaxserve.models.registry import family_of
 from jaxserve.models.stored import NO_FOLDER, read_scales, save_model
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ def convert(
         to = "safetensors" if from_store else "orbax"
     if out.absolute() == files.model.absolute():
         raise ValidationError("OUT", str(out), "another folder than MODEL")
+    if to == "safetensors" and family_of(loaded.config).passed_over:
+        allowed = f"orbax: the part of {loaded.config.architecture} that reads images would be lost"
+        raise ValidationError("to", to, allowed)
     kept = _dtype_of(loaded)
     if to == "orbax":
         save_model(
@@ -85,6 +89,8 @@ def _write_safetensors(model: Model, folder: Path, out: Path, dtype: str, use_tq
     """A Hugging Face folder of a model, quantised as it is loaded."""
     small = small_files_of(folder)
     config = _with_dtype(folder / "config.json", small, dtype)
+    if not model.config.tie_word_embeddings:  # whatever config.json said of the weights
+        config["tie_word_embeddings"] = False
     source = config.pop("quantization_config", None) or {}
     tensors: Iterable[tuple[str, np.ndarray]] = hf_tensors(model)
     quantized = None

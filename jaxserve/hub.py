@@ -33,6 +33,9 @@ SMALL_FILES = (
     "quant_config.json",
     INDEX_FILE,
     "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -78,10 +81,9 @@ class Hub:
         Raises:
             HubError: they cannot be fetched, there are none, or the disk has no room for them.
         """
-        wanted = _weight_files(folder)
-        commit = folder.name
-        if all((folder / name).is_file() for name in wanted):
+        if _has_weights(folder):
             return
+        wanted, commit = _weight_files(folder), folder.name
         with self._errors(repo, commit):
             from huggingface_hub import HfApi
 
@@ -257,6 +259,11 @@ class ModelFiles:
     _hub: Hub
     _repo: str | None  # of the model; None: a folder that was given
 
+    @property
+    def weights_are_here(self) -> bool:
+        """Whether `fetch_weights` has nothing to fetch."""
+        return self._repo is None or _has_weights(self.model)
+
     def fetch_weights(self, told: Told = unheard) -> None:
         """See that the weights are in `model`; a folder that was given is left as it is.
 
@@ -352,6 +359,10 @@ def _one_gguf(pattern: str, names: Sequence[str], where: str) -> str:
 def _is_here(name: str) -> bool:
     path = Path(name)
     return path.is_dir() or (is_gguf(path) and path.is_file())
+
+
+def _has_weights(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _weight_files(folder))
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxserve.choices import Choices, as_stored, choose
+from jaxserve.choices import Choices, as_stored, as_weights_say, choose, fetch_weights
 from jaxserve.config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
@@ -127,6 +127,12 @@ def load_engine(
         with report.phase("planning memory"):
             runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
             resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, report)
+        if resolved.model.load_format != "dummy" and not files.weights_are_here:
+            fetch_weights(files, report)
+            if as_weights_say(files, choices.model) != choices.model:
+                choices = choose(asked, files, mesh, backends, report)
+                runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
+                resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, report)
         resolved = resolved.with_sampling_defaults(sampling_defaults)
         runner.set_weights(_load_weights(resolved, choices, files, mesh, report))
         scheduler = _make_scheduler(resolved, runner)
@@ -174,6 +180,8 @@ def load_bare(
         asked = as_stored(replace(config, hf_token=None), files)
         check_limits()
         mesh = make_mesh(asked.tensor_parallel_size)
+        if asked.load_format != "dummy":
+            fetch_weights(files, report)
         choices = choose(asked, files, mesh, None, report)
         return _load_weights(choices.config, choices, files, mesh, report), files
 
@@ -232,8 +240,7 @@ def _load_weights(
     begin = time.monotonic()
     settings = config.model
     if settings.load_format != "dummy":
-        with report.phase("fetching weights") as told:
-            files.fetch_weights(told)
+        fetch_weights(files, report)
     with report.phase("loading weights") as told:
         weights = load_model(
             files.model,

@@ -34,9 +34,10 @@ from jaxserve.hub import locate, names_gguf
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.layer_run import LayerRun
 from jaxserve.models.moe import MoeConfig
+from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
 from jaxserve.models.stored import NO_FOLDER
-from jaxserve.models.weights import check_tensors
+from jaxserve.models.weights import check_tensors, with_stored_head
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 # name of a projection to the hooks of the model -> its place in a block
@@ -107,6 +108,7 @@ def quantize(
     files.fetch_weights()
     windows = _windows(policy, calibration, files.tokenizer, config.vocab_size)
     with open_checkpoint(files.model) as checkpoint:
+        config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
     with SafetensorsReader(files.model) as reader, FolderWriter(out) as writer:
         model_run = LayerRun(config)
@@ -118,14 +120,19 @@ def quantize(
             states = worker.layer(layer, states)
         kept = [*worker.kept, "lm_head"]
         quantization = quantization_config(worker.modules, kept, group)
+        said = {
+            "quantization_config": quantization,
+            "tie_word_embeddings": config.tie_word_embeddings,
+        }
         small = small_files_of(files.model)
-        changed = json.dumps(raw | {"quantization_config": quantization}, indent=2)
+        changed = json.dumps(raw | said, indent=2)
         writer.finish(small | {"config.json": changed.encode()})
     return Path(out)
 
 
 def _check(config: ModelConfig, policy: Policy, group: int) -> None:
     schemes = policy.schemes
+    _check_text_model(config)
     is_awq = any(scheme.name == "int4-awq" for scheme in schemes)
     if is_awq and config.architecture not in AWQ_ARCHITECTURES:
         allowed = f"for {', '.join(AWQ_ARCHITECTURES)} alone, and this is {config.architecture}"
@@ -145,6 +152,12 @@ def _check(config: ModelConfig, policy: Policy, group: int) -> None:
             raise ValidationError(
                 "policy.layers", f"{first}-{last}", f"of the layers 0-{config.num_layers - 1}"
             )
+
+
+def _check_text_model(config: ModelConfig) -> None:
+    if family_of(config).passed_over:
+        allowed = "the architecture of a text model: what reads images would be lost"
+        raise ValidationError("model", config.architecture, allowed)
 
 
 def _windows(

@@ -23,6 +23,21 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 
+_IMAGES = {
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4,
+    "image_token_index": VOCAB_SIZE - 1,
+    "boi_token_index": VOCAB_SIZE - 2,
+    "eoi_token_index": VOCAB_SIZE - 3,
+}
+
 FAMILIES = (
     "llama",
     "mistral",
@@ -32,6 +47,7 @@ FAMILIES = (
     "phi3",
     "gemma2",
     "gemma3",
+    "gemma3_images",
     "qwen3_moe",
     "mixtral",
 )
@@ -149,6 +165,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "query_pre_attn_scalar": 24,
             "sliding_window": 17,
+            # transformers heeds the second of these alone
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 20.0,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -172,7 +191,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "qwen3_moe_window": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 17}),
+    "gemma3_images": (
+        "gemma3_images",
+        {
+            "head_dim": 16,
+            "sliding_window": 17,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma3_biases": ("gemma3", {"attention_bias": True, "head_dim": 8, "sliding_window": 5}),
 }
 
@@ -203,7 +244,9 @@ def make_hf_model(
     from transformers import (
         Gemma2Config,
         Gemma2ForCausalLM,
+        Gemma3Config,
         Gemma3ForCausalLM,
+        Gemma3ForConditionalGeneration,
         Gemma3TextConfig,
         LlamaConfig,
         LlamaForCausalLM,
@@ -234,6 +277,10 @@ def make_hf_model(
         "phi3": (Phi3Config, Phi3ForCausalLM),
         "gemma2": (Gemma2Config, Gemma2ForCausalLM),
         "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+        "gemma3_images": (
+            lambda **text: Gemma3Config(text_config=text, **_IMAGES),
+            Gemma3ForConditionalGeneration,
+        ),
     }
     config_class, model_class = classes[family]
     torch.manual_seed(seed)

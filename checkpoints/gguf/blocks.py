@@ -104,6 +104,55 @@ def _q6_k_scales(blocks: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(blocks[..., 192:208]).view(np.int8) * _half(blocks, 208)
 
 
+def _fifth_bits(place: int) -> Read:
+    """5-bit numbers of Q5_0 and Q5_1: 32 fifth bits from a place on, then the nibbles."""
+
+    def read(blocks: np.ndarray) -> np.ndarray:
+        fifth = np.unpackbits(blocks[..., place : place + 4], axis=-1, bitorder="little")
+        return (_nibbles(blocks[..., place + 4 :]) | fifth << 4).astype(np.int8)
+
+    return read
+
+
+def _two_bits(packed: np.ndarray) -> np.ndarray:
+    """uint8 [..., 64] -> [..., 256]: of 32 bytes the lowest pairs of bits, then the next ones."""
+    halves = packed.reshape(*packed.shape[:-1], 2, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return (halves >> shifts & 3).reshape(*packed.shape[:-1], 256)
+
+
+def _q3_k(blocks: np.ndarray) -> np.ndarray:
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    third = (blocks[..., None, :32] >> bits & 1).reshape(*blocks.shape[:2], 256)
+    return (_two_bits(blocks[..., 32:96]) | third << 2).astype(np.int8) - np.int8(4)
+
+
+def _q3_k_scales(blocks: np.ndarray) -> np.ndarray:
+    """16 of 6 bits less 32: 8 bytes of low nibbles, then 4 of pairs of high bits."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = (blocks[..., None, 104:108] >> shifts & 3).reshape(*blocks.shape[:2], 16)
+    six = _nibbles(blocks[..., 96:104]) | high << 4
+    return (six.astype(np.int8) - np.int8(32)) * _half(blocks, 108)
+
+
+# the numbers that the nibbles of IQ4_NL and IQ4_XS stand for
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+
+
+def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
+    groups = blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)
+    return _IQ4[_nibbles(groups)].reshape(*blocks.shape[:2], 256)
+
+
+def _iq4_xs_scales(blocks: np.ndarray) -> np.ndarray:
+    """8 of 6 bits less 32: two bytes of pairs of high bits, then 4 of low nibbles by turns."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)
+    high = (blocks[..., 2:4, None] >> shifts & 3).reshape(*blocks.shape[:2], 8)
+    low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1)
+    six = low.reshape(*blocks.shape[:2], 8) | high << 4
+    return (six.astype(np.int8) - np.int8(32)) * _half(blocks, 0)
+
+
 def _plain(name: str, dtype: np.dtype) -> BlockType:
     return BlockType(name, 1, dtype.itemsize, dtype=dtype)
 
@@ -115,9 +164,35 @@ TYPES = {
     3: BlockType(
         "Q4_1", 32, 20, Stored("int4", 32, "offset"), _from(4), _at(0), lambda b: -_half(b, 2)
     ),
+    6: BlockType(
+        "Q5_0", 32, 22, Stored("int8", 32), lambda b: _fifth_bits(2)(b) - np.int8(16), _at(0)
+    ),
+    7: BlockType(
+        "Q5_1", 32, 24, Stored("int8", 32, "offset"), _fifth_bits(4), _at(0), lambda b: -_half(b, 2)
+    ),
     8: BlockType("Q8_0", 32, 34, Stored("int8", 32), _bytes_from(2), _at(0)),
+    10: BlockType(
+        "Q2_K",
+        256,
+        84,
+        Stored("int4", 16, "offset"),
+        lambda b: _two_bits(b[..., 16:80]),
+        lambda b: (b[..., :16] & 15) * _half(b, 80),
+        lambda b: (b[..., :16] >> 4) * _half(b, 82),
+    ),
+    11: BlockType("Q3_K", 256, 110, Stored("int8", 16), _q3_k, _q3_k_scales),
     12: BlockType("Q4_K", 256, 144, Stored("int4", 32, "offset"), _q4_k, _k_scales, _k_minima),
     13: BlockType("Q5_K", 256, 176, Stored("int8", 32, "offset"), _q5_k, _k_scales, _k_minima),
     14: BlockType("Q6_K", 256, 210, Stored("int8", 16), _q6_k, _q6_k_scales),
+    20: BlockType("IQ4_NL", 32, 18, Stored("int8", 32), lambda b: _IQ4[_from(2)(b)], _at(0)),
+    23: BlockType("IQ4_XS", 256, 136, Stored("int8", 32), _iq4_xs, _iq4_xs_scales),
     30: _plain("BF16", np.dtype(ml_dtypes.bfloat16)),
 }
+
+# ggml's names of those that are not read
+OTHER_TYPES = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0",
+    36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip

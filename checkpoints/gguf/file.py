@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.gguf.blocks import TYPES, BlockType
+from checkpoints.gguf.blocks import OTHER_TYPES, TYPES, BlockType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -130,9 +130,9 @@ class _Header:
         for name, shape, type_id, offset in table:
             if type_id not in TYPES:
                 known = ", ".join(t.name for t in TYPES.values())
-                raise CheckpointError(
-                    self._path, f"ggml type {type_id} is not read; these are: {known}", name
-                )
+                told = OTHER_TYPES.get(type_id, f"of number {type_id}, which is not known,")
+                problem = f"ggml's type {told} is not read; these are: {known}"
+                raise CheckpointError(self._path, problem, name)
             if name in tensors:
                 raise CheckpointError(self._path, "it is there twice", name)
             info = GGUFTensor(name, shape, TYPES[type_id], begin + offset)

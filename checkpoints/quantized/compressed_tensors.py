@@ -94,6 +94,7 @@ def read_compressed_tensors(fields: Fields, reader: SafetensorsReader) -> dict[s
         if scheme is None:
             raise CheckpointError(reader.path, "no group of config_groups has it as a target", name)
         found[weight] = _matrix(reader, module, scheme)
+        _check_zeros(reader, module, scheme)
     return found
 
 
@@ -184,6 +185,16 @@ def _matrix(reader: SafetensorsReader, module: str, scheme: Scheme) -> Matrix:
     if scheme.bits != 8:
         raise CheckpointError(reader.path, f"{scheme.bits} bits that are not packed", weight)
     return _integers(reader, module, weight, shape, scheme, None, None)
+
+
+def _check_zeros(reader: SafetensorsReader, module: str, scheme: Scheme) -> None:
+    """Refuse zero points that nothing reads and that are not 0."""
+    unread = ["input_zero_point"]
+    if scheme.symmetric or scheme.is_float:
+        unread.append("weight_zero_point")
+    for name in (f"{module}.{part}" for part in unread):
+        if name in reader.tensors and reader.read(name).astype(np.float32).any():
+            raise CheckpointError(reader.path, "zero points, and the scheme is symmetric", name)
 
 
 def _packed(reader: SafetensorsReader, module: str, scheme: Scheme) -> Matrix:

@@ -11,6 +11,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.quantized.parts import HasShape, Part, Shape
 from checkpoints.quantized.stored import Matrix
 from checkpoints.safetensors_reader import FLOATS, SafetensorsReader
+from checkpoints.text_names import text_name
 
 
 class QuantizedReader(Closing):
@@ -20,7 +21,7 @@ class QuantizedReader(Closing):
         path: of the checkpoint.
         format: name of the format, such as "awq".
         matrices: the quantised ones, by the name of the weight that each stands for.
-        tensors: these and all others.
+        tensors: these and all others; those of a text model by the names that it has alone.
         zero_biases: biases of quantised layers that are 0, which tools write whether the model has
             any or not.
     """
@@ -35,13 +36,13 @@ class QuantizedReader(Closing):
         """`parts` are the names of the tensors that the matrices are made of."""
         self.path = reader.path
         self.format = format
-        self.matrices = dict(matrices)
+        self.matrices = {text_name(name): matrix for name, matrix in matrices.items()}
         self._reader = reader
-        rest = {
-            name: info
-            for name, info in reader.tensors.items()
-            if name not in parts and name not in self.matrices
-        }
+        own = [name for name in reader.tensors if name not in parts and name not in matrices]
+        self._stored = {text_name(name): name for name in own}
+        if len(self._stored) + len(self.matrices) != len(own) + len(matrices):
+            raise CheckpointError(self.path, "the text model is there twice, by two prefixes")
+        rest = {name: reader.tensors[stored] for name, stored in self._stored.items()}
         self.tensors: dict[str, HasShape] = {
             **rest,
             **{name: Shape(matrix.shape) for name, matrix in self.matrices.items()},
@@ -50,7 +51,7 @@ class QuantizedReader(Closing):
         self.zero_biases = frozenset(
             name
             for name in (f"{module}.bias" for module in modules)
-            if name in rest and not reader.read(name).any()
+            if name in rest and not reader.read(self._stored[name]).any()
         )
         for name, info in rest.items():
             if info.dtype not in FLOATS.values():
@@ -65,7 +66,7 @@ class QuantizedReader(Closing):
         """
         matrix = self.matrices.get(name)
         if matrix is None:
-            self._reader.read_into(name, index, out)
+            self._reader.read_into(self._stored.get(name, name), index, out)
         else:
             Part(self.matrices, "values").read_into(name, index, out)
 

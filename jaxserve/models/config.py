@@ -41,6 +41,7 @@ class ModelConfig:
         eos_token_ids: tokens that end a text.
         qkv_bias, output_bias, mlp_bias: which projections have biases.
         qk_norm: RMS norm over head_dim of queries and keys before rope.
+        attention_window: of every layer at most, whatever its own is; None: no such bound.
     """
 
     architecture: str
@@ -66,6 +67,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_window: int | None = None
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -92,7 +94,8 @@ class ModelConfig:
 
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of a layer in tokens: key j is visible to query i if i - j < window."""
-        return self.windows[layer]
+        known = [w for w in (self.windows[layer], self.attention_window) if w is not None]
+        return min(known, default=None)
 
     @classmethod
     def from_folder(

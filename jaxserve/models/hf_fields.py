@@ -191,6 +191,25 @@ def sliding_window(config: Mapping[str, Any], default: int | None) -> int | None
     return None if window is None else positive({"sliding_window": window}, "sliding_window")
 
 
+def refuse_windows(architecture: str, config: Mapping[str, Any], num_layers: int) -> None:
+    """Refuses the sliding window of a family that has none.
+
+    transformers would pass it over in silence.
+
+    Raises:
+        UnsupportedModelError: `sliding_window` or `layer_types` asks for one.
+    """
+    layer_types(config, num_layers, None)
+    window = config.get("sliding_window")
+    if window is not None and config.get("use_sliding_window") is not False:
+        raise UnsupportedModelError(
+            "sliding_window",
+            window,
+            f"null, because {architecture} has none and transformers passes it over: "
+            'hf_overrides={"sliding_window": null} does so too, and attention_window sets one',
+        )
+
+
 def token_ids(field: str, value: Any) -> tuple[int, ...]:
     """A token id or a list of token ids."""
     if value is None:

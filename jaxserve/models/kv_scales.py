@@ -10,6 +10,7 @@ import numpy as np
 from checkpoints import CheckpointError, SafetensorsReader
 from checkpoints.gguf import is_gguf
 from checkpoints.safetensors_reader import ALL_DTYPES
+from checkpoints.text_names import text_name
 from jaxserve.models.kv_cache import KVScales
 
 # a number in each layer: what the stored keys, or values, are to be multiplied with. Exporters put
@@ -19,7 +20,7 @@ _NAME = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.|v_proj
 
 def is_kv_scale(name: str) -> bool:
     """Whether a checkpoint's tensor is a scale of the KV cache, which no parameter is made of."""
-    return _NAME.match(name) is not None
+    return _NAME.match(text_name(name)) is not None
 
 
 def kv_scale_tensors(scales: KVScales) -> dict[str, np.ndarray]:
@@ -46,7 +47,7 @@ def read_kv_scales(path: str | Path, num_layers: int) -> KVScales | None:
     with SafetensorsReader(path, ALL_DTYPES) as reader:
         found: dict[tuple[str, int], float] = {}
         for name, info in reader.tensors.items():
-            match = _NAME.match(name)
+            match = _NAME.match(text_name(name))
             if match is None:
                 continue
             values = reader.read(name).astype("float32").reshape(-1)

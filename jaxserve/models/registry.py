@@ -24,6 +24,7 @@ class Family:
             UnsupportedModelError for what is not implemented.
         model: (config, dtype, form) -> the module, with zeros in it.
         source: (place of a parameter, config) -> the checkpoint's tensors that it is made of.
+        passed_over: how names of tensors begin that belong to no part that is served.
     """
 
     architecture: str
@@ -31,6 +32,7 @@ class Family:
     read_config: Callable[[str, Mapping[str, Any]], ModelConfig]
     model: Callable[..., Model]
     source: Callable[..., Source | Stack]
+    passed_over: tuple[str, ...] = ()
 
 
 FAMILIES = (
@@ -42,6 +44,14 @@ FAMILIES = (
     Family("Phi3ForCausalLM", "phi3", phi3.read_config, phi3.Llama, phi3.source),
     Family("Gemma2ForCausalLM", "gemma2", gemma2.read_config, gemma2.Gemma2, gemma2.source),
     Family("Gemma3ForCausalLM", "gemma3_text", gemma3.read_config, gemma3.Gemma3, gemma3.source),
+    Family(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        gemma3.read_text_config,
+        gemma3.Gemma3,
+        gemma3.source,
+        passed_over=gemma3.IMAGE_MODULES,
+    ),
     Family(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -106,11 +107,15 @@ def save_model(
     leaves = named_leaves(model)
     scales = read_scales(model_folder, model.config.num_layers)
     about = about_model(model.config, dtype, model.form, scales, _formats(model))
+    small = small_files_of(model_folder)
+    if not model.config.tie_word_embeddings:  # whatever config.json said of the weights
+        said = json.loads(small["config.json"]) | {"tie_word_embeddings": False}
+        small["config.json"] = json.dumps(said, indent=2).encode()
     write_store(
         out,
         leaves,
         about=about,
-        small_files=small_files_of(model_folder),
+        small_files=small,
         source=source_of(model_folder, about) if source else "",
         use_tqdm=use_tqdm,
     )

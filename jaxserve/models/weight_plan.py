@@ -99,6 +99,7 @@ def plan_weights(
     model = nnx.eval_shape(lambda: family.model(config, dtype, form))
     plan: dict[Place, WeightFormat] = {}
     changed: Counter[str] = Counter()
+    unrounded: Counter[str] = Counter()
     for place, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         role = variable.get_metadata("role")
         if role is None:
@@ -113,6 +114,8 @@ def plan_weights(
             plan[place] = kept
             if found.static and not kept.stored.static:
                 changed[f"{found}: activations of experts are not rounded"] += 1
+            elif found.activations != "float" and kept.stored.activations == "float":
+                unrounded[found.activations] += 1
             if not same_elements(kept.stored, found):
                 changed[f"{found}: {kept.stored}, for which there is a kernel"] += 1
         elif form.quantization is not None and (role != "head" or form.quantizes_head):
@@ -120,6 +123,13 @@ def plan_weights(
             plan[place] = device_format(wanted, role, form, dtype, inputs, outputs)
     for what, count in changed.items():
         logger.warning("%d weights are stored otherwise than in the checkpoint, %s", count, what)
+    for kind, count in unrounded.items():
+        logger.warning(
+            "%d weights are made for activations that are rounded to %s token by token: "
+            "this device's kernels do not round them",
+            count,
+            kind,
+        )
     return plan
 
 

@@ -7,9 +7,11 @@ Weights that are quantised are never whole in a wider type: each is in memory on
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,12 @@ from jaxserve.models.stored import restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.sharding import ShardingRules
 
+logger = logging.getLogger(__name__)
+
 MOST_LOADING_THREADS = 2
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_COMPARED_ROWS = 1024  # of head and embedding, at a time
 
 # Buffers that old checkpoints stored although they follow from the config.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -90,11 +97,42 @@ def load_model(
     if load_format == "orbax" or (load_format == "auto" and is_store(path)):
         return restore_model(Path(path), abstract_model(config, mesh, resolved, form, plan), told)
     with open_checkpoint(path) as checkpoint:
+        config = with_stored_head(config, checkpoint)
         check_tensors(checkpoint, config)
+        if passed := _passed_over(checkpoint, config):
+            logger.info("images are not read: %d tensors of %s are passed over", *passed)
         if plan is None:
             plan = plan_weights(config, form, resolved, checkpoint)
         model = abstract_model(config, mesh, resolved, form, plan)
         return _filled(model, partial(_read, checkpoint, config, jnp.dtype(resolved)), told)
+
+
+def with_stored_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The config of a checkpoint that has an lm head although `tie_word_embeddings` is true.
+
+    As in transformers the head is taken where its numbers are not those of the embedding, which a
+    log line tells.
+    """
+    names = (_HEAD, _EMBEDDING)
+    if not config.tie_word_embeddings or not set(names) <= set(checkpoint.tensors):
+        return config
+    head, embedding = (checkpoint.tensors[name].shape for name in names)
+    if head == embedding and len(head) == 2:
+        for at in range(0, head[0], _COMPARED_ROWS):
+            rows = slice(at, at + _COMPARED_ROWS)
+            size = (len(range(*rows.indices(head[0]))), head[1])
+            blocks = [np.empty(size, np.float32) for _ in names]
+            for name, block in zip(names, blocks, strict=True):
+                checkpoint.read_into(name, (rows,), block)
+            if not np.array_equal(blocks[0], blocks[1]):
+                break
+        else:
+            return config
+    logger.warning(
+        "tie_word_embeddings is true, but %s is in the checkpoint and is not %s: it is taken",
+        *names,
+    )
+    return replace(config, tie_word_embeddings=False)
 
 
 def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
@@ -117,8 +155,9 @@ def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
         if name not in expected
         and not _HARMLESS.search(name)
         and not is_kv_scale(name)
+        and not name.startswith(family.passed_over)
         and name not in reader.zero_biases
-        and not (name == "lm_head.weight" and config.tie_word_embeddings)
+        and not (name == _HEAD and config.tie_word_embeddings)
     ]
     wrong = {
         name: (shape, found[name])
@@ -127,6 +166,14 @@ def check_tensors(reader: Checkpoint, config: ModelConfig) -> None:
     }
     if missing or unexpected or wrong:
         raise TensorMismatchError(reader.path, missing, sorted(unexpected), wrong)
+
+
+def _passed_over(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, str] | None:
+    """How many tensors belong to parts of the model that are not served, and to which."""
+    prefixes = family_of(config).passed_over
+    modules = [p for name in checkpoint.tensors for p in prefixes if name.startswith(p)]
+    found = ", ".join(prefix.rstrip(".") for prefix in prefixes if prefix in modules)
+    return (len(modules), found) if modules else None
 
 
 def abstract_model(

@@ -15,6 +15,7 @@ from checkpoints.gguf import is_gguf
 from checkpoints.json_file import read_object
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
+from jaxserve.tokenization.converted import converted_tokenizer
 from jaxserve.tokenization.gguf import gguf_tokenizer
 from jaxserve.tokenization.messages import content_text
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
@@ -98,9 +99,10 @@ class Tokenizer:
             chat_template: a file or the text of a template, in place of the folder's.
 
         Raises:
-            ValidationError: the folder has no readable tokenizer.json, a GGUF file has none that is
-                read, the tokenizer's decoder is of a kind whose text cannot be made token by token,
-                or `chat_template` is neither a file nor a template.
+            ValidationError: the folder has no readable tokenizer.json and no files that it is made
+                of, a GGUF file has none that is read, the tokenizer's decoder is of a kind whose
+                text cannot be made token by token, or `chat_template` is neither a file nor a
+                template.
         """
         self.path = str(path)
         # While transformers is imported it would tell everybody that PyTorch is missing, which
@@ -332,7 +334,7 @@ class Tokenizer:
 def _folder_tokenizer(path: str | Path) -> Any:
     """transformers' tokenizer of a folder."""
     if not (Path(path) / FILES[0]).is_file():
-        raise ValidationError("tokenizer", str(path), "a folder that holds tokenizer.json")
+        return converted_tokenizer(Path(path))
     for file in (Path(path) / name for name in FILES[1:]):
         if file.is_dir():  # transformers would go on without it
             raise ValidationError("tokenizer", str(file), "a file that can be read")

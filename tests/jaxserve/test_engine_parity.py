@@ -32,6 +32,7 @@ MORE = (
     ("phi3_longrope",),
     ("gemma2",),
     ("gemma3_biases",),
+    ("gemma3_images",),
     ("qwen3_moe",),
     ("mixtral",),
 )
@@ -90,3 +91,15 @@ def test_greedy_tokens_equal_transformers(cases, model_folder, make_llm) -> None
         assert output.outputs[0].finish_reason == "length"
     assert llm.stats().num_preemptions > 0, "the test means to preempt"
     assert llm.stats().page_usage == 0.0
+
+
+@pytest.mark.slow
+def test_an_attention_window_is_that_of_a_config(model_folder, make_llm) -> None:
+    """`attention_window` gives the tokens of transformers' window of that size."""
+    prompts = oracle.prompts(2, VOCAB_SIZE, LONGEST_PROMPT)
+    windowed = oracle.load(model_folder("mistral_window", sliding_window=13))
+    expected = [oracle.greedy(windowed, prompt, 24) for prompt in prompts]
+    llm = make_llm(model_folder("mistral", sliding_window=None), attention_window=13)
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected

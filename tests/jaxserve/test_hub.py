@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load, save
 
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, loading
@@ -207,6 +208,24 @@ def test_what_cannot_be_served_is_refused_before_the_weights(
     with pytest.raises(error):
         loading.load_engine(EngineConfig(model="o/bundled", **{setting: value}))
     assert server.requests and not server.asked("GET", ".safetensors")
+
+
+@pytest.mark.slow
+def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
+    server: HubServer, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is planned again, with a head of its own; a folder is judged at once."""
+    tensors = load(BUNDLED["model.safetensors"])
+    tensors["lm_head.weight"] = -tensors["model.embed_tokens.weight"]
+    server.repositories["o/headed"] = BUNDLED | {"model.safetensors": save(tensors)}
+    monkeypatch.setattr(loading, "locate", lambda config: locate(config, hub))
+    sizes = {"max_num_seqs": 1, "max_model_len": 64, "num_pages": 32, "skip_tokenizer_init": True}
+    for model in ("o/headed", str(hub.fetch_small_files("o/headed", None))):
+        loaded = loading.load_engine(EngineConfig(model=model, **sizes))  # type: ignore[arg-type]
+        assert not loaded.model_config.tie_word_embeddings
+        assert loaded.engine.runner.weight_bytes > 1.02 * sum(
+            value.nbytes for name, value in tensors.items() if name != "lm_head.weight"
+        )
 
 
 GENERATE = ["generate", "o/bundled", "--prompt", "Add 2 and 3", "--max-tokens", "4", "--temp", "0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,25 @@ from jaxserve.models.gemma2.config import GemmaConfig, gemma_fields
 from jaxserve.models.hf_fields import layered, positive
 from jaxserve.models.rope import RopeConfig
 
+logger = logging.getLogger(__name__)
+
 DEFAULTS = replace(GEMMA2, max_positions=131072, theta=1_000_000.0)
 LOCAL_THETA = 10_000.0
+# what transformers takes for keys that published configs leave out of `text_config`
+TEXT_DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}
+# tensors of the encoder of images, and of what makes tokens of its output
+IMAGE_MODULES = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -40,6 +58,8 @@ class Gemma3Config(GemmaConfig):
 def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
     """Reads a parsed config.json.
 
+    As in transformers, `attn_logit_softcapping` has no effect, which a log line tells.
+
     Raises:
         UnsupportedModelError: an option or value that is not implemented.
     """
@@ -54,7 +74,37 @@ def read_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
         fields["head_dim"],
         default_theta=LOCAL_THETA,
     )
-    return Gemma3Config(**fields, local_rope=rope)
+    _tell_unused(architecture, "attn_logit_softcapping", fields["attention_soft_cap"])
+    return Gemma3Config(**fields | {"attention_soft_cap": None}, local_rope=rope)
+
+
+def read_text_config(architecture: str, config: Mapping[str, Any]) -> Gemma3Config:
+    """Reads a parsed config.json of a Gemma 3 with images: the text model's is its `text_config`.
+
+    Where transformers has fields of both, those outside say which tokens end a text and whether the
+    lm head is the embedding. As there, `final_logit_softcapping` has no effect.
+
+    Raises:
+        UnsupportedModelError: as `read_config`.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise UnsupportedModelError("text_config", text, "an object: the config of the text model")
+    outside = {
+        name: config.get(name)
+        for name in ("tie_word_embeddings", "eos_token_id")
+        if config.get(name) is not None
+    }
+    inner = {name: value for name, value in text.items() if value is not None}
+    made = read_config(architecture, layered({**TEXT_DEFAULTS, **inner, **outside}, config))
+    _tell_unused(architecture, "final_logit_softcapping", made.logits_soft_cap)
+    return replace(made, logits_soft_cap=None)
+
+
+def _tell_unused(architecture: str, field: str, value: float | None) -> None:
+    if value is not None:
+        told = "%s=%s has no effect on a %s, here as in transformers"
+        logger.warning(told, field, value, architecture)
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

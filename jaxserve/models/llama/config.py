@@ -8,7 +8,14 @@ from typing import Any
 
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.hf_fields import Defaults, common_fields, flag, layer_types, sliding_window
+from jaxserve.models.hf_fields import (
+    Defaults,
+    common_fields,
+    flag,
+    layer_types,
+    refuse_windows,
+    sliding_window,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +28,9 @@ class Options:
         output_bias: the same for the output projection of the attention.
         mlp_bias: whether the MLP has biases; None means that `mlp_bias` decides.
         qk_norm: RMS norm over head_dim of every query and key head, before rope.
-        windows: which layers use the sliding window: "none", "all", or "by_layer_type"
-            (`use_sliding_window`, then `layer_types` or `max_window_layers`).
+        windows: which layers use the sliding window: "none", "all", "all_if_used" (where
+            `use_sliding_window` is true) or "by_layer_type" (the same, then `layer_types` or
+            `max_window_layers`).
         default_sliding_window: `sliding_window` when absent.
     """
 
@@ -58,6 +66,7 @@ class Options:
     ) -> tuple[int | None, ...]:
         full: tuple[int | None, ...] = (None,) * num_layers
         if self.windows == "none":
+            refuse_windows(architecture, config, num_layers)
             return full
         window = None
         if self.windows == "all" or flag(config, "use_sliding_window"):
@@ -65,7 +74,7 @@ class Options:
         kinds = layer_types(config, num_layers, window)
         if window is None:
             return full
-        if self.windows == "all":
+        if self.windows in ("all", "all_if_used"):
             if kinds is not None and "full_attention" in kinds:
                 raise UnsupportedModelError(
                     "layer_types", kinds, f"sliding_attention everywhere in {architecture}"

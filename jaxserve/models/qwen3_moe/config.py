@@ -11,7 +11,7 @@ from jaxserve.models.hf_fields import flag, positive
 from jaxserve.models.llama.config import QWEN3
 from jaxserve.models.moe import MoeConfig
 
-QWEN3_MOE = replace(QWEN3, defaults=replace(QWEN3.defaults, head_dim=None))
+QWEN3_MOE = replace(QWEN3, defaults=replace(QWEN3.defaults, head_dim=None), windows="all_if_used")
 
 
 def read_config(architecture: str, config: Mapping[str, Any]) -> MoeConfig:

@@ -105,15 +105,40 @@ def q6_k(matrix: np.ndarray) -> Packed:
     return b"".join(out), np.array(values, np.float32).reshape(matrix.shape)
 
 
+def recorded_blocks(kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of a type, and what gguf's own dequantiser made of them (`record.py`)."""
+    with np.load(Path(__file__).with_name("dequantized.npz")) as arrays:
+        return arrays[f"{kind}.blocks"], arrays[f"{kind}.values"]
+
+
+def recorded(kind: str) -> Callable[[np.ndarray], Packed]:
+    """A packer that puts recorded blocks where the matrix has some, whatever its numbers are."""
+
+    def pack(matrix: np.ndarray) -> Packed:
+        blocks, values = recorded_blocks(kind)
+        rng = np.random.default_rng(matrix.size)
+        chosen = rng.integers(0, len(blocks), matrix.size // values.shape[1])
+        return blocks[chosen].tobytes(), values[chosen].reshape(matrix.shape)
+
+    return pack
+
+
 # ggml's numbers of the types
 TYPES: dict[str, tuple[int, Callable[[np.ndarray], Packed]]] = {
     "F32": (0, f32),
     "F16": (1, f16),
     "Q4_0": (2, q4_0),
+    "Q4_1": (3, recorded("Q4_1")),
+    "Q5_0": (6, recorded("Q5_0")),
+    "Q5_1": (7, recorded("Q5_1")),
     "Q8_0": (8, q8_0),
+    "Q2_K": (10, recorded("Q2_K")),
+    "Q3_K": (11, recorded("Q3_K")),
     "Q4_K": (12, q4_k),
     "Q5_K": (13, q5_k),
     "Q6_K": (14, q6_k),
+    "IQ4_NL": (20, recorded("IQ4_NL")),
+    "IQ4_XS": (23, recorded("IQ4_XS")),
 }
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from checkpoints import CheckpointError
 from checkpoints.gguf import GGUFFile, GGUFReader, gguf_config
+from checkpoints.gguf import blocks as ggml
 from checkpoints.gguf.names import row_order
-from tests.checkpoints.gguf.files import TYPES, interleaved, write_gguf
+from checkpoints.quantized.stored import ELEMENTS, INT4_ZERO
+from tests.checkpoints.gguf.files import TYPES, interleaved, recorded_blocks, write_gguf
+from tests.checkpoints.gguf.record import HALVES
 
 RNG = np.random.default_rng(0)
 METADATA = {
@@ -50,6 +53,38 @@ def test_every_type(tmp_path: Path, kind: str) -> None:
         part = np.empty((2, 2, 32), np.float32)
         reader.read_into(name, (slice(1, 5), slice(32, 64)), part)
         np.testing.assert_allclose(part.reshape(4, 32), wanted[1:5, 32:64], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_blocks_as_ggufs_own_dequantiser_reads_them(kind: str) -> None:
+    type = next(type for type in ggml.TYPES.values() if type.name == kind)
+    blocks, wanted = recorded_blocks(kind)
+    assert (blocks.shape[1], wanted.shape[1]) == (type.bytes, type.elements)
+    stored, rows = type.stored, blocks[:, None]
+    assert stored is not None and type.read_elements is not None and type.read_scales is not None
+    elements = type.read_elements(rows)
+    assert elements.dtype == ELEMENTS[stored.kind]
+    found = elements.astype(np.float32)
+    if stored.kind == "int4" and stored.zeros == "none":
+        found -= INT4_ZERO
+    found *= np.repeat(type.read_scales(rows), stored.group or 0, axis=2)
+    if type.read_offsets is not None:
+        found -= np.repeat(type.read_offsets(rows), stored.group or 0, axis=2)
+    np.testing.assert_allclose(found[:, 0], wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [*ggml.OTHER_TYPES.items(), (99, "of number 99, which is not known,")]
+)
+def test_types_that_are_not_read_are_named(tmp_path: Path, number: int, told: str) -> None:
+    file = tmp_path / "m.gguf"
+    write_gguf(file, METADATA, one("F32"))
+    named = b"blk.0.ffn_down.weight" + struct.pack("<IQQI", 2, 512, 6, 0)
+    raw = file.read_bytes()
+    assert named in raw
+    file.write_bytes(raw.replace(named, named[:-4] + struct.pack("<I", number)))
+    with pytest.raises(CheckpointError, match=f"ggml's type {told} is not read; these are: F32"):
+        GGUFReader(file)
 
 
 def test_metadata_and_config(tmp_path: Path) -> None:

@@ -99,6 +99,11 @@ def without(part: str) -> Callable[[Tensors], None]:
         ),
         (
             "w8a8",
+            lambda t: t.update({f"{MODULE}.weight_zero_point": np.ones((1, 1), np.int8)}),
+            "weight_zero_point'.*zero points, and the scheme is symmetric",
+        ),
+        (
+            "w8a8",
             lambda t: t.update({NAME: t[NAME].astype(np.float32)}),
             "it is float32.*want int8",
         ),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma3TextConfig
 
 from checkpoints.errors import CheckpointError
 from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.models import ModelConfig, resolve_dtype
+from jaxserve.models.registry import FAMILIES
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -286,6 +289,75 @@ def test_overrides_replace_values_and_are_checked_like_them(tmp_path: Path) -> N
         with pytest.raises(ValidationError, match=r"hf_overrides\.eos_token_id=\d+ .*, 0 to \d+$"):
             ModelConfig.from_folder(tmp_path, {"eos_token_id": beyond})
     # a key of the file that this architecture does not read has no effect
-    for unread in ("no_such_key", "sliding_window"):
+    for unread in ("no_such_key", "max_window_layers"):
         with pytest.raises(ValidationError, match=rf"hf_overrides\.{unread}=7"):
             ModelConfig.from_folder(tmp_path, {unread: 7})
+
+
+def test_published_gemma3_configs(caplog: pytest.LogCaptureFixture) -> None:
+    """The layouts of Gemma 3 4B, 12B and 27B, whose text_config leaves out what is a default."""
+    rope = {"factor": 8.0, "rope_type": "linear"}
+    four = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "rope_scaling": rope, "sliding_window": 1024,
+    }  # fmt: skip
+    large = {
+        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+        "model_type": "gemma3_text", "num_attention_heads": 32, "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168, "rope_scaling": rope, "sliding_window": 1024,
+    }  # fmt: skip
+    outside = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "vision_config": {},
+    }  # fmt: skip
+    for text, heads, scale in ((four, (8, 4, 256), 256), (large, (32, 16, 128), 168)):
+        made = ModelConfig.from_hf(outside | {"text_config": text})
+        oracle = Gemma3TextConfig(**text)
+        assert (made.num_heads, made.num_kv_heads, made.head_dim) == heads
+        assert made.vocab_size == oracle.vocab_size == 262208
+        assert made.num_layers == oracle.num_hidden_layers
+        windows = [kind == "sliding_attention" for kind in oracle.layer_types]
+        assert [window == 1024 for window in made.windows] == windows
+        assert made.attention_scale == scale**-0.5
+        assert made.eos_token_ids == (1, 106) and made.dtype == "bfloat16"
+        assert made.tie_word_embeddings and made.max_context_length == 131072
+        assert made.rope.factor == 8.0
+    assert not caplog.records
+    with pytest.raises(UnsupportedModelError, match="text_config"):
+        ModelConfig.from_hf(outside)
+
+
+def test_a_sliding_window_is_honoured_or_refused_by_every_family() -> None:
+    """transformers' Llama and OLMo-2 pass it over; the others have one."""
+    honours, sizes = set(), LLAMA | {"sliding_window": 7, "use_sliding_window": True}
+    sizes |= {"max_window_layers": 0, "num_experts": 2, "num_experts_per_tok": 1}
+    for family in FAMILIES:
+        config = sizes | {"architectures": [family.architecture]}
+        if family.passed_over:
+            config = {"architectures": [family.architecture], "text_config": sizes}
+        try:
+            made = ModelConfig.from_hf(config)
+        except UnsupportedModelError as error:
+            assert error.field == "sliding_window"
+            assert "hf_overrides" in str(error) and "attention_window" in str(error)
+        else:
+            assert 7 in made.windows
+            honours.add(family.architecture)
+    refused = {family.architecture for family in FAMILIES} - honours
+    assert refused == {"LlamaForCausalLM", "Olmo2ForCausalLM"}
+    # what converted checkpoints leave behind: it is off
+    assert read(sliding_window=7, use_sliding_window=False).windows == (None,) * 4
+    with pytest.raises(UnsupportedModelError, match="layer_types"):
+        read(layer_types=["sliding_attention"] * 4)
+
+
+def test_the_attention_window_bounds_every_layer() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    gemma = ModelConfig.from_hf(
+        LLAMA | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 17, "layer_types": kinds}
+    )
+    for bound, wanted in ((None, [17, None, 17, None]), (5, [5] * 4), (99, [17, 99, 17, 99])):
+        made = replace(gemma, attention_window=bound)
+        assert [made.layer_window(layer) for layer in range(4)] == wanted
+        assert made.windows == gemma.windows, "which say the kind of rope as well"

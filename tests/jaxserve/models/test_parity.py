@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_prompt_and_decode(models, case: str) -> None:
     for step, token in enumerate(rest):
         found, cache = run(model, token[None], cache, PROMPT_LENGTH + step, PROMPT_LENGTH)
         assert relative_error(found, expected[1 + step]) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_attention_window(tmp_path: Path) -> None:
+    """A model without a window and a bound on it, against transformers' window of that size."""
+    folder = make_case(tmp_path, "mistral")
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, sliding_window=13)
+    tokens = random_tokens(48)
+    (expected,) = oracle_steps(oracle.eval(), [tokens])
+    bounded = replace(ModelConfig.from_folder(folder), attention_window=13)
+    model = load_model(folder, bounded, mesh=make_mesh(1))
+    found, _ = run(model, tokens, empty_cache(model.config, CONTEXT), 0)
+    assert relative_error(found, expected) <= TOLERANCE
+    whole, _ = run(load(folder), tokens, empty_cache(model.config, CONTEXT), 0)
+    assert relative_error(whole, expected) > 0.01
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from jax.sharding import AbstractMesh
 
 from checkpoints.quantized import Stored
 from jaxserve.errors import ValidationError
+from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weight_plan import (
@@ -19,6 +22,7 @@ from jaxserve.models.weight_plan import (
     multiplies_integers,
     online_quantization,
     online_stored,
+    plan_weights,
 )
 from jaxserve.parallel.sharding import ShardingRules
 
@@ -86,6 +90,46 @@ def test_which_checkpoints_are_products_of_integers(
     assert rounded == wanted
     online = {None: False, "int8": True, "int4": dtype != "float32", "fp8": False}
     assert {name: multiplies_integers(name, None, dtype) for name in online} == online
+
+
+@pytest.mark.parametrize(
+    ("form", "stored", "told"),
+    [
+        (CPU, Stored("fp8", activations="fp8"), "8 weights are made for activations .* to fp8"),
+        (AMPERE, Stored("fp8", activations="fp8"), "8 weights are made for activations"),
+        (HOPPER, Stored("fp8", activations="fp8"), None),
+        (CPU, Stored("int8", None, "integer", "int8"), "8 weights .* rounded to int8 token"),
+        (CPU, Stored("int8", activations="int8"), None),
+        (CPU, AWQ, None),
+    ],
+)
+def test_activations_that_are_not_rounded_are_told_in_one_line(
+    form: LinearForm, stored: Stored, told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ModelConfig.from_hf(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 64,
+            "hidden_size": 128,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+    )
+    matrices: dict[str, Any] = defaultdict(lambda: SimpleNamespace(stored=stored))
+    matrices["lm_head.weight"] = None
+    checkpoint: Any = SimpleNamespace(matrices=_Any(matrices))
+    plan_weights(config, form, "bfloat16", checkpoint)
+    lines = [r.getMessage() for r in caplog.records if "weights are made for" in r.getMessage()]
+    assert len(lines) == (told is not None)
+    assert told is None or re.search(told, lines[0])
+
+
+class _Any:
+    """A mapping that has every name."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.get = values.__getitem__
 
 
 def test_experts_are_kept_as_other_weights_are() -> None:

@@ -12,13 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from checkpoints import CheckpointError, TensorMismatchError, aligned_empty
+from checkpoints import CheckpointError, SafetensorsReader, TensorMismatchError, aligned_empty
+from jaxserve.converting import convert
 from jaxserve.errors import ValidationError
 from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models.registry import FAMILIES
 from jaxserve.parallel import make_mesh
+from tests.jaxserve.models.dense import empty_cache, run
 from tests.tiny_models import make_case
 
 ROOT = Path(__file__).parents[3]
@@ -114,6 +119,72 @@ def test_a_long_list_of_mismatches_is_counted(folder: Path) -> None:
     assert str(caught.value).endswith(f" and {count - 5} more")
 
 
+QUICK = ("LlamaForCausalLM", "Gemma3ForConditionalGeneration", "MixtralForCausalLM")
+# a case of each family, by its architecture
+ONE_EACH = {
+    "LlamaForCausalLM": "llama_biases", "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3_images",
+    "Qwen3MoeForCausalLM": "qwen3_moe", "MixtralForCausalLM": "mixtral",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (family.architecture for family in FAMILIES)
+    ],
+)
+def test_no_tensor_is_dropped_in_silence(
+    tmp_path: Path,
+    architecture: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every tensor of a file is read, and one that no parameter is made of is an error."""
+    folder = make_case(tmp_path, ONE_EACH[architecture])
+    tensors, read = load_file(folder / FILE), set()
+
+    def recording(reader: SafetensorsReader, name: str, *place: object) -> None:
+        read.add(name)
+        read_into(reader, name, *place)  # type: ignore[arg-type]
+
+    read_into = SafetensorsReader.read_into
+    monkeypatch.setattr(SafetensorsReader, "read_into", recording)
+    with caplog.at_level("INFO"):
+        assert load(folder).config.architecture == architecture
+    passed_over = next(f.passed_over for f in FAMILIES if f.architecture == architecture)
+    assert read == {name for name in tensors if not name.startswith(passed_over)}
+    left = len(tensors) - len(read)
+    told = f"images are not read: {left} tensors of vision_tower, multi_modal_projector are passed"
+    assert (told in caplog.text) == bool(left)
+    layer = next(name for name in tensors if ".layers.0." in name)
+    prefix = layer[: layer.index("layers.0.")]
+    unknown = {f"{prefix}layers.0.self_attn.sinks", f"{prefix}mtp.weight", "score.weight"}
+    save_file(tensors | {name: np.ones(3, np.float32) for name in unknown}, folder / FILE)
+    with pytest.raises(TensorMismatchError) as caught:
+        load(folder)
+    assert len(caught.value.unexpected) == 3 and not caught.value.missing
+
+
+def test_prefixes_of_a_text_model(tmp_path: Path) -> None:
+    """The names of transformers' modules are read as the published ones are; both at once not."""
+    folder = make_case(tmp_path, "gemma3_images")
+    wanted, tensors = values(load(folder)), load_file(folder / FILE)
+    renamed = {name.replace("language_model.model.", "model.language_model."): tensor
+               for name, tensor in tensors.items()}  # fmt: skip
+    save_file(renamed, folder / FILE)
+    found = values(load(folder))
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(ValidationError, match="to='safetensors'"):
+        convert(folder, tmp_path / "out", to="safetensors", use_tqdm=False)
+    save_file(renamed | tensors, folder / FILE)
+    with pytest.raises(CheckpointError, match="there twice, by two prefixes"):
+        load(folder)
+
+
 def test_harmless_tensors_are_ignored(tmp_path: Path) -> None:
     folder = make_case(tmp_path, "llama_tied")
     tensors = load_file(folder / FILE)
@@ -121,6 +192,41 @@ def test_harmless_tensors_are_ignored(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     save_file(tensors, folder / FILE)
     assert load(folder).lm_head is None
+
+
+def with_head(folder: Path, scale: float) -> None:
+    """Adds an lm head to a tied model: the embedding times a factor."""
+    tensors = load_file(folder / FILE)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * np.float32(scale)
+    save_file(tensors, folder / FILE, {"format": "pt"})
+
+
+@pytest.mark.parametrize("case", ["llama_tied", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_a_head_that_the_config_denies_is_taken_as_transformers_does(
+    tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_case(tmp_path, case)
+    with_head(folder, -0.5)
+    model = load(folder)
+    assert "lm_head.weight is in the checkpoint and is not model.embed_tokens" in caplog.text
+    assert not model.config.tie_word_embeddings
+    tokens = np.arange(3, 20)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        wanted = oracle(torch.tensor(tokens)[None]).logits[0].numpy()
+    found, _ = run(model, tokens, empty_cache(model.config, len(tokens)), 0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("to", [pytest.param("orbax", marks=pytest.mark.slow), "safetensors"])
+def test_a_head_that_the_config_denies_is_converted(tmp_path: Path, to: str) -> None:
+    folder = make_case(tmp_path / "from", "llama_tied", num_hidden_layers=1)
+    with_head(folder, -0.5)
+    head = load(folder).lm_head.weight[...]
+    out = convert(folder, tmp_path / "out", to=to, use_tqdm=False)
+    found = load(out)
+    assert found.lm_head is not None
+    np.testing.assert_array_equal(found.lm_head.weight[...], head)
 
 
 def test_untied_model_needs_its_head(tmp_path: Path) -> None:
@@ -203,6 +309,7 @@ def test_loading_imports_neither_torch_nor_the_server(folder: Path) -> None:
     code = """
 import sys
 from jaxserve.models import ModelConfig, load_model
+from jaxserve.models.registry import FAMILIES
 from jaxserve.parallel import make_mesh
 config = ModelConfig.from_folder(sys.argv[1])
 load_model(sys.argv[1], config, mesh=make_mesh(1))

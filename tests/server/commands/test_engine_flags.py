@@ -48,6 +48,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "load_format": "dummy",
         "seed": 7,
         "max_model_len": 512,
+        "attention_window": 77,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
         "prefill_chunk": 48,
