@@ -80,12 +80,18 @@ class GpuSampler:
 def measure(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row: the figures of `options.iterations` batches."""
     vocab = llm.model_config.vocab_size
-    items = fixed(batch, options.input_len, options.output_len, vocab, options.seed)
-    for _ in range(options.warmup):
+    sizes = batch, options.input_len, options.output_len, vocab
+    # a batch has prompts of its own: what was served before may be cached
+    batches = [
+        fixed(*sizes, f"{options.seed} {number}")
+        for number in range(options.warmup + options.iterations)
+    ]
+    for items in batches[: options.warmup]:
         run_workload(llm, items)
     with GpuSampler() as gpu:
         begin, processor = time.perf_counter(), time.process_time()
-        latencies = [run_workload(llm, items).elapsed_time for _ in range(options.iterations)]
+        counted = batches[options.warmup :]
+        latencies = [run_workload(llm, items).elapsed_time for items in counted]
         wall, processor = time.perf_counter() - begin, time.process_time() - processor
     device = jax.devices()[0].memory_stats() or {}
     peak = device.get("peak_bytes_in_use")
@@ -150,6 +156,7 @@ def run(options: argparse.Namespace) -> int:
             max_model_len=length,
             compile_in_background=False,
             compile_ahead=options.compile_ahead,
+            enable_prefix_caching=False,
         )
         rows.append(measure(llm, batch, options))
         llm.close()

@@ -59,8 +59,10 @@ def load(job: Job) -> Jaxserve:
     settings = {
         "skip_tokenizer_init": True,
         "dtype": job.dtype,
-        "max_num_seqs": max(job.slots, 2),
+        "max_num_seqs": job.slots,
+        "max_num_batched_tokens": max(job.step_tokens, job.slots),
         "max_model_len": job.max_model_len,
+        "enable_prefix_caching": False,
         # every program before the first request: none is compiled while another engine is timed
         "compile_ahead": 1000,
         "compile_in_background": False,

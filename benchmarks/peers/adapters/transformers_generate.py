@@ -12,6 +12,7 @@ from benchmarks.peers.workload import Cell
 
 def load_model(job: Job) -> transformers.PreTrainedModel:
     """The model on the GPU where torch sees one, else on the CPU."""
+    torch.set_num_threads(job.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = dict(job.settings)
     if settings.pop("load_format", "auto") == "dummy":
