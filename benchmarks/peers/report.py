@@ -25,6 +25,11 @@ def cell_result(record: EngineRecord, number: int, cell: Cell) -> dict[str, Any]
         "output_tokens_per_second": cell.output_tokens / median,
         "first_tokens": answers[-1]["first_tokens"],
     }
+    device = [
+        float(a["figures"]["device_peak_mib"]) for a in answers if "device_peak_mib" in a["figures"]
+    ]
+    if device:
+        result["device_peak_mib"] = max(device)
     moved = [float(a["figures"]["bytes_read"]) for a in answers if "bytes_read" in a["figures"]]
     if moved:
         result["gigabytes_per_second"] = statistics.median(moved) / median / 1e9

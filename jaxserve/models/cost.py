@@ -27,21 +27,23 @@ class ModelCost:
         config: the model.
         weight_bytes: parameters that every step reads.
         kv_bytes_per_token: keys and values of one token over all layers.
+        devices: that share all of it evenly.
     """
 
     config: ModelConfig
     weight_bytes: int
     kv_bytes_per_token: int
+    devices: int = 1
 
     def of_step(self, rows: Iterable[Row], num_sampled: int) -> Work:
-        """One step of some rows, with so many rows of logits."""
+        """One step of some rows, with so many rows of logits, on each device."""
         rows = list(rows)
         held = sum(start + length for start, length in rows)
         tokens = sum(length for _, length in rows)
         return Work(
-            flops_of(self.config, rows, num_sampled),
-            self.weight_bytes + self.kv_bytes_per_token * held,
-            self.kv_bytes_per_token * tokens,
+            flops_of(self.config, rows, num_sampled) // self.devices,
+            (self.weight_bytes + self.kv_bytes_per_token * held) // self.devices,
+            self.kv_bytes_per_token * tokens // self.devices,
         )
 
 
