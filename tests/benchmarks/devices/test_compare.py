@@ -79,6 +79,7 @@ def test_an_estimate_without_its_compiler_is_one_line(monkeypatch, capsys, tmp_p
         raise CompilerMissingError("libtpu is not installed: pip install libtpu")
 
     monkeypatch.setattr("benchmarks.prove.tpu_targets.require_compiler", missing)
+    monkeypatch.setattr(compare, "installed", lambda platform: pytest.fail("it went on"))
     assert compare_devices.main(["--estimate", "v5e", "--output", str(tmp_path / "here")]) == 1
     captured = capsys.readouterr()
     assert captured.err == (
