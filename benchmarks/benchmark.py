@@ -2,6 +2,9 @@
 """Queries a second, P99 latency, peak memory and utilisation for several batch sizes.
 
     python benchmarks/benchmark.py --batch_size 16 32 64 128 --warmup 10 --iterations 50
+    python benchmarks/benchmark.py --output_json benchmarks/results/batch-sizes-cpu.json
+
+The second writes what a test reads: queries a second and memory must rise with the batch size.
 
 A query is one request of a batch; a batch is queued at once and its latency ends with its last
 token. The processor's utilisation is of all its cores; the GPU's is what nvidia-smi samples.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import shutil
 import statistics
@@ -19,6 +23,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +51,9 @@ COLUMNS = (
     "CPU, %",
     "GPU, %",
 )
+
+
+RISING = ("QPS", "peak memory, MiB")  # with the batch size
 
 
 class GpuSampler:
@@ -80,12 +89,18 @@ class GpuSampler:
 def measure(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row: the figures of `options.iterations` batches."""
     vocab = llm.model_config.vocab_size
-    items = fixed(batch, options.input_len, options.output_len, vocab, options.seed)
-    for _ in range(options.warmup):
+    sizes = batch, options.input_len, options.output_len, vocab
+    # a batch has prompts of its own: what was served before may be cached
+    batches = [
+        fixed(*sizes, f"{options.seed} {number}")
+        for number in range(options.warmup + options.iterations)
+    ]
+    for items in batches[: options.warmup]:
         run_workload(llm, items)
     with GpuSampler() as gpu:
         begin, processor = time.perf_counter(), time.process_time()
-        latencies = [run_workload(llm, items).elapsed_time for _ in range(options.iterations)]
+        counted = batches[options.warmup :]
+        latencies = [run_workload(llm, items).elapsed_time for items in counted]
         wall, processor = time.perf_counter() - begin, time.process_time() - processor
     device = jax.devices()[0].memory_stats() or {}
     peak = device.get("peak_bytes_in_use")
@@ -103,11 +118,44 @@ def measure(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]
     return dict(zip(COLUMNS, values))
 
 
+def batch_size(text: str) -> int:
+    """A size of the list; what looks like a list of another language is told how to be given."""
+    try:
+        return int(text)
+    except ValueError:
+        sizes = " ".join(re.findall(r"\d+", text)) or "16 32 64 128"
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number: sizes are given one after the other, without brackets "
+            f"or commas: --batch_size {sizes}"
+        ) from None
+
+
+def falling(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each figure that is less in a larger batch: queries a second, and memory.
+
+    Args:
+        rows: as `measure` makes them, in any order.
+    """
+    ordered = sorted(rows, key=lambda row: row["batch size"])
+    return [
+        f"{name}: {after[name]:.4g} at {after['batch size']}, {before[name]:.4g} at "
+        f"{before['batch size']}"
+        for name in RISING
+        for before, after in pairwise(ordered)
+        if after[name] < before[name]
+    ]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="model folder; the bundled model when left out")
     parser.add_argument(
-        "--batch_size", "--batch-size", type=int, nargs="+", default=[16, 32, 64, 128]
+        "--batch_size",
+        "--batch-size",
+        type=batch_size,
+        nargs="+",
+        default=[16, 32, 64, 128],
+        help="sizes, separated by spaces",
     )
     parser.add_argument("--warmup", type=int, default=10, help="batches not counted")
     parser.add_argument("--iterations", type=int, default=50, help="batches counted")
@@ -150,11 +198,14 @@ def run(options: argparse.Namespace) -> int:
             max_model_len=length,
             compile_in_background=False,
             compile_ahead=options.compile_ahead,
+            enable_prefix_caching=False,
         )
         rows.append(measure(llm, batch, options))
         llm.close()
         cells = ["-" if value is None else f"{value:.1f}" for value in rows[-1].values()]
         print(f"| {batch} | {' | '.join(cells[1:])} |", flush=True)
+    for line in falling(rows):
+        print(f"not rising with the batch size: {line}", file=sys.stderr)
     if options.output_json is not None:
         report = {"rows": rows, "environment": environment()}
         options.output_json.write_text(json.dumps(report, indent=1) + "\n")

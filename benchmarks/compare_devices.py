@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import compare
 from benchmarks.isolated import Inline, WorkerError
+from benchmarks.prove.gpu_targets import CompilerMissingError
 from jaxserve.bench.shapes import SHAPES
 
 ABSENT_TPUS = ("v5e", "v5p", "v6e")
@@ -43,6 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes: finds errors only")
     parser.add_argument("--output", type=Path, help="folder for devices.json, .md and .png")
     options = parser.parse_args(arguments)
+    if options.estimate:
+        from benchmarks.prove.tpu_targets import require_compiler  # for estimates alone
+
+        try:
+            require_compiler()
+        except CompilerMissingError as error:
+            print(f"compare_devices.py: --estimate {options.estimate[0]}: {error}", file=sys.stderr)
+            return 1
     results = []
     for path in options.include_results:
         results += json.loads(path.read_text())["devices"]

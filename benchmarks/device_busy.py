@@ -183,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
             overlap=overlap == "on",
             compile_in_background=False,
             compile_ahead=options.compile_ahead,
+            enable_prefix_caching=False,  # the backlog begins again with the same prompts
         )
         vocab = llm.model_config.vocab_size
         items = uniform(8 * slots, options.shortest, options.longest, vocab, seed=1234)

@@ -448,6 +448,13 @@ class EngineConfig:
         "find them.",
         reader=SERVER,
     )
+    enable_mfu_metrics: bool = setting(
+        False,
+        Switch(),
+        "Count the operations and bytes of each step from the model's shape, for metrics of the "
+        "share of what the device can do.",
+        reader=SERVER,
+    )
     stream_interval: int = setting(
         1,
         Whole(1),

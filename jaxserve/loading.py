@@ -33,6 +33,7 @@ from jaxserve.load_progress import LoadProgress
 from jaxserve.memory.manager import PageManager
 from jaxserve.models import Model
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.cost import ModelCost
 from jaxserve.models.kv_cache import KVCache, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.stored import read_scales
@@ -145,8 +146,12 @@ def load_engine(
     grammars = None
     if not asked.skip_tokenizer_init:
         grammars = GrammarCompiler(lambda: tokenizer or Tokenizer(files.tokenizer), choices.model)
-    engine = Engine(scheduler, runner, overlap=resolved.scheduler.overlap, grammars=grammars)
     footprint = _footprint(resolved, choices.model, mesh, runner, kv_cache)
+    cost = None
+    if asked.enable_mfu_metrics:
+        cost = ModelCost(choices.model, *footprint, devices=mesh.size)
+    overlap = resolved.scheduler.overlap
+    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost)
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
     gc.collect()

@@ -17,6 +17,7 @@ from jaxserve.errors import MessageError
 from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
+from jaxserve.observability.work import Work
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.request import End, Queueing, StopRule
 from jaxserve.sampling_params import SamplingParams
@@ -219,10 +220,14 @@ class EngineStats(NamedTuple):
     pages: PageStats = PageStats()
     num_integrity_failures: int = 0  # checks of pages and slots that found something wrong
     num_beam_shrinks: int = 0  # beams that searches gave up for want of pages
+    work: Work | None = None  # of a device since the engine started; None: it is not counted
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """With what an engine before this one had counted until it died."""
         pages, before = self.pages, earlier.pages
+        work = self.work
+        if work is not None and earlier.work is not None:
+            work = work.plus(earlier.work)
         return self._replace(
             num_preemptions=self.num_preemptions + earlier.num_preemptions,
             num_steps=self.num_steps + earlier.num_steps,
@@ -233,6 +238,7 @@ class EngineStats(NamedTuple):
             ),
             num_integrity_failures=self.num_integrity_failures + earlier.num_integrity_failures,
             num_beam_shrinks=self.num_beam_shrinks + earlier.num_beam_shrinks,
+            work=work,
         )
 
 

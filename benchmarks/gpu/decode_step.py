@@ -9,6 +9,7 @@ the profiler there are no graphs: what it says of times is told as shares.
 from __future__ import annotations
 
 import math
+import random
 import sys
 import tempfile
 import time
@@ -26,9 +27,10 @@ from benchmarks.gpu.kernel_classes import by_class
 from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
 from jaxserve import LLM, SamplingParams
+from jaxserve.bench.limits import MARGIN
 from jaxserve.bench.measure import run_workload
 from jaxserve.bench.shapes import write_config
-from jaxserve.bench.workloads import WorkItem, fixed, uniform
+from jaxserve.bench.workloads import WorkItem, fixed, random_tokens, uniform
 from jaxserve.client import EngineClient
 from jaxserve.execution import runner
 from jaxserve.execution.defaults import device_defaults
@@ -189,10 +191,25 @@ def step_seconds(client: EngineClient, steps: int) -> float:
     return (time.perf_counter() - begin) / steps
 
 
-def mixed_items(setting: Setting, vocab: int) -> list[WorkItem]:
-    """Requests whose lengths are uniform in 8 .. 256, more of them than slots."""
+def mixed_items(setting: Setting, vocab: int, number: int = 0) -> list[WorkItem]:
+    """Requests whose lengths are uniform in 8 .. 256, more of them than slots; other prompts of the
+    same lengths in each round."""
     longest, count = setting.pick((256, 256), (16, 4))
-    return uniform(count, 8, longest, vocab, seed=1234)
+    rng = random.Random(f"{MIXED} {number}")
+    return [
+        WorkItem(random_tokens(rng, len(item.prompt_token_ids), vocab), item.output_len)
+        for item in uniform(count, 8, longest, vocab, seed=1234)
+    ]
+
+
+def too_fast(what: str, least: float, seconds: float) -> list[str]:
+    """The failure of a step that took less than its operations can; the ceilings are measured."""
+    if not seconds * MARGIN < least:
+        return []
+    return [
+        f"{what}: {1e3 * seconds:.3f} ms is less than the {1e3 * least:.3f} ms that its bytes and "
+        f"FLOPs take at the ceilings of this run ({MARGIN}x allowed)"
+    ]
 
 
 def bed_of(setting: Setting, shape: str, every: list[Case]) -> Bed:
@@ -241,8 +258,9 @@ def decode_step(setting: Setting, text: str, every: tuple[str, ...]) -> Section:
 
 def mixed(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
     """The mixed workload; then in how much of the time the device is busy under a backlog."""
-    items = mixed_items(setting, llm.model_config.vocab_size)
-    run_workload(llm, items)
+    vocab = llm.model_config.vocab_size
+    run_workload(llm, mixed_items(setting, vocab))
+    items = mixed_items(setting, vocab, 1)
     run = run_workload(llm, items)
     rate, wide = run.output_tokens_per_second, run.gigabytes_per_second
     values = (round(rate, 1), round(1e3 * run.elapsed_time / run.num_steps, 3))
@@ -272,9 +290,8 @@ def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
             return made
         return [SampledItem(item.prompt_token_ids, item.output_len) for item in made]
 
-    items = requests(length, 0)
-    run_workload(llm, items)
-    run = run_workload(llm, items)
+    run_workload(llm, requests(length, 0))
+    run = run_workload(llm, requests(length, 2))
     rate = run.output_tokens_per_second
     if case.kind == FILTERED:
         setting.shared[rate_key(case.shape, batch)] = rate
@@ -293,6 +310,7 @@ def steady(setting: Setting, llm: LLM, what: str, case: Case) -> Section:
     by_kind = least_by_kind(operations(config, batch, tokens), setting.ceilings)
     least = sum(by_kind.values())
     ratio = seconds / least
+    section.failures += [] if setting.dry_run else too_fast(what, least, seconds)
     verdict = "met" if ratio <= ROOFLINE_TARGET else "missed"
     verdict = verdict if math.isfinite(ratio) else "unknown"
     parts = ", ".join(f"{kind} {1e3 * value:.3f}" for kind, value in by_kind.items())

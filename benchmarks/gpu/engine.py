@@ -49,12 +49,15 @@ UNTUNED = {"xla_gpu_autotune_level": "0"}
 
 
 def make_llm(folder: Path, **settings: Any) -> LLM:
+    """An engine for measurements: random weights, and every prompt is computed."""
     defaults: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "compile_in_background": False,
         "compile_ahead": 4,
         "max_model_len": 512,
+        # workloads are repeated, and the other engines keep nothing of earlier prompts either
+        "enable_prefix_caching": False,
     }
     return LLM(model=str(folder), **(defaults | settings))
 

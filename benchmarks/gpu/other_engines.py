@@ -24,9 +24,13 @@ from benchmarks.gpu.decode_step import (
 )  # fmt: skip
 from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.peers.limits import least_work
 from benchmarks.peers.process import Worker, WorkerError
-from benchmarks.peers.workload import Cell, fixed_batch, write_cells
+from benchmarks.peers.workload import Cell, fixed_batch, write_rounds
+from jaxserve.bench.limits import Limits, usable_cores
 from jaxserve.bench.shapes import SHAPES, write_config
+from jaxserve.execution.defaults import device_defaults
+from jaxserve.models.config import ModelConfig
 
 NAMED = {"model_type": "llama"}  # by which the others' configs go
 ROUNDS = 2  # the first one warms up
@@ -64,10 +68,10 @@ def cases(setting: Setting, shape: str) -> list[str]:
     return [setting.pick(shape, DRY_SHAPE)]
 
 
-def cells_of(setting: Setting, engine: Engine, vocab: int) -> dict[str, Cell]:
-    """The workloads of the decode step's section, by the name of the batch there."""
+def cells_of(setting: Setting, engine: Engine, vocab: int, number: int) -> dict[str, Cell]:
+    """The workloads of the decode step's section in a round, by the name of the batch there."""
     length = setting.pick(LENGTH, 4)
-    items = mixed_items(setting, vocab)
+    items = mixed_items(setting, vocab, number)
     prompts, lengths = [i.prompt_token_ids for i in items], [i.output_len for i in items]
     made = {}
     for batch in dict.fromkeys(
@@ -76,7 +80,7 @@ def cells_of(setting: Setting, engine: Engine, vocab: int) -> dict[str, Cell]:
         if batch == MIXED:
             made[MIXED] = Cell(MIXED, setting.pick(MIXED_SLOTS, DRY_ROWS), prompts, lengths)
         else:
-            made[str(batch)] = fixed_batch(batch, length, length, vocab)
+            made[str(batch)] = fixed_batch(batch, length, length, vocab, number)
     return made
 
 
@@ -90,23 +94,35 @@ def generate(setting: Setting, case: str, engine: Engine) -> Section:
         section.notes.append(absent)
         return section
     overrides: dict[str, Any] = setting.pick({}, TINY)
-    cells = cells_of(setting, engine, (SHAPES[case] | overrides)["vocab_size"])
+    vocab = (SHAPES[case] | overrides)["vocab_size"]
+    rounds = [cells_of(setting, engine, vocab, number) for number in range(ROUNDS)]
+    ceilings = setting.ceilings
+    limits = Limits(1e12 * ceilings.matmul_tflop_s, 1e9 * ceilings.copy_gb_s, "bf16")
     deadline = time.monotonic() + setting.seconds_left - END_S
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
             model = write_config(case, folder / "model", **NAMED, **overrides)
-            worker = start(setting, engine, model, cells)
+            worker = worker_of(setting, engine, model, rounds)
+            worker.start()
         except WorkerError as error:
             section.failures.append(f"{engine.name}, {case}: {error}")
             return section
         try:
-            for index, (batch, cell) in enumerate(cells.items()):
+            config = ModelConfig.from_folder(model)
+            for index, (batch, cell) in enumerate(rounds[0].items()):
                 if time.monotonic() > deadline:
                     section.rows.append((case, batch, "", "", "time was up"))
                     continue
-                answers = [worker.run(index) for _ in range(ROUNDS)]
-                rate = cell.output_tokens / answers[-1]["seconds"]
+                answers = [worker.run(index, number) for number in range(ROUNDS)]
+                seconds = answers[-1]["seconds"]
+                if not setting.dry_run:
+                    work = least_work(cell, config, 16)
+                    what = f"{engine.name}, {case} {batch}"
+                    section.failures += limits.beyond(
+                        what, seconds, work.flops, work.read_bytes, 16
+                    )
+                rate = cell.output_tokens / seconds
                 ours, target = setting.shared.get(rate_key(case, batch)), engine.target(batch)
                 ratio = "" if ours is None else f"{ours / rate:.2f}x"
                 told = ""
@@ -119,23 +135,26 @@ def generate(setting: Setting, case: str, engine: Engine) -> Section:
             worker.close()
     versions = ", ".join(f"{name} {version}" for name, version in worker.versions.items())
     section.notes.append(f"{versions}; ready after {worker.startup_seconds:.0f} s")
-    section.notes.append("The jaxserve column is from the decode step section; it samples.")
+    section.notes.append(
+        "Prefix caches off, other prompts in each round, greedy, end-of-sequence ignored. The "
+        "jaxserve column is from the decode step section, with the same lengths; it samples."
+    )
     return section
 
 
-def start(setting: Setting, engine: Engine, model: Path, cells: dict[str, Cell]) -> Worker:
-    """The engine's process, which has everything loaded and compiled when this returns.
-
-    Raises:
-        WorkerError: it does not start; the message says why.
-    """
+def worker_of(
+    setting: Setting, engine: Engine, model: Path, rounds: list[dict[str, Cell]]
+) -> Worker:
+    """The engine's process, not started yet."""
     workload = model.parent / "workload.json"
-    write_cells(workload, list(cells.values()))
+    write_rounds(workload, [list(cells.values()) for cells in rounds])
     settings: dict[str, Any] = {"load_format": "dummy"}
     job = {
         "model": str(model),
         "dtype": "bfloat16",
-        "slots": max(cell.in_flight for cell in cells.values()),
+        "slots": max(cell.in_flight for cell in rounds[0].values()),
+        "step_tokens": device_defaults("gpu").max_num_batched_tokens,  # as ours
+        "threads": usable_cores(),
         "max_model_len": setting.pick(512, 64),
         "converted": str(model.parent / "converted"),
         "settings": settings | ({} if setting.dry_run else engine.settings),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.rows import Ceilings
+from jaxserve.bench.limits import seconds_of_one
 from pallas_kernels import Backends, choose_backends
 
 COLD_BYTES = 2**30  # many times the largest second-level cache
@@ -103,20 +103,6 @@ def make_bench(
         ceilings=[] if ceilings is None else [ceilings],
         **settings,
     )
-
-
-def seconds_of_one(run: Callable[[], Any], calls: int) -> float:
-    """The time of one of several calls that are queued at once, the first two not counted."""
-    jax.block_until_ready(run())
-    jax.block_until_ready(run())
-    best = float("inf")
-    for _ in range(3):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            result = run()
-        jax.block_until_ready(result)
-        best = min(best, (time.perf_counter() - begin) / calls)
-    return best
 
 
 def measure_ceilings(memory: int, dry_run: bool) -> Ceilings:

@@ -15,17 +15,24 @@ from typing import Any
 
 import benchmarks.peers
 from benchmarks.peers.adapters import ENGINES
+from benchmarks.peers.limits import probe
 from benchmarks.peers.process import Worker
-from benchmarks.peers.report import make_report, markdown
+from benchmarks.peers.report import impossible, make_report, markdown
 from benchmarks.peers.rounds import Contestant, alternate, one_at_a_time
+from benchmarks.peers.rules import rules_of
+from benchmarks.peers.signals import ended_by_signals
 from benchmarks.peers.workload import (
     Cell,
     fixed_batch,
     long,
     mixed,
     prefill,
-    write_cells,
+    write_rounds,
 )
+from jaxserve.bench.limits import MARGIN, usable_cores
+from jaxserve.errors import UnsupportedModelError
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.cost import weight_numbers
 
 BASE = "jaxserve"
 ROOT = Path(benchmarks.__file__).parent.parent
@@ -74,18 +81,19 @@ def for_engine(name: str, given: list[tuple[str, Any]]) -> list[Any]:
     return general + [value for engine, value in given if engine == name and name != family]
 
 
-def make_cells(options: argparse.Namespace, vocab_size: int) -> list[Cell]:
+def make_cells(options: argparse.Namespace, vocab_size: int, number: int = 0) -> list[Cell]:
+    """The cells of a round; another round has other prompts."""
     cells = [
-        fixed_batch(batch, options.input_len, options.output_len, vocab_size)
+        fixed_batch(batch, options.input_len, options.output_len, vocab_size, number)
         for batch in options.batch_sizes
     ]
     if options.mixed:
         ranges = tuple(options.mixed_prompt), tuple(options.mixed_output)
-        cells.append(mixed(options.mixed, *ranges, vocab_size))
+        cells.append(mixed(options.mixed, *ranges, vocab_size, number=number))
     if options.prefill:
-        cells.append(prefill(options.prefill, vocab_size))
+        cells.append(prefill(options.prefill, vocab_size, number))
     if options.long:
-        cells.append(long(options.long, vocab_size))
+        cells.append(long(options.long, vocab_size, number))
     return cells
 
 
@@ -103,18 +111,25 @@ def job_of(options: argparse.Namespace, cells: list[Cell]) -> dict[str, Any]:
         "model": str(model),
         "dtype": options.dtype,
         "slots": max(cell.in_flight for cell in cells),
+        "step_tokens": options.step_tokens,
+        "threads": options.threads,
         "max_model_len": max(SHORTEST_CONTEXT, *(cell.longest for cell in cells)),
         "converted": str((options.converted or converted_folder(model)).resolve()),
     }
 
 
-def starter(
-    name: str, options: argparse.Namespace, job: dict[str, Any], workload: Path, logs: Path
-) -> Callable[[], Worker]:
+def given_settings(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What `--settings` says of an engine."""
     settings: dict[str, Any] = {}
     for given in for_engine(name, options.settings):
         settings |= given
-    job = job | {"settings": settings}
+    return settings
+
+
+def starter(
+    name: str, options: argparse.Namespace, job: dict[str, Any], workload: Path, logs: Path
+) -> Callable[[], Worker]:
+    job = job | {"settings": given_settings(name, options)}
     # the worker's folder is another one; a virtual environment's link must not be followed
     python = os.path.abspath([sys.executable, *for_engine(name, options.python)][-1])
     command = [python, "-m", "benchmarks.peers.worker", name]
@@ -142,6 +157,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mixed-output", type=int, nargs=2, default=[8, 256], metavar=("SHORTEST", "LONGEST"))
     add("--prefill", type=int, default=16, help="prompts of 512 with one output; 0: none")
     add("--long", type=int, default=8, help="prompts of 1,800 with 64 outputs; 0: none")
+    add("--step-tokens", type=int, default=512, help="budget of a step; 2048 suits a GPU")
+    add("--threads", type=int, default=usable_cores(), help="of each engine; default: all cores")
     add("--repeats", type=int, default=3, help="counted rounds; one more comes first")
     add("--one-at-a-time", action="store_true", help="never two engines in memory")
     add(
@@ -177,10 +194,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Measure, and return the report."""
-    vocab_size = json.loads((options.model / "config.json").read_text())["vocab_size"]
-    cells = make_cells(options, vocab_size)
+    config = ModelConfig.from_folder(options.model)
+    rounds = [
+        make_cells(options, config.vocab_size, number) for number in range(options.repeats + 1)
+    ]
+    cells = rounds[0]
     workload = scratch / "workload.json"
-    write_cells(workload, cells)
+    write_rounds(workload, rounds)
     logs = options.log_dir or scratch
     logs.mkdir(parents=True, exist_ok=True)
     job = job_of(options, cells)
@@ -190,15 +210,24 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         for name in (BASE, *options.peers)
     ]
     order = one_at_a_time if options.one_at_a_time else alternate
+    working_set = 2 * weight_numbers(config)
+    limits = probe(working_set, options.threads)
     records = order(contestants, len(cells), options.repeats, say)
+    # measured twice: what else the machine did may have slowed one of them
+    limits = limits.larger(probe(working_set, options.threads))
+    given = {record.name: given_settings(record.name, options) for record in records}
     environment = {
         "model": options.model.name,
         "dtype": options.dtype,
         "rounds": options.repeats,
         "order": "one engine after the other" if options.one_at_a_time else "interleaved",
         "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{limits.text()}; a figure may be {MARGIN}x of that",
     }
-    return make_report(records, cells, environment)
+    report = make_report(records, cells, environment, rules_of(job, given))
+    settings = {name: ENGINES[name][1] | given[name] for name in given}
+    report["impossible"] = impossible(report, cells, config, limits, settings)
+    return report
 
 
 def main(words: list[str] | None = None) -> int:
@@ -211,18 +240,25 @@ def main(words: list[str] | None = None) -> int:
         parser.error("nothing to run: no --batch-sizes, and --mixed, --prefill and --long are 0")
     if not (options.model / "config.json").is_file():
         parser.error(f"--model {options.model} is no folder with a config.json")
-    if min(options.batch_sizes, default=1) < 1 or options.repeats < 1:
-        parser.error("--batch-sizes and --repeats are numbers above 0")
+    if min(*options.batch_sizes, options.repeats, options.step_tokens, options.threads) < 1:
+        parser.error("--batch-sizes, --repeats, --step-tokens and --threads are numbers above 0")
+    if options.threads > usable_cores():
+        parser.error(f"--threads {options.threads}: there are {usable_cores()} cores")
     if options.output_json:
         options.output_json.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        report = run(options, Path(scratch))
+    try:
+        with ended_by_signals(), tempfile.TemporaryDirectory() as scratch:
+            report = run(options, Path(scratch))
+    except UnsupportedModelError as error:
+        parser.error(f"--model {options.model}: {error}")
     text = markdown(report)
     print(text)
     if options.output_json:
         options.output_json.write_text(json.dumps(report, indent=2) + "\n")
         options.output_json.with_suffix(".md").write_text(text + "\n")
-    return 1 if report["engines"][BASE]["failure"] else 0
+    for line in report["impossible"]:
+        print(f"IMPOSSIBLE: {line}", file=sys.stderr)
+    return 1 if report["engines"][BASE]["failure"] or report["impossible"] else 0
 
 
 if __name__ == "__main__":

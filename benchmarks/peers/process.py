@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.signals import held_back
+
 
 class WorkerError(Exception):
     """The worker cannot start or did not do what it was asked; the message is the row's reason."""
@@ -23,15 +25,14 @@ class Worker:
 
     Stopped, because some engines poll while they wait, at the cost of the one that is timed.
 
+    `start` starts it; a `Worker` that an error or a signal leaves half started can be closed.
+
     Args:
         command: program and arguments that speak the protocol of `worker.py`.
         folder: working directory, where the package `benchmarks` is found.
         log: file that takes what the engine prints.
         environment: variables on top of this process's own.
         timeout: seconds that one answer may take, the start included.
-
-    Raises:
-        WorkerError: it ended, reported a reason, or was silent for `timeout`.
     """
 
     def __init__(
@@ -42,15 +43,26 @@ class Worker:
         timeout: float,
         environment: dict[str, str] | None = None,
     ):
-        self._timeout, self._log = timeout, log
+        self._command, self._folder, self._log = command, folder, log
+        self._timeout, self._environment = timeout, environment or {}
         self._answers: queue.Queue[str | None] = queue.Queue()
+        self._started: subprocess.Popen[str] | None = None
+        self.conversion_seconds = self.startup_seconds = self.peak_rss_mib = 0.0
+        self.versions: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Returns when the engine has its first token.
+
+        Raises:
+            WorkerError: it ended, reported a reason, or was silent for `timeout`.
+        """
         begin = time.perf_counter()
-        with log.open("ab") as sink:
+        with self._log.open("ab") as sink, held_back():
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    cwd=folder,
-                    env=os.environ | {"HF_HUB_OFFLINE": "1"} | (environment or {}),
+                self._started = subprocess.Popen(
+                    self._command,
+                    cwd=self._folder,
+                    env=os.environ | {"HF_HUB_OFFLINE": "1"} | self._environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=sink,
@@ -60,7 +72,6 @@ class Worker:
             except OSError as error:
                 raise WorkerError(f"does not start: {error}") from error
         threading.Thread(target=self._read, daemon=True).start()
-        self.conversion_seconds = 0.0
         try:
             answer = self._answer()
             if answer.get("event") == "converted":
@@ -73,12 +84,17 @@ class Worker:
             raise
         # from the start of the process to its first token
         self.startup_seconds = time.perf_counter() - begin - self.conversion_seconds
-        self.versions: dict[str, str] = answer["versions"]
+        self.versions = answer["versions"]
         self.peak_rss_mib = float(answer["peak_rss_mib"])
         self._signal(signal.SIGSTOP)
 
-    def run(self, cell: int) -> dict[str, Any]:
-        """The figures of one cell.
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
+
+    def run(self, cell: int, number: int) -> dict[str, Any]:
+        """The figures of one cell with the prompts of a round.
 
         Raises:
             WorkerError: as above; the worker is of no use afterwards.
@@ -87,7 +103,7 @@ class Worker:
         assert stdin is not None
         self._signal(signal.SIGCONT)
         try:
-            stdin.write(json.dumps({"run": cell}) + "\n")
+            stdin.write(json.dumps({"run": cell, "round": number}) + "\n")
             stdin.flush()
         except BrokenPipeError as error:
             raise WorkerError(self._last_words()) from error
@@ -100,6 +116,8 @@ class Worker:
 
     def close(self, patience: float = 20.0) -> None:
         """Ask it to end, after `patience` seconds make it; what it started itself goes with it."""
+        if self._started is None:
+            return
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         try:
@@ -109,6 +127,11 @@ class Worker:
         finally:
             self._signal(signal.SIGKILL)
             self._process.wait()
+
+    @property
+    def _process(self) -> subprocess.Popen[str]:
+        assert self._started is not None, "it was not started"
+        return self._started
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # all have ended

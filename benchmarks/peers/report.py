@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from benchmarks.peers.limits import least_work, weight_bits
 from benchmarks.peers.rounds import EngineRecord
 from benchmarks.peers.workload import Cell
+from jaxserve.bench.limits import Limits
+from jaxserve.models.config import ModelConfig
 
 
 def cell_result(record: EngineRecord, number: int, cell: Cell) -> dict[str, Any]:
@@ -22,6 +25,11 @@ def cell_result(record: EngineRecord, number: int, cell: Cell) -> dict[str, Any]
         "output_tokens_per_second": cell.output_tokens / median,
         "first_tokens": answers[-1]["first_tokens"],
     }
+    device = [
+        float(a["figures"]["device_peak_mib"]) for a in answers if "device_peak_mib" in a["figures"]
+    ]
+    if device:
+        result["device_peak_mib"] = max(device)
     moved = [float(a["figures"]["bytes_read"]) for a in answers if "bytes_read" in a["figures"]]
     if moved:
         result["gigabytes_per_second"] = statistics.median(moved) / median / 1e9
@@ -44,7 +52,10 @@ def compare(base: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_report(
-    records: list[EngineRecord], cells: list[Cell], environment: dict[str, Any]
+    records: list[EngineRecord],
+    cells: list[Cell],
+    environment: dict[str, Any],
+    rules: dict[str, str],
 ) -> dict[str, Any]:
     """Everything that was measured; the first record is the base of the ratios."""
     results = []
@@ -74,7 +85,42 @@ def make_report(
         }
         for record in records
     }
-    return {"environment": environment, "engines": engines, "cells": results}
+    return {
+        "environment": environment,
+        "rules": rules,
+        "engines": engines,
+        "cells": results,
+        "impossible": [],
+    }
+
+
+def impossible(
+    report: dict[str, Any],
+    cells: list[Cell],
+    config: ModelConfig,
+    limits: Limits,
+    settings: dict[str, dict[str, Any]],
+) -> list[str]:
+    """A line for each figure of a report that is beyond what the machine can do.
+
+    Args:
+        report: of `make_report`.
+        cells: whose figures it has.
+        config: of the model.
+        limits: of the machine.
+        settings: of each engine, by name.
+    """
+    lines = []
+    for cell, entry in zip(cells, report["cells"], strict=True):
+        for name, result in entry["engines"].items():
+            if "failure" in result:
+                continue
+            what = f"{name}, {cell.name}"
+            bits = weight_bits(report["environment"]["dtype"], settings[name])
+            work = least_work(cell, config, bits)
+            seconds = result["median_seconds"]
+            lines += limits.beyond(what, seconds, work.flops, work.read_bytes, bits)
+    return lines
 
 
 def _row(values: list[str]) -> str:
@@ -135,10 +181,15 @@ def markdown(report: dict[str, Any]) -> str:
             continue
         about = [f"{engine['startup_seconds']:.1f}", f"{engine['peak_rss_mib']:.0f}"]
         lines.append(_row([name, *map(_speed, results), *about]))
+    if report["impossible"]:
+        lines += ["", "IMPOSSIBLE on this machine:", ""]
+        lines += [f"- {line}" for line in report["impossible"]]
     if reasons := _reasons(report):
         lines += ["", "Failed:", "", *reasons]
     lines += ["", f"Least bytes read a second, and first tokens that equal those of {base}:", ""]
     lines += _extras(report)
+    lines += ["", "Rules of all engines:", ""]
+    lines += [f"- {key}: {value}" for key, value in report["rules"].items()]
     lines += ["", "Measured with:", ""]
     lines += [f"- {key}: {value}" for key, value in report["environment"].items()]
     for name, engine in report["engines"].items():

@@ -3,8 +3,8 @@
     python -m benchmarks.peers.worker ENGINE --job JOB_JSON --workload FILE
 
 Started by `process.py`. Events: `converted` (seconds), `ready` (versions, peak memory) or
-`unavailable` (reason); then for `{"run": 2}` either the cell's figures or `error`. Whatever the
-engine itself prints goes to standard error.
+`unavailable` (reason); then for `{"run": 2, "round": 1}` either the cell's figures or `error`.
+Whatever the engine itself prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.peers.adapters import ENGINES, Engine, Job, Unavailable
-from benchmarks.peers.workload import Cell, read_cells
+from benchmarks.peers.cores import use_cores
+from benchmarks.peers.workload import Cell, read_rounds
 
 
 def take_stdout() -> TextIO:
@@ -113,15 +114,18 @@ def main() -> int:
     def say(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
 
-    cells = read_cells(options.workload)
+    rounds = read_rounds(options.workload)
     paths = {key: Path(options.job[key]) for key in ("model", "converted")}
-    engine = load(options.engine, Job(**options.job | paths), cells, say)
+    job = Job(**options.job | paths)
+    use_cores(job.threads)  # before an engine counts them
+    engine = load(options.engine, job, rounds[0], say)
     if engine is None:
         return 1
     say({"event": "ready", "versions": engine.versions, "peak_rss_mib": tree_peak_mib()})
     for line in sys.stdin:
         try:
-            say(run_cell(engine, cells[json.loads(line)["run"]]))
+            asked = json.loads(line)
+            say(run_cell(engine, rounds[asked["round"]][asked["run"]]))
         except Exception as error:
             # the parent ends this process: an engine that failed is in no known state
             traceback.print_exc()

@@ -63,6 +63,7 @@ def make_llm(model: str, policy: str, max_num_seqs: int, max_num_batched_tokens:
         max_num_batched_tokens=max_num_batched_tokens,
         compile_ahead=1000,
         compile_in_background=False,
+        enable_prefix_caching=False,  # the same trace is served by both policies
     )
 
 

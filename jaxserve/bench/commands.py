@@ -19,6 +19,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 
 if TYPE_CHECKING:
+    from jaxserve.bench.measure import Measured
     from jaxserve.bench.workloads import WorkItem
     from jaxserve.llm import LLM
 
@@ -63,7 +64,9 @@ def register(
     )
     latency.add_argument("--num-iters-warmup", type=int, default=3, help="runs not counted")
     latency.add_argument("--num-iters", type=int, default=10, help="runs counted")
-    latency.set_defaults(func=partial(_run, run_latency), bench="latency")
+    latency.set_defaults(
+        func=partial(_run, run_latency), bench="latency", enable_prefix_caching=False
+    )
 
     throughput = subparsers.add_parser(
         "throughput", help="tokens per second over many requests queued at once"
@@ -101,11 +104,16 @@ def run_latency(options: argparse.Namespace) -> int:
 
     llm = _make_llm(options, options.input_len + options.output_len)
     vocab = llm.model_config.vocab_size
-    items = fixed(options.batch_size, options.input_len, options.output_len, vocab, options.seed)
-    run = partial(run_workload, llm, items, n=options.n, use_beam_search=options.use_beam_search)
-    for _ in range(options.num_iters_warmup):
-        run()
-    runs = [run() for _ in range(options.num_iters)]
+    sizes = options.batch_size, options.input_len, options.output_len, vocab
+
+    def run(number: int) -> Measured:
+        """Batch `number`, with prompts of its own: what was served before may be cached."""
+        items = fixed(*sizes, f"{options.seed} {number}")
+        return run_workload(llm, items, n=options.n, use_beam_search=options.use_beam_search)
+
+    for number in range(options.num_iters_warmup):
+        run(number)
+    runs = [run(options.num_iters_warmup + number) for number in range(options.num_iters)]
     times = [run.elapsed_time for run in runs]
     middle = sorted(runs, key=lambda run: run.elapsed_time)[len(runs) // 2]
     report: dict[str, Any] = {
@@ -115,13 +123,13 @@ def run_latency(options: argparse.Namespace) -> int:
         "percentiles": {str(p): percentile(times, p) for p in PERCENTILES},
         "median_run": middle.as_json(),
         "environment": environment(),
-    }
+    } | _utilisation(llm, middle)
     print(
         f"{describe(report['environment'])}\n"
         f"batch {options.batch_size}, {options.input_len} -> {options.output_len} tokens: "
         f"{middle.elapsed_time:.3f} s (median of {len(times)}), "
         f"{middle.output_tokens_per_second:.1f} tok/s, {middle.gigabytes_per_second:.2f} GB/s\n"
-        f"{middle.breakdown()}"
+        f"{_shares(report)}\n{middle.breakdown()}"
     )
     return _finish(llm, report, options)
 
@@ -139,7 +147,7 @@ def run_throughput(options: argparse.Namespace) -> int:
     vocab = llm.model_config.vocab_size
     run_workload(llm, fixed(2, 8, 8, vocab, options.seed + 1))
     run = run_workload(llm, items, use_tqdm=sys.stderr.isatty())
-    report = run.as_json() | {"environment": environment()}
+    report = run.as_json() | {"environment": environment()} | _utilisation(llm, run)
     print(
         f"{describe(report['environment'])}\n"
         f"{run.num_requests} requests, {run.num_prompt_tokens} prompt and "
@@ -148,7 +156,7 @@ def run_throughput(options: argparse.Namespace) -> int:
         f"{report['requests_per_second']:.2f} requests/s, "
         f"{report['tokens_per_second']:.1f} tok/s in all, "
         f"{run.output_tokens_per_second:.1f} output tok/s, {run.gigabytes_per_second:.2f} GB/s\n"
-        f"{run.breakdown()}"
+        f"{_shares(report)}\n{run.breakdown()}"
     )
     return _finish(llm, report, options)
 
@@ -229,6 +237,27 @@ def _make_llm(options: argparse.Namespace, longest: int) -> Any:
     return LLM(**asdict(config) | {"skip_tokenizer_init": True})
 
 
+def _utilisation(llm: LLM, run: Measured) -> dict[str, Any]:
+    """MFU and the share of the bandwidth, against what this device does now, and what is wrong."""
+    from jaxserve.bench.limits import measure_limits
+    from jaxserve.models.cost import weight_numbers
+
+    weight_bytes = llm.footprint.weight_bytes
+    limits = measure_limits(weight_bytes)
+    bits = 8 * weight_bytes // weight_numbers(llm.model_config)
+    wrong = limits.beyond("the run", run.elapsed_time, run.flops, run.bytes_read, bits)
+    return run.utilisation(limits) | {"impossible": wrong}
+
+
+def _shares(report: dict[str, Any]) -> str:
+    limits = report["limits"]
+    return (
+        f"MFU {report['mfu']:.1%} of {limits['flops_per_second'] / 1e9:.0f} GFLOP/s "
+        f"({limits['product']}), {report['bandwidth_utilisation']:.1%} of "
+        f"{limits['bytes_per_second'] / 1e9:.1f} GB/s, both measured here"
+    )
+
+
 def _at_least(options: argparse.Namespace, *names: str, least: int = 1) -> None:
     for name in names:
         value = getattr(options, name)
@@ -266,7 +295,9 @@ def _finish(llm: LLM, report: dict[str, Any], options: argparse.Namespace) -> in
         names.append(llm.trace(path.with_suffix(".trace.json")))
         print(f"\nwritten: {', '.join([str(path), *(name.name for name in names)])}")
     llm.close()
-    return 0
+    for line in report["impossible"]:
+        print(f"IMPOSSIBLE: {line}", file=sys.stderr)
+    return 1 if report["impossible"] else 0
 
 
 def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

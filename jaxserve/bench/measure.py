@@ -14,7 +14,8 @@ import jax
 
 import jaxserve
 from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.bench.workloads import WorkItem, bytes_moved
+from jaxserve.bench.limits import Limits
+from jaxserve.bench.workloads import WorkItem, bytes_moved, flops_of_items
 from jaxserve.errors import JaxServeError
 from jaxserve.inputs import Prompt
 from jaxserve.llm import LLM
@@ -29,6 +30,7 @@ class Measured:
         num_requests, num_prompt_tokens, num_output_tokens: size of the workload.
         num_steps: engine steps that served it.
         bytes_read: least bytes that these steps read (weights and KV).
+        flops: operations of linear layers and attention, of tokens that no cache had.
         phase_seconds: where the time of the steps went, by the fields of `StepTimes`.
     """
 
@@ -38,6 +40,7 @@ class Measured:
     num_output_tokens: int
     num_steps: int
     bytes_read: int
+    flops: int
     phase_seconds: dict[str, float]
 
     @property
@@ -64,6 +67,11 @@ class Measured:
             "gigabytes_per_second": self.gigabytes_per_second,
             "device_busy": self.device_busy,
         }
+
+    def utilisation(self, limits: Limits) -> dict[str, Any]:
+        """MFU and the share of the bandwidth: of what the device was measured to do."""
+        products, reads = limits.shares(self.elapsed_time, self.flops, self.bytes_read)
+        return {"mfu": products, "bandwidth_utilisation": reads, "limits": asdict(limits)}
 
     def breakdown(self) -> str:
         """A line that says where a step's time goes: host work, and the wait for the device."""
@@ -101,10 +109,10 @@ def run_workload(
     prompts: list[Prompt] = [{"prompt_token_ids": item.prompt_token_ids} for item in items]
     if use_beam_search:
         beams = BeamSearchParams(n, items[0].output_len, ignore_eos=True)
-        found = llm.beam_search(prompts, beams, use_tqdm=use_tqdm)
+        searches = llm.beam_search(prompts, beams, use_tqdm=use_tqdm)
         lengths = [
             [len(sequence.tokens) - len(item.prompt_token_ids) for sequence in output.sequences]
-            for item, output in zip(items, found)
+            for item, output in zip(items, searches)
         ]
     else:
         outputs = llm.generate(prompts, [item.params(n=n) for item in items], use_tqdm=use_tqdm)
@@ -116,6 +124,7 @@ def run_workload(
                 raise JaxServeError(f"a request gave {length} of {item.output_len} tokens")
     after = llm.stats()
     steps = after.num_steps - before.num_steps
+    found = after.pages.num_found - before.pages.num_found
     return Measured(
         elapsed_time=elapsed,
         num_requests=len(items),
@@ -123,6 +132,7 @@ def run_workload(
         num_output_tokens=n * sum(item.output_len for item in items),
         num_steps=steps,
         bytes_read=bytes_moved(items * n, steps, llm.footprint),
+        flops=flops_of_items(items, n, llm.model_config, found),
         phase_seconds=after.times.since(before.times).as_dict(),
     )
 

@@ -35,8 +35,10 @@ def run_sweep(options: argparse.Namespace) -> int:
         )
     name = "request_rate" if options.request_rates else "max_concurrency"
     runs = [copy(options) for _ in options.request_rates or options.concurrencies]
-    for run, load in zip(runs, options.request_rates or options.concurrencies):
+    for number, load in enumerate(options.request_rates or options.concurrencies):
+        run = runs[number]
         setattr(run, name, load)
+        run.seed = options.seed + number  # the server may still hold the prompts of the load before
         serve_options.check(run)
     # the frontier shows the 99th of all metrics
     percentiles = sorted({99.0, *parse_percentiles(options.metric_percentiles)})

@@ -12,6 +12,7 @@ from jaxserve.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from jaxserve.loading import Footprint
+    from jaxserve.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def random_tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]:
 
 
 def fixed(
-    count: int, input_len: int, output_len: int, vocab_size: int, seed: int
+    count: int, input_len: int, output_len: int, vocab_size: int, seed: int | str
 ) -> list[WorkItem]:
     """`count` requests of equal lengths."""
     rng = random.Random(seed)
@@ -98,3 +99,24 @@ def bytes_moved(items: list[WorkItem], num_steps: int, footprint: Footprint) -> 
         for item in items
     )
     return num_steps * footprint.weight_bytes + context * footprint.kv_bytes_per_token
+
+
+def flops_of_items(items: list[WorkItem], n: int, config: ModelConfig, num_found: int) -> int:
+    """Floating-point operations of requests of `n` sequences each.
+
+    Args:
+        items: the requests; the sequences of one share what their prompt costs.
+        n: sequences of each.
+        config: of the model.
+        num_found: prompt tokens that the prefix cache had; taken as spread evenly.
+    """
+    from jaxserve.models.cost import Row, flops_of
+
+    rows, samples = [], 0
+    for item in items:
+        prompt, output = len(item.prompt_token_ids), item.output_len
+        cached = min(num_found // len(items), prompt - 1)
+        # the last token of a sequence passes through nothing
+        rows += [Row(cached, prompt - cached), *[Row(prompt, output - 1)] * n]
+        samples += n * output
+    return flops_of(config, rows, samples)

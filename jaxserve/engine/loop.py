@@ -47,8 +47,10 @@ from jaxserve.messages import (
     StepOutput,
     TokenLogprobs,
 )
+from jaxserve.models.cost import ModelCost, Row
 from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.step_clock import StepClock, StepRows
+from jaxserve.observability.work import Work
 from jaxserve.prompt_embeds import embeds_from_text
 from jaxserve.request import Request, RequestState
 from jaxserve.sampling_params import SamplingParams
@@ -74,6 +76,7 @@ class Engine:
         runner: runs them; its programs must be warmed up.
         overlap: dispatch a step before the tokens of the previous one are seen.
         grammars: compiles them; None: there is no tokenizer, so there are none.
+        cost: counts the work of each step; None: it is not counted.
 
     Attributes:
         inbox, outbox: which messages it has had, and sent.
@@ -90,8 +93,10 @@ class Engine:
         *,
         overlap: bool,
         grammars: GrammarCompiler | None = None,
+        cost: ModelCost | None = None,
     ):
         self.scheduler = scheduler
+        self._cost, self._work = cost, None if cost is None else Work()
         self.runner = runner
         self.is_closed = False
         self._overlap = overlap
@@ -249,6 +254,7 @@ class Engine:
             pages=s.page_stats(),
             num_integrity_failures=self._num_integrity_failures,
             num_beam_shrinks=self._beams.num_shrinks,
+            work=self._work,
         )
 
     def _take_view(self) -> EngineView:
@@ -405,6 +411,9 @@ class Engine:
         first = plan.num_decode
         requests = plan.rows.requests[first:] + plan.samples.requests[first:]
         clock.dispatched(requests, self._rows_of(plan))
+        if self._cost is not None and self._work is not None:
+            rows = map(Row, plan.rows.starts, plan.rows.lengths)
+            self._work = self._work.plus(self._cost.of_step(rows, len(plan.samples)))
         if self.on_dispatch is not None:
             self.on_dispatch(self._num_steps, plan)
         self._num_steps += 1

@@ -87,6 +87,18 @@ class ModelConfig:
         return (self.intermediate_size,)
 
     @property
+    def numbers_per_token(self) -> int:
+        """Weights of the linear layers that a token is multiplied with; the head is left out."""
+        return self.num_layers * (
+            self.attention_numbers + 3 * self.hidden_size * self.intermediate_size
+        )
+
+    @property
+    def attention_numbers(self) -> int:
+        """Weights of the projections around one layer's attention."""
+        return 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+
+    @property
     def activations_per_token(self) -> int:
         """Numbers that one layer computes for a token, as a bound."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim

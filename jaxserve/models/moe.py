@@ -43,6 +43,19 @@ class MoeConfig(ModelConfig):
     dense_layers: frozenset[int] = frozenset()
 
     @property
+    def numbers_per_token(self) -> int:
+        """Weights of the linear layers that a token is multiplied with; the head is left out."""
+        router = self.num_experts * self.hidden_size
+        sparse = router + 3 * self.experts_per_token * self.hidden_size * self.expert_size
+        num_dense = len(self.dense_layers)
+        dense = num_dense * 3 * self.hidden_size * self.intermediate_size
+        return (
+            self.num_layers * self.attention_numbers
+            + dense
+            + (self.num_layers - num_dense) * sparse
+        )
+
+    @property
     def activations_per_token(self) -> int:
         """Numbers that one layer computes for a token, as a bound."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim

@@ -13,6 +13,18 @@ from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_names import LABELS, MetricNames
 from jaxserve.observability.step_times import StepTimes
 
+# vLLM's names, whatever kind the device is
+WORK_NAMES = (
+    "estimated_flops_per_gpu",
+    "estimated_read_bytes_per_gpu",
+    "estimated_write_bytes_per_gpu",
+)
+WORK_TEXTS = (
+    "Floating-point operations of each device, counted from the model's shape.",
+    "Bytes that each device has to read for them: weights, keys and values.",
+    "Bytes that each device has to write for them: keys and values.",
+)
+
 
 class EngineCollector(Collector):
     """Keeps the newest snapshot and makes metrics of it when they are scraped, not at every step.
@@ -52,6 +64,9 @@ class EngineCollector(Collector):
         )
         yield self._gauge("compiled_programs", "Programs compiled so far.", stats.num_programs)
         yield self._counter("engine_steps", "Steps dispatched to the device.", stats.num_steps)
+        if stats.work is not None:
+            for name, text, value in zip(WORK_NAMES, WORK_TEXTS, stats.work, strict=True):
+                yield self._counter(name, text, value)
         phases = CounterMetricFamily(
             self._names.full("step_phase_seconds"),
             "Seconds of the engine's steps by phase; device_idle is an upper bound, device_busy "

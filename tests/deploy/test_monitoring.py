@@ -28,6 +28,7 @@ ALERTS = {
     "CpuBusy": ("process_cpu_seconds_total", "0.95", "10s", "warning"),
     "CpuVeryBusy": ("process_cpu_seconds_total", "0.98", "5s", "critical"),
     "QueueSlow": ("request_queue_time_seconds", "0.05", "10s", "warning"),
+    "DeviceIdle": ("device_busy_fraction", "0.8", "1m", "warning"),
     "KvCacheWasted": ("kv_active_ratio", "0.85", "1m", "warning"),
 }
 needs_promtool = pytest.mark.skipif(

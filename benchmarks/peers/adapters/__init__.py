@@ -40,6 +40,8 @@ class Job:
         model: folder in Hugging Face format.
         dtype: "bfloat16" or "float32", of weights and activations.
         slots: most requests in flight over all cells.
+        step_tokens: tokens of one step at most, for an engine that has such a budget.
+        threads: cores that the engine may use, and threads where it is told a number.
         max_model_len: longest request over all cells, prompt and output, in tokens.
         converted: folder for this model in the engines' own file formats.
         settings: passed on to the engine's own configuration.
@@ -48,6 +50,8 @@ class Job:
     model: Path
     dtype: str
     slots: int
+    step_tokens: int
+    threads: int
     max_model_len: int
     converted: Path
     settings: dict[str, Any]
@@ -67,6 +71,9 @@ class Engine(Protocol):
     versions: dict[str, str]
 
     def run(self, cell: Cell) -> Ran:
-        """Serve the cell: all requests queued, at most `cell.in_flight` running, greedy."""
+        """Serve the cell: all requests queued, at most `cell.in_flight` running.
+
+        Greedy, end-of-sequence ignored, and nothing kept of earlier prompts.
+        """
 
     def close(self) -> None: ...

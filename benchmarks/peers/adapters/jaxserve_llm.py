@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import jax
+
 from benchmarks.peers.adapters import Job, Ran, Unavailable
 from benchmarks.peers.adapters.feeding import feed
 from benchmarks.peers.workload import Cell
@@ -46,7 +48,11 @@ class Jaxserve:
         while client.has_work:  # with overlap a step is dispatched before the last one's end
             client.outputs()
         steps = client.stats().num_steps - steps
-        return Ran(tokens, {"bytes_read": bytes_moved(items, steps, self._llm.footprint)})
+        figures = {"bytes_read": float(bytes_moved(items, steps, self._llm.footprint))}
+        held = jax.devices()[0].memory_stats() or {}
+        if "peak_bytes_in_use" in held:
+            figures["device_peak_mib"] = held["peak_bytes_in_use"] / 2**20
+        return Ran(tokens, figures)
 
     def close(self) -> None:
         self._llm.close()
@@ -59,8 +65,10 @@ def load(job: Job) -> Jaxserve:
     settings = {
         "skip_tokenizer_init": True,
         "dtype": job.dtype,
-        "max_num_seqs": max(job.slots, 2),
+        "max_num_seqs": job.slots,
+        "max_num_batched_tokens": max(job.step_tokens, job.slots),
         "max_model_len": job.max_model_len,
+        "enable_prefix_caching": False,
         # every program before the first request: none is compiled while another engine is timed
         "compile_ahead": 1000,
         "compile_in_background": False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from benchmarks.peers.adapters.converting import convert_once
 from benchmarks.peers.adapters.feeding import feed
 from benchmarks.peers.workload import Cell
 
-STEP_TOKENS = 2048  # llama.cpp's own default of n_batch
 WEIGHTS = {"bfloat16": "bf16", "float32": "f32"}
+# ggml_type of the KV cache: F16, the library's own choice of 16 bits, and F32
+KV_TYPES = {"bfloat16": 1, "float32": 0}
 
 
 def weights(job: Job) -> str:
@@ -48,12 +48,13 @@ class LlamaCpp:
     """Slots of one context, filled as llama.cpp's server does: running sequences first, then as
     much of the waiting prompts as a batch holds."""
 
-    def __init__(self, model: Any, context: Any, slots: int, versions: dict[str, str]):
-        self.versions = versions
+    def __init__(self, model: Any, context: Any, job: Job, step_tokens: int):
+        self.versions = {"llama-cpp-python": llama_cpp.__version__, "weights": weights(job)}
+        self._step_tokens = step_tokens
         self._model, self._context = model, context
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self._batch = llama_cpp.llama_batch_init(STEP_TOKENS, 0, 1)
-        self._free = list(range(slots))
+        self._batch = llama_cpp.llama_batch_init(step_tokens, 0, 1)
+        self._free = list(range(job.slots))
         self._running: dict[int, Sequence] = {}
 
     def run(self, cell: Cell) -> Ran:
@@ -87,7 +88,7 @@ class LlamaCpp:
                 self._put(sequence.tokens[-1], position, slot, True)
                 sampled.append(sequence)
         for slot, sequence in self._running.items():
-            room = STEP_TOKENS - self._batch.n_tokens
+            room = self._step_tokens - self._batch.n_tokens
             chunk = sequence.prompt[sequence.done : sequence.done + room]
             last = len(sequence.prompt) - 1
             for position, token in enumerate(chunk, start=sequence.done):
@@ -129,14 +130,16 @@ def load(job: Job) -> LlamaCpp:
     model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
     if not model:
         raise RuntimeError(f"llama.cpp does not load {file(job).name}")
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     params = llama_cpp.llama_context_default_params()
     settings: dict[str, Any] = {
         "n_ctx": job.slots * job.max_model_len,
         "n_seq_max": job.slots,
-        "n_batch": STEP_TOKENS,
-        "n_threads": threads,
-        "n_threads_batch": threads,
+        "n_batch": max(job.step_tokens, job.slots),
+        "n_ubatch": max(job.step_tokens, job.slots),
+        "n_threads": job.threads,
+        "n_threads_batch": job.threads,
+        "type_k": KV_TYPES[job.dtype],
+        "type_v": KV_TYPES[job.dtype],
     }
     settings |= {key: value for key, value in job.settings.items() if key != "weights"}
     for name, value in settings.items():
@@ -144,5 +147,4 @@ def load(job: Job) -> LlamaCpp:
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise RuntimeError("llama.cpp makes no context of these settings")
-    versions = {"llama-cpp-python": llama_cpp.__version__, "weights": weights(job)}
-    return LlamaCpp(model, context, job.slots, versions | {"threads": str(threads)})
+    return LlamaCpp(model, context, job, settings["n_batch"])

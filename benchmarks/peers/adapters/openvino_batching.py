@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -30,7 +31,7 @@ def convert(job: Job) -> None:
 
 
 class OpenVino:
-    """The pipeline, stepped by hand. Its KV cache has the type that the plugin chooses."""
+    """The pipeline, stepped by hand."""
 
     def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline):
         self.versions = {
@@ -74,14 +75,23 @@ class OpenVino:
 def load(job: Job) -> OpenVino:
     """Settings in capitals are the plugin's, the others those of `SchedulerConfig`."""
     scheduler = openvino_genai.SchedulerConfig()
-    properties = {"INFERENCE_PRECISION_HINT": PRECISIONS[job.dtype]}
-    settings = {"max_num_seqs": job.slots, "enable_prefix_caching": False}
-    for name, value in (settings | job.settings).items():
+    settings: dict[str, Any] = {
+        "DEVICE": "CPU",
+        "INFERENCE_PRECISION_HINT": PRECISIONS[job.dtype],
+        "KV_CACHE_PRECISION": PRECISIONS[job.dtype],  # the plugin's own choice is 8 bits
+        "max_num_seqs": job.slots,
+        "max_num_batched_tokens": max(job.step_tokens, job.slots),
+        "enable_prefix_caching": False,
+    } | job.settings
+    device = settings.pop("DEVICE")
+    if device == "CPU":
+        settings.setdefault("INFERENCE_NUM_THREADS", job.threads)
+    properties = {}
+    for name, value in settings.items():
         if name.isupper():
             properties[name] = value
         else:
             setattr(scheduler, name, value)
-    device = properties.pop("DEVICE", "CPU")
     return OpenVino(
         openvino_genai.ContinuousBatchingPipeline(str(folder(job)), scheduler, device, properties)
     )

@@ -11,7 +11,6 @@ from benchmarks.peers.adapters.transformers_generate import load_model, versions
 from benchmarks.peers.workload import Cell
 
 PAGE_SIZE = 32
-STEP_TOKENS = 1024  # the default follows the free memory of a GPU
 
 
 class ContinuousBatches:
@@ -27,7 +26,7 @@ class ContinuousBatches:
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=PAGE_SIZE,
                 num_blocks=pages,
-                max_batch_tokens=STEP_TOKENS,
+                max_batch_tokens=max(job.step_tokens, job.slots),
                 max_requests_per_batch=job.slots,
                 allow_block_sharing=False,
             ),

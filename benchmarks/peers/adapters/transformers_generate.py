@@ -12,6 +12,7 @@ from benchmarks.peers.workload import Cell
 
 def load_model(job: Job) -> transformers.PreTrainedModel:
     """The model on the GPU where torch sees one, else on the CPU."""
+    torch.set_num_threads(job.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = dict(job.settings)
     if settings.pop("load_format", "auto") == "dummy":
@@ -61,7 +62,9 @@ class StaticBatches:
         for first in range(0, len(cell.prompts), cell.in_flight):
             batch = slice(first, first + cell.in_flight)
             tokens += self._batch(cell.prompts[batch], cell.output_lens[batch])
-        return Ran(tokens, {})
+        if self._model.device.type != "cuda":
+            return Ran(tokens, {})
+        return Ran(tokens, {"device_peak_mib": torch.cuda.max_memory_reserved() / 2**20})
 
     def _batch(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
         longest, count = max(map(len, prompts)), max(output_lens)

@@ -64,6 +64,7 @@ def load(job: Job) -> Vllm:
     settings = {
         "dtype": job.dtype,
         "max_num_seqs": job.slots,
+        "max_num_batched_tokens": max(job.step_tokens, job.slots),
         "max_model_len": job.max_model_len,
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,

@@ -10,6 +10,7 @@ from benchmarks import compare_devices
 from benchmarks.devices import compare
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.rows import OURS, TOO_NOISY
+from benchmarks.prove.gpu_targets import CompilerMissingError
 from tests.benchmarks.documented import documented
 
 GPU = {
@@ -71,3 +72,17 @@ def test_the_documented_commands_run_dry(tmp_path, monkeypatch):
     for entry in measured["workloads"]:
         assert entry["value"] or entry["remark"] == TOO_NOISY, entry
     assert (tmp_path / "both" / "devices.png").stat().st_size > 1000
+
+
+def test_an_estimate_without_its_compiler_is_one_line(monkeypatch, capsys, tmp_path):
+    def missing():
+        raise CompilerMissingError("libtpu is not installed: pip install libtpu")
+
+    monkeypatch.setattr("benchmarks.prove.tpu_targets.require_compiler", missing)
+    monkeypatch.setattr(compare, "installed", lambda platform: pytest.fail("it went on"))
+    assert compare_devices.main(["--estimate", "v5e", "--output", str(tmp_path / "here")]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "compare_devices.py: --estimate v5e: libtpu is not installed: pip install libtpu\n"
+    )
+    assert not captured.out and not (tmp_path / "here").exists()

@@ -54,6 +54,7 @@ class LLM:
     def __init__(self, model, **settings):
         assert json.loads(open(model + "/config.json").read())["model_type"] == "llama"
         assert settings["load_format"] == "dummy" and settings["max_num_seqs"] == 2, settings
+        assert settings["enable_prefix_caching"] is False
         self.llm_engine = Engine()
 """
 

@@ -132,3 +132,15 @@ def test_the_summary_names_each_target_and_who_misses_it_by_what():
         f"decode >= 1.5x {JAX_OP}": (1, [f"{case.label} (1.20x)"]),
         f"decode within 5 % of {FLASHINFER}": (0, [f"{case.label} (0.90x)"]),
     }
+
+
+def test_a_figure_beyond_the_ceiling_is_marked():
+    case = DecodeCase(64, 4096, 32, 8)
+    least = case.read_bytes / 4000e9
+    (fine,) = measured_rows(case, {OURS: least / 1.2}, CEILINGS)
+    (wrong,) = measured_rows(case, {OURS: least / 1.3}, CEILINGS)
+    assert rows.IMPOSSIBLE not in fine.reason and rows.IMPOSSIBLE in wrong.reason
+    many = MatmulCase("o", 4096, 4096, 4096)
+    seconds = many.flops / 800e12 / 2  # twice the rate of bf16
+    told = measured_rows(many, {BF16: seconds, INT4: seconds}, CEILINGS, bits={INT4: 4})
+    assert [rows.IMPOSSIBLE in row.reason for row in told] == [True, False]

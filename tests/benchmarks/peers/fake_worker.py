@@ -11,7 +11,7 @@ import time
 def main() -> None:
     behaviour, workload = sys.argv[1:]
     with open(workload) as file:
-        cells = json.load(file)["cells"]
+        rounds = json.load(file)["rounds"]
     say = lambda message: print(json.dumps(message), flush=True)  # noqa: E731
     if behaviour == "missing":
         say({"event": "unavailable", "reason": "not installed: No module named 'quick'"})
@@ -28,11 +28,14 @@ def main() -> None:
         say({"event": "converted", "seconds": 0.2})
     say({"event": "ready", "versions": {"quick": "1.0"}, "peak_rss_mib": 5.0})
     for line in sys.stdin:
-        number = json.loads(line)["run"]
-        cell = cells[number]
+        asked = json.loads(line)
+        number = asked["run"]
+        cell = rounds[asked["round"]][number]
         if number and behaviour == "fails in cell 1":
             say({"error": "RuntimeError: out of memory"})
             continue
+        if behaviour == "long":
+            time.sleep(60)
         if number and behaviour == "dies in cell 1":
             os.abort()
         say(

@@ -13,6 +13,7 @@ from benchmarks.peers import worker
 from benchmarks.peers.adapters import ENGINES, Ran
 from benchmarks.peers.workload import fixed_batch
 from checkpoints import bundled_model_path
+from jaxserve.bench.limits import usable_cores
 
 
 def test_what_is_given_for_an_engine_serves_its_variants():
@@ -50,6 +51,7 @@ def test_the_default_is_the_published_comparison():
     assert options.peers == [name for name in ENGINES if name != "jaxserve"]
     job = command.job_of(options, cells)
     assert (job["slots"], job["max_model_len"]) == (64, 1864)
+    assert (job["step_tokens"], job["threads"]) == (512, usable_cores())
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,14 @@ def test_the_default_is_the_published_comparison():
         ["--env", "vllm=NAME"],
         ["--batch-sizes", "--mixed", "0", "--prefill", "0", "--long", "0"],
         ["--long", "-1"],
+        ["--threads", "0"],
+        ["--threads", "100000"],
+        ["--step-tokens", "0"],
     ],
 )
 def test_wrong_options_are_refused(words, capsys):
     with pytest.raises(SystemExit):
-        command.main(["--model", "m", *words])
+        command.main(["--model", str(bundled_model_path()), *words])
     assert "error:" in capsys.readouterr().err
 
 

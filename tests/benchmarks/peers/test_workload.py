@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.peers.workload import fixed_batch, long, mixed, prefill, read_cells, write_cells
+from benchmarks.peers.workload import fixed_batch, long, mixed, prefill, read_rounds, write_rounds
 
 
 def test_the_mixed_cell_is_the_published_workload():
@@ -31,6 +31,21 @@ def test_cells_of_prompts():
     assert {len(p) for p in other.prompts} == {1800} and other.longest == 1864
 
 
+def test_no_prompt_of_a_round_begins_as_one_of_another():
+    kinds = (
+        lambda number: fixed_batch(4, 32, 8, 32000, number),
+        lambda number: mixed(16, (32, 64), (8, 16), 32000, number=number),
+        lambda number: prefill(4, 32000, number),
+        lambda number: long(2, 32000, number),
+    )
+    for make in kinds:
+        rounds = [make(number) for number in range(4)]
+        pages = [tuple(p[:16]) for cell in rounds for p in cell.prompts]
+        assert len(set(pages)) == len(pages)
+        assert len({tuple(map(len, cell.prompts)) for cell in rounds}) == 1
+        assert len({tuple(cell.output_lens) for cell in rounds}) == 1
+
+
 @pytest.mark.parametrize("vocab_size", [2, 20, 32000])
 def test_tokens_are_in_the_vocabulary_and_not_special(vocab_size):
     cell = fixed_batch(4, 32, 128, vocab_size)
@@ -41,6 +56,6 @@ def test_tokens_are_in_the_vocabulary_and_not_special(vocab_size):
 
 
 def test_the_file_holds_the_cells(tmp_path):
-    cells = [fixed_batch(1, 4, 2, 100), mixed(5, (1, 9), (2, 3), 100)]
-    write_cells(tmp_path / "cells.json", cells)
-    assert read_cells(tmp_path / "cells.json") == cells
+    rounds = [[fixed_batch(1, 4, 2, 100, n), mixed(5, (1, 9), (2, 3), 100)] for n in (0, 1)]
+    write_rounds(tmp_path / "cells.json", rounds)
+    assert read_rounds(tmp_path / "cells.json") == rounds

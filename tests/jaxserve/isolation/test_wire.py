@@ -45,6 +45,7 @@ from jaxserve.messages import (
 from jaxserve.observability.engine_view import EngineView, QueueView, SlotView
 from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
+from jaxserve.observability.work import Work
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
@@ -86,7 +87,9 @@ OUTPUT = StepOutput(
     {"8.0": [0.5, -0.25]},
     {"8.0": FirstStep(3.5, None, 4)},
     {"7.0": 2},
-    EngineStats(1, 2, 0.5, 3, 4, 5, StepTimes(plan=1.5, device_busy=2.5), PAGES, 1),
+    EngineStats(
+        1, 2, 0.5, 3, 4, 5, StepTimes(plan=1.5, device_busy=2.5), PAGES, 1, work=Work(10**18, 5, 6)
+    ),
     {"9.0": [Hypothesis([4, 3], -1.5, End(FinishReason.STOP, None))]},
     view=EngineView(
         4,

@@ -14,6 +14,7 @@ from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_metrics import EndedRequest
 from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
+from jaxserve.observability.work import Work
 from jaxserve.outputs import RequestMetrics
 from tests.resolved_config import resolved_config
 
@@ -95,6 +96,25 @@ def test_phases_count_up_with_the_engine():
         metrics.record_stats(EngineStats(0, 0, 0.0, 0, 0, 0, times))
     for phase, seconds in (("plan", 2.0), ("device_idle", 1.0), ("wait", 0.0)):
         assert value(metrics, "step_phase_seconds_total", phase=phase) == seconds
+
+
+WORK = {"flops": 9, "read_bytes": 8, "write_bytes": 7}
+
+
+def test_work_has_vllms_names_and_is_absent_where_it_is_not_counted():
+    metrics = Metrics("tiny", prefix="vllm")
+    stats = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
+    metrics.record_stats(stats)
+    assert "estimated_" not in generate_latest(metrics.registry).decode()
+    metrics.record_stats(
+        stats._replace(work=Work(**WORK)).after(stats._replace(work=Work(1, 1, 1)))
+    )
+    text = generate_latest(metrics.registry).decode()
+    for name, counted in WORK.items():
+        line = (
+            f'vllm:estimated_{name}_per_gpu_total{{engine="0",model_name="tiny"}} {counted + 1}.0'
+        )
+        assert line in text
 
 
 def test_what_was_added_since_an_earlier_snapshot():

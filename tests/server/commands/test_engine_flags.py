@@ -84,6 +84,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--enable-embeddings", "--enable-prompt-embeds", "--row-invariant"]
+    words += ["--enable-mfu-metrics"]
     words += ["--no-overlap", "--no-compile-in-background", "--served-model-name", "a", "b"]
     made = config(model, *words)
     expected = {
@@ -95,6 +96,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "enable_prefix_caching": False,
         "enable_embeddings": True,
         "enable_prompt_embeds": True,
+        "enable_mfu_metrics": True,
         "row_invariant": True,
         "compile_in_background": False,
         "served_model_name": ("a", "b"),
