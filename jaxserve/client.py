@@ -148,6 +148,7 @@ class MessagingClient(ABC):
         self._deadlines = Deadlines()
         self._failures: dict[str, Exception] = {}
         self._view: EngineView | None = None
+        self._inputs: InputProcessor | None = None
 
     def _bind(
         self,
@@ -199,7 +200,13 @@ class MessagingClient(ABC):
         request_id: str,
         queueing: Queueing | None = None,
     ) -> PreparedRequest:
-        return self._inputs.prepare(prompt, params, request_id, queueing)
+        return self.inputs.prepare(prompt, params, request_id, queueing)
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """What prepares requests, once the engine is there."""
+        assert self._inputs is not None
+        return self._inputs
 
     def add(self, prepared: PreparedRequest) -> None:
         if self._processor.is_live(prepared.request_id):
@@ -256,7 +263,12 @@ class MessagingClient(ABC):
         return found
 
     def close(self) -> None:
+        self._end_checks()
         self._post(Control(Action.CLOSE))
+
+    def _end_checks(self) -> None:
+        if self._inputs is not None:
+            self._inputs.close()
 
     def _post(self, body: Body) -> None:
         self._send(self._outbox.seal(body))

@@ -215,6 +215,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
             return
         engine = self._engine
+        engine.warm_up()
         _leave_out_of_collections()
         self._is_loaded = True
         self._tasks.append(asyncio.ensure_future(self._watch()))

@@ -21,6 +21,7 @@ import msgpack
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import MessageError
+from jaxserve.grammars.verdicts import Tokens, TryGrammar, Verdict
 from jaxserve.messages import Abort, AddGroup, Begun, Control, Header, Message, StepOutput
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.sampling_params import SamplingParams
@@ -108,7 +109,10 @@ class Sync:
         return 0
 
 
-BODIES = (AddGroup, Abort, Control, StepOutput, Begun, Start, Ready, Refused, Sync)
+BODIES = (
+    *(AddGroup, Abort, Control, StepOutput, Begun, Start, Ready, Refused, Sync),
+    *(Tokens, TryGrammar, Verdict),
+)
 
 
 def encode(message: Message) -> bytes:
