@@ -343,6 +343,8 @@ class AsyncEngine:
             is_entering: whether more requests were let in that are not known here yet.
         """
         self._draining = True
+        if self.is_ready:
+            self.client.inputs.drain()
         deadline = self._clock.now() + seconds
         quiet = 0
         while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:

@@ -114,8 +114,10 @@ class InputProcessor:
         named = sum(len(getattr(params, name) or ()) for name in TOKEN_FIELDS)
         return len(tokens) + named + params.n <= QUICK_TOKENS
 
-    def begin_check(self, params: Params, client: str) -> Future[Any] | None:
-        """Begin to try the grammar of a constraint, which `prepare` then knows; None: no grammar.
+    def begin_check(self, params: Params, client: str) -> Future[None] | None:
+        """Have the grammar of a constraint tried, which `prepare` then knows; None: no grammar.
+
+        The future raises what `GrammarChecks.submit` says.
 
         Args:
             params: of the request.
@@ -127,12 +129,17 @@ class InputProcessor:
         asked = None if isinstance(params, PoolingParams) else params.structured_outputs
         if asked is None:
             return None
-        return self._grammar_checks(asked).submit(grammar_text(asked), client)
+        return self._try(asked, client)[1]
 
     def warm_up(self) -> None:
         """Begin to start what the first constraint needs."""
         if self._checks is not None:
             self._checks.start()
+
+    def drain(self) -> None:
+        """Refuse the constraints that would wait long for their turn to be tried."""
+        if self._checks is not None:
+            self._checks.drain()
 
     def close(self) -> None:
         """End what tries grammars; no constraint can be prepared any more."""
@@ -299,15 +306,17 @@ class InputProcessor:
 
     def _grammar(self, asked: StructuredOutputsParams, client: str) -> str:
         """A constraint as the engine is told of it; it compiles."""
-        name, given = _kind(asked)
-        text = grammar_text(asked)
-        self._grammar_checks(asked).check(text, name, given, client)
+        text, tried = self._try(asked, client)
+        tried.result()
         return text
 
-    def _grammar_checks(self, asked: StructuredOutputsParams) -> GrammarChecks:
+    def _try(self, asked: StructuredOutputsParams, client: str) -> tuple[str, Future[None]]:
+        (kind,) = (name for name in KINDS if getattr(asked, name) is not None)
+        name, given = f"structured_outputs.{kind}", getattr(asked, kind)
         if self._checks is None:
-            raise ValidationError(*_kind(asked), "nothing when skip_tokenizer_init is set")
-        return self._checks
+            raise ValidationError(name, given, "nothing when skip_tokenizer_init is set")
+        text = grammar_text(asked)
+        return text, self._checks.submit(text, name, given, client)
 
     def _with_beams(self, group: AddGroup, beams: BeamSearchParams) -> AddGroup:
         """A group that searches; the device reports the tokens that may follow each beam."""
@@ -405,12 +414,6 @@ class InputProcessor:
         self._check_length(tokens, len(tokens))
         check_token_ids(tokens, self._model.vocab_size, "prompt_token_ids")
         return list(tokens)
-
-
-def _kind(asked: StructuredOutputsParams) -> tuple[str, Any]:
-    """The field of a constraint, and its value."""
-    (kind,) = (name for name in KINDS if getattr(asked, name) is not None)
-    return f"structured_outputs.{kind}", getattr(asked, kind)
 
 
 def _beam_sampling(beams: BeamSearchParams) -> SamplingParams:

@@ -17,23 +17,41 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
-from jaxserve.grammars.verdicts import Tokens, TryGrammar, Verdict
+from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.isolation.engine_process import EngineProcess
 from jaxserve.isolation.launch import Listener
-from jaxserve.messages import Action, Control
+from jaxserve.messages import Action, Body, Control
 from jaxserve.structured_outputs_params import FIELD
 
 logger = logging.getLogger(__name__)
 
 MODULE = "jaxserve.grammars.child"
-MOST_TRIALS = 2  # at once
+MOST_SHORT, MOST_TRIALS = 2, 12  # at once: that have just begun, and in all
 MOST_TRIES = 2  # of a text, where the process dies
 MOST_VERDICTS = 4096  # that are kept
 CLOSE_S = 1.0  # that the process gets to end when it is told to
+ENDED = "the server is stopping: it compiles no other constraint"
 RETRY_S = 1.0  # after which a request may come again
 
-# what a grammar is not; None: it compiles
-Allowed = str | None
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What waits for a verdict, and of what the text was made."""
+
+    name: str
+    given: Any
+    future: Future[None] = field(default_factory=Future)
+
+    def end(self, error: Exception | None) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+    def judge(self, allowed: str | None) -> None:
+        self.end(None if allowed is None else ValidationError(self.name, self.given, allowed))
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +61,7 @@ class _Asked:
     key: bytes
     text: str
     client: str
-    futures: list[Future[Allowed]] = field(default_factory=list)
+    requests: list[_Request] = field(default_factory=list)
     tries: int = 0
 
 
@@ -59,10 +77,11 @@ class GrammarChecks:
     def __init__(self, tokens: Callable[[], Tokens]):
         self._tokens = tokens
         self._lock = threading.Lock()
-        self._verdicts: OrderedDict[bytes, Allowed] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self._asked: dict[bytes, _Asked] = {}
         self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()  # by client, in turn
         self._tried: dict[int, _Asked] = {}  # by the number of the question
+        self._short: set[int] = set()  # those that have just begun
         self._numbers = itertools.count()
         self._process: EngineProcess | None = None
         self._wanted = threading.Event()
@@ -74,51 +93,49 @@ class GrammarChecks:
         with self._lock:
             self._start()
 
-    def submit(self, text: str, client: str = "") -> Future[Allowed]:
-        """Ask what a grammar is not; the result is None if it compiles.
+    def submit(self, text: str, name: str, given: Any, client: str = "") -> Future[None]:
+        """Have a grammar tried; the future is done once it is known to compile.
 
-        The future raises CompilerBusyError where the process cannot be started or has died, and
-        ShutdownError once this is closed. One that is cancelled is not tried.
+        The future raises ValidationError, which names the field, where the grammar does not compile
+        within the limits, CompilerBusyError where the process cannot be started or has died, and
+        ShutdownError once this is closed. What is cancelled is not tried.
 
         Args:
             text: of the grammar, in llguidance's notation.
+            name, given: the field that it was made of, for errors.
             client: whose turn it is.
         """
         key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        future: Future[Allowed] = Future()
+        request = _Request(name, given)
         with self._lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
-                future.set_result(self._verdicts[key])
-                return future
+                request.judge(self._verdicts[key])
+                return request.future
             if self._is_closed:
-                future.set_exception(ShutdownError("the engine was shut down"))
-                return future
+                request.end(ShutdownError(ENDED))
+                return request.future
             asked = self._asked.get(key)
             if asked is None:
                 asked = self._asked[key] = _Asked(key, text, client)
                 self._waiting.setdefault(client, deque()).append(asked)
-            asked.futures.append(future)
+            asked.requests.append(request)
             self._start()
             self._send_some()
-        future.add_done_callback(lambda done: self._dropped(asked, done))
-        return future
+        request.future.add_done_callback(lambda _: self._dropped(asked, request))
+        return request.future
 
-    def check(self, text: str, name: str, given: Any, client: str = "") -> None:
-        """See that a grammar compiles; waits until that is known.
-
-        Args:
-            text: as for `submit`.
-            name, given: the field that it was made of, for errors.
-            client: as for `submit`.
-
-        Raises:
-            ValidationError: names the field: the grammar does not compile within the limits.
-            CompilerBusyError, ShutdownError: see `submit`.
-        """
-        allowed = self.submit(text, client).result()
-        if allowed is not None:
-            raise ValidationError(name, given, allowed)
+    def drain(self) -> None:
+        """Have nothing wait behind as many texts as may be tried at once, which take long."""
+        with self._lock:
+            if len(self._tried) < MOST_TRIALS:
+                return
+            lost = [one for texts in self._waiting.values() for one in texts]
+            self._waiting.clear()
+            for one in lost:
+                del self._asked[one.key]
+        for one in lost:
+            _fail(one, ShutdownError(ENDED))
 
     def close(self) -> None:
         """End the process; what is not known yet will not be."""
@@ -130,7 +147,7 @@ class GrammarChecks:
                 self._tell(Control(Action.CLOSE))
             self._wanted.set()
         for one in lost:
-            _fail(one, ShutdownError("the engine was shut down"))
+            _fail(one, ShutdownError(ENDED))
 
     # -- with the lock held ----------------------------------------------------------------------
 
@@ -142,7 +159,12 @@ class GrammarChecks:
 
     def _send_some(self) -> None:
         """Have as many texts tried as may be at once."""
-        while self._process is not None and self._waiting and len(self._tried) < MOST_TRIALS:
+        while (
+            self._process is not None
+            and self._waiting
+            and len(self._short) < MOST_SHORT
+            and len(self._tried) < MOST_TRIALS
+        ):
             client, texts = next(iter(self._waiting.items()))
             asked = texts.popleft()
             self._waiting.move_to_end(client)
@@ -151,27 +173,41 @@ class GrammarChecks:
             asked.tries += 1
             number = next(self._numbers)
             self._tried[number] = asked
+            self._short.add(number)
             self._tell(TryGrammar(number, asked.text))
 
     def _tell(self, body: Tokens | TryGrammar | Control) -> None:
         assert self._process is not None
         self._process.send(self._process.outbox.seal(body))
 
+    def _judge(self, verdict: Verdict) -> list[_Request]:
+        """Keep a verdict; the requests that wait for it."""
+        asked = self._tried.pop(verdict.number, None)
+        if asked is None:
+            return []  # it was closed meanwhile
+        del self._asked[asked.key]
+        if not verdict.is_late:
+            self._verdicts[asked.key] = verdict.allowed
+            if len(self._verdicts) > MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return [*asked.requests]
+
     def _forget_all(self) -> None:
         self._asked.clear()
         self._waiting.clear()
         self._tried.clear()
+        self._short.clear()
 
     # -- from any thread -------------------------------------------------------------------------
 
-    def _dropped(self, asked: _Asked, future: Future[Allowed]) -> None:
+    def _dropped(self, asked: _Asked, request: _Request) -> None:
         """A text that waits for its turn and that no request needs any more is not tried."""
-        if not future.cancelled():
+        if not request.future.cancelled():
             return
         with self._lock:
-            asked.futures.remove(future)
+            asked.requests.remove(request)
             texts = self._waiting.get(asked.client, deque())
-            if not asked.futures and asked in texts:
+            if not asked.requests and asked in texts:
                 texts.remove(asked)
                 if not texts:
                     del self._waiting[asked.client]
@@ -204,28 +240,22 @@ class GrammarChecks:
                     self._tell(Control(Action.CLOSE) if self._is_closed else tokens)
                     self._send_some()
                 while (message := process.receive()) is not None:
-                    verdict = process.inbox.open(message)
-                    assert isinstance(verdict, Verdict)
-                    self._take(verdict)
+                    self._take(process.inbox.open(message))
             finally:
                 with self._lock:
                     self._process = None
                 how = process.wait(CLOSE_S)
             return how
 
-    def _take(self, verdict: Verdict) -> None:
+    def _take(self, body: Body) -> None:
         with self._lock:
-            asked = self._tried.pop(verdict.number, None)
-            if asked is not None:
-                self._asked.pop(asked.key, None)
-                self._verdicts[asked.key] = verdict.allowed
-                while len(self._verdicts) > MOST_VERDICTS:
-                    self._verdicts.popitem(last=False)
+            assert isinstance(body, TakesLong | Verdict)
+            self._short.discard(body.number)
+            requests = self._judge(body) if isinstance(body, Verdict) else []
             self._send_some()
-            futures = [] if asked is None else [*asked.futures]
-        for future in futures:
-            if future.set_running_or_notify_cancel():
-                future.set_result(verdict.allowed)
+        for request in requests:
+            assert isinstance(body, Verdict)
+            request.judge(body.allowed)
 
     def _lose(self, tries: int) -> None:
         """The process has gone with what it tried.
@@ -236,6 +266,7 @@ class GrammarChecks:
         with self._lock:
             again = [*self._tried.values()]
             self._tried.clear()
+            self._short.clear()
             for asked in again:
                 self._waiting.setdefault(asked.client, deque()).appendleft(asked)
             lost = [one for one in self._asked.values() if one.tries + tries >= MOST_TRIES]
@@ -251,6 +282,5 @@ class GrammarChecks:
 
 
 def _fail(asked: _Asked, error: Exception) -> None:
-    for future in [*asked.futures]:
-        if future.set_running_or_notify_cancel():
-            future.set_exception(error)
+    for request in [*asked.requests]:
+        request.end(error)

@@ -8,6 +8,7 @@ and its forks with it.
 from __future__ import annotations
 
 import gc
+import math
 import selectors
 import signal
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 
 from jaxserve.grammars.matching import GrammarError, token_table
 from jaxserve.grammars.trial import Trial
-from jaxserve.grammars.verdicts import Tokens, TryGrammar, Verdict
+from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.isolation.oom_score import offer_to_oom_killer
 from jaxserve.isolation.wire import Channel
 from jaxserve.messages import Inbox, Message, Outbox
@@ -57,10 +58,7 @@ class Trials:
                                 return
                     elif not self._running[key.fd][1].read():
                         self._ended(key.fd)
-                now = time.monotonic()
-                for _, trial in self._running.values():
-                    if trial.deadline <= now:
-                        trial.expire()
+                self._pass_time()
         finally:
             for _, trial in self._running.values():
                 trial.kill()
@@ -69,7 +67,17 @@ class Trials:
     def _wait(self) -> float | None:
         if not self._running:
             return None
-        return max(0.0, min(one.deadline for _, one in self._running.values()) - time.monotonic())
+        due = min(trial.due for _, trial in self._running.values())
+        return None if due == math.inf else max(0.0, due - time.monotonic())
+
+    def _pass_time(self) -> None:
+        now = time.monotonic()
+        for number, trial in self._running.values():
+            if trial.due <= now:
+                was_long = trial.is_long
+                trial.pass_time()
+                if not was_long:
+                    self._say(TakesLong(number))
 
     def _take(self, message: Message) -> bool:
         body = self._inbox.open(message)
@@ -86,7 +94,7 @@ class Trials:
                 self._running[trial.reader] = number, trial
                 self._selector.register(trial.reader, selectors.EVENT_READ)
             case TryGrammar(number):
-                self._answer(number, self._wrong)
+                self._say(Verdict(number, self._wrong))
             case _:
                 return False
         return True
@@ -94,10 +102,11 @@ class Trials:
     def _ended(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
         number, trial = self._running.pop(descriptor)
-        self._answer(number, trial.close())
+        allowed = trial.close()
+        self._say(Verdict(number, allowed, trial.is_late))
 
-    def _answer(self, number: int, allowed: str | None) -> None:
-        self._channel.send(self._outbox.seal(Verdict(number, allowed)))
+    def _say(self, body: TakesLong | Verdict) -> None:
+        self._channel.send(self._outbox.seal(body))
 
 
 def main(arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ take is counted for this grammar alone, and it can be killed, which a thread can
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -20,7 +21,9 @@ from jaxserve.isolation.oom_score import offer_to_oom_killer
 CPU_SECONDS = 1
 MEMORY_BYTES = 64 << 20  # beside what the process has when it begins
 LEAST_THREAD_STACK = 2 << 20  # of a thread where the main one has no limit
-WALL_SECONDS = 30.0  # for what takes no processor, or gets none
+WALL_SECONDS = 5.0  # for what gets little of a processor
+SHORT_SECONDS = 0.1  # after which others go first, by NICER
+NICER = 10
 OOM_SCORE = 1000  # of 1000: where memory runs out, the kernel ends this process first
 OUT = 1  # where the verdict is written
 
@@ -40,14 +43,17 @@ class Trial:
 
     Attributes:
         reader: the descriptor from which `read` reads.
-        deadline: when it is to be killed, of `time.monotonic`.
+        due: when `pass_time` is to be called, of `time.monotonic`.
+        is_long: others go first.
+        is_late: it was killed because it took WALL_SECONDS.
     """
 
     def __init__(self, table: Any, text: str):
         self.reader, writer = os.pipe()
-        self.deadline = time.monotonic() + WALL_SECONDS
+        self._begin = time.monotonic()
+        self.due = self._begin + SHORT_SECONDS
+        self.is_long = self.is_late = False
         self._said = b""
-        self._is_late = False
         self._pid = os.fork()
         if self._pid == 0:
             _compile(table, text, writer)
@@ -59,10 +65,14 @@ class Trial:
         self._said += data
         return bool(data)
 
-    def expire(self) -> None:
-        """Its time is over."""
-        self._is_late = True
-        self.kill()
+    def pass_time(self) -> None:
+        """It has taken long enough to let others go first, or to be killed."""
+        if self.is_long:
+            self.is_late, self.due = True, math.inf
+            self.kill()
+            return
+        self.is_long, self.due = True, self._begin + WALL_SECONDS
+        os.setpriority(os.PRIO_PROCESS, self._pid, os.getpriority(os.PRIO_PROCESS, 0) + NICER)
 
     def kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
@@ -71,7 +81,7 @@ class Trial:
         """The verdict of a process that has ended, or was killed; None: the grammar compiles."""
         os.close(self.reader)
         _, status = os.waitpid(self._pid, 0)
-        if self._is_late:
+        if self.is_late:
             return LATE
         code = os.waitstatus_to_exitcode(status)
         if code == COMPILES:

@@ -56,17 +56,35 @@ class TryGrammar:
 
 
 @dataclass(frozen=True, slots=True)
+class TakesLong:
+    """A grammar goes on being compiled behind the others: one more may begin.
+
+    Attributes:
+        number: of the question.
+    """
+
+    kind: ClassVar[str] = "takes_long"
+    number: int
+
+    @property
+    def size(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What has become of a grammar.
 
     Attributes:
         number: of the question.
         allowed: what the grammar is not; None: it compiles.
+        is_late: a machine that has less to do might say otherwise.
     """
 
     kind: ClassVar[str] = "verdict"
     number: int
     allowed: str | None
+    is_late: bool = False
 
     @property
     def size(self) -> int:

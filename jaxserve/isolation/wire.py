@@ -21,7 +21,7 @@ import msgpack
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import MessageError
-from jaxserve.grammars.verdicts import Tokens, TryGrammar, Verdict
+from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.messages import Abort, AddGroup, Begun, Control, Header, Message, StepOutput
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.sampling_params import SamplingParams
@@ -111,7 +111,7 @@ class Sync:
 
 BODIES = (
     *(AddGroup, Abort, Control, StepOutput, Begun, Start, Ready, Refused, Sync),
-    *(Tokens, TryGrammar, Verdict),
+    *(Tokens, TryGrammar, TakesLong, Verdict),
 )
 
 
