@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.grammars.budget import ThoughtBudget
-from jaxserve.grammars.matching import new_matcher, token_table
+from jaxserve.grammars.matching import mask_of, new_matcher, token_table
 from jaxserve.grammars.thinking import Thinking
 from jaxserve.grammars.verdicts import Tokens
 from jaxserve.model_facts import ModelFacts
@@ -105,6 +105,7 @@ class GrammarCompiler:
         if kept is not None:
             return kept
         matcher = new_matcher(self._token_table(), text)
+        mask_of(matcher)  # the copies have it
         with self._lock:
             self._kept[text] = matcher
             self._kept.move_to_end(text)

@@ -39,18 +39,20 @@ def token_table(tokens: Tokens) -> Any:
 
 
 def new_matcher(table: Any, text: str) -> Any:
-    """A compiled grammar before its first token, to be copied.
-
-    Raises:
-        GrammarError: it does not compile, or allows no text.
-    """
+    """A compiled grammar before its first token. Raises GrammarError if it does not compile."""
     limits = library().LLParserLimits(**LIMITS)
     matcher = library().LLMatcher(table, text, log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # grammars without any text show here
     if matcher.is_error():
         raise GrammarError(shown(matcher.get_error()))
     return matcher
+
+
+def mask_of(matcher: Any) -> bytes:
+    """One bit a token: those that may follow. Raises GrammarError if none may."""
+    mask: bytes = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarError(shown(matcher.get_error()))
+    return mask
 
 
 def shown(message: str) -> str:

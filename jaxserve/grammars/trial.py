@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import resource
 import signal
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxserve.grammars.matching import GrammarError, new_matcher
+from jaxserve.grammars.matching import GrammarError, mask_of, new_matcher
 from jaxserve.isolation.oom_score import offer_to_oom_killer
 
 CPU_SECONDS = 1
 MEMORY_BYTES = 64 << 20  # beside what the process has when it begins
 LEAST_THREAD_STACK = 2 << 20  # of a thread where the main one has no limit
+TOKEN_SECONDS = 0.1  # of CPU time, at any of the first tokens
+WALK_TOKENS, WALK_SECONDS = 16, 0.2  # which are so many, or take so long together
 WALL_SECONDS = 5.0  # for what gets little of a processor
 SHORT_SECONDS = 0.1  # after which others go first, by NICER
 NICER = 10
@@ -31,6 +34,7 @@ COMPILES, REFUSED = 0, 3  # exit codes
 SLOW = f"what compiles in {CPU_SECONDS} s of a processor"
 LARGE = f"what compiles in {MEMORY_BYTES >> 20} MiB of memory"
 DEEP = "what is less nested, or has shorter chains of rules"
+COSTLY = f"what takes less than {TOKEN_SECONDS:g} s of a processor at a token"
 LATE = f"what compiles in {WALL_SECONDS:g} s"
 
 
@@ -110,8 +114,7 @@ def _compile(table: Any, text: str, writer: int) -> NoReturn:
     try:
         _limit(writer)
         matcher = new_matcher(table, text)
-        matcher.compute_ff_tokens()
-        code, said = COMPILES, ""
+        code, said = (COMPILES, "") if _is_quick(matcher) else (REFUSED, COSTLY)
     except GrammarError as error:
         said = f"what llguidance compiles: {error}"
     except MemoryError:
@@ -121,6 +124,36 @@ def _compile(table: Any, text: str, writer: int) -> NoReturn:
     finally:
         os.write(OUT, said.encode())
         os._exit(code)
+
+
+def _is_quick(matcher: Any) -> bool:
+    """Whether a few tokens, of which each may be any that is allowed, cost little each.
+
+    Raises GrammarError if there is no first token. llguidance's own limits bound what later ones
+    cost, but for grammars of many ambiguous rules, which mostly show here.
+    """
+    begin = before = time.process_time()
+    choose = random.Random(0)
+    mask = mask_of(matcher)
+    for _ in range(WALK_TOKENS):
+        matcher.compute_ff_tokens()
+        now = time.process_time()
+        if now - before > TOKEN_SECONDS:
+            return False
+        if matcher.is_stopped() or now - begin > WALK_SECONDS:
+            break
+        before = now
+        matcher.consume_token(_one_of(mask, choose))
+        mask = b"" if matcher.is_stopped() else matcher.compute_bitmask()
+    return True
+
+
+def _one_of(mask: bytes, choose: random.Random) -> int:
+    """Any of the tokens of a mask."""
+    bits = int.from_bytes(mask, "little")
+    place = choose.randrange(bits.bit_length())  # the next one from there, which is below the last
+    rest = bits >> place
+    return place + (rest & -rest).bit_length() - 1
 
 
 def _limit(writer: int) -> None:
