@@ -315,6 +315,9 @@ class InputProcessor:
         name, given = f"structured_outputs.{kind}", getattr(asked, kind)
         if self._checks is None:
             raise ValidationError(name, given, "nothing when skip_tokenizer_init is set")
+        if not self._eos_token_ids:
+            allowed = "nothing where neither model nor tokenizer has an end-of-sequence token"
+            raise ValidationError(name, given, allowed)
         text = grammar_text(asked)
         return text, self._checks.submit(text, name, given, client)
 

@@ -219,6 +219,8 @@ class GrammarChecks:
         while not self._is_closed:
             self._wanted.wait()
             self._wanted.clear()
+            if self._is_closed:
+                return
             try:
                 how = self._serve()
             except Exception:  # whatever it is, no request must wait for ever

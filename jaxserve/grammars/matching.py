@@ -28,8 +28,6 @@ def token_table(tokens: Tokens) -> Any:
     Raises:
         GrammarError: there can be no grammars with these tokens.
     """
-    if not tokens.ends:
-        raise GrammarError("the model has no end-of-sequence token")
     try:
         return library().LLTokenizer(
             tokens.tokenizer, n_vocab=tokens.count, eos_token=list(tokens.ends)
