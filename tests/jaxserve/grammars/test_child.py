@@ -75,9 +75,9 @@ def test_every_choice_of_a_long_list_and_many_properties_compile(checks: Grammar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [{"grammar": INTERSECTION}, {"json": PATTERNS}], ids=str)
+@pytest.mark.parametrize("asked", [{"grammar": INTERSECTION}, {"json": PATTERNS}], ids=list)
 def test_what_takes_memory_without_end_is_refused(checks: GrammarChecks, asked: Any) -> None:
-    assert allowed(checks, **asked) in (LARGE, SLOW)
+    assert allowed(checks, **asked) == LARGE
     assert allowed(checks, regex="[abc]{1,9}") is None
 
 

@@ -200,7 +200,7 @@ def test_a_text_that_costs_too_much_ends_and_others_go_on(compiler) -> None:
     while costly.error is None:
         words = masks.fill([costly, other], [output, output], WORDS)
         output.append(a)
-        assert len(output) < 200, "it never ends"
+        assert len(output) < 40, "a row may have more items"
     assert "items" in costly.error and other.error is None
     ends = np.zeros(WORDS, np.uint32)
     forbid(ends, [END])
