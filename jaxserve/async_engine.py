@@ -343,11 +343,11 @@ class AsyncEngine:
             is_entering: whether more requests were let in that are not known here yet.
         """
         self._draining = True
-        if self.is_ready:
-            self.client.inputs.drain()
         deadline = self._clock.now() + seconds
         quiet = 0
         while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:
+            if self.is_ready:
+                self.client.inputs.drain()
             busy = self._streams or self._preparing.count or is_entering()
             quiet = 0 if busy else quiet + 1
             if quiet < DRAIN_POLLS:
