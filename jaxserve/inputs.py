@@ -114,7 +114,7 @@ class InputProcessor:
         named = sum(len(getattr(params, name) or ()) for name in TOKEN_FIELDS)
         return len(tokens) + named + params.n <= QUICK_TOKENS
 
-    def begin_check(self, params: Params, client: str) -> Future[None] | None:
+    def begin_check(self, params: Params, client: str) -> Future[str] | None:
         """Have the grammar of a constraint tried, which `prepare` then knows; None: no grammar.
 
         The future raises what `GrammarChecks.submit` says.
@@ -129,7 +129,7 @@ class InputProcessor:
         asked = None if isinstance(params, PoolingParams) else params.structured_outputs
         if asked is None:
             return None
-        return self._try(asked, client)[1]
+        return self._try(asked, client)
 
     def warm_up(self) -> None:
         """Begin to start what the first constraint needs."""
@@ -306,11 +306,9 @@ class InputProcessor:
 
     def _grammar(self, asked: StructuredOutputsParams, client: str) -> str:
         """A constraint as the engine is told of it; it compiles."""
-        text, tried = self._try(asked, client)
-        tried.result()
-        return text
+        return self._try(asked, client).result()
 
-    def _try(self, asked: StructuredOutputsParams, client: str) -> tuple[str, Future[None]]:
+    def _try(self, asked: StructuredOutputsParams, client: str) -> Future[str]:
         (kind,) = (name for name in KINDS if getattr(asked, name) is not None)
         name, given = f"structured_outputs.{kind}", getattr(asked, kind)
         if self._checks is None:
@@ -318,8 +316,7 @@ class InputProcessor:
         if not self._eos_token_ids:
             allowed = "nothing where neither model nor tokenizer has an end-of-sequence token"
             raise ValidationError(name, given, allowed)
-        text = grammar_text(asked)
-        return text, self._checks.submit(text, name, given, client)
+        return self._checks.submit(grammar_text(asked), name, given, client)
 
     def _with_beams(self, group: AddGroup, beams: BeamSearchParams) -> AddGroup:
         """A group that searches; the device reports the tokens that may follow each beam."""

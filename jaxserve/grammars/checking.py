@@ -29,6 +29,7 @@ MODULE = "jaxserve.grammars.child"
 MOST_SHORT, MOST_TRIALS = 2, 12  # at once: that have just begun, and in all
 MOST_TRIES = 2  # of a text, where the process dies
 MOST_VERDICTS = 4096  # that are kept
+MAX_KEPT_CHARACTERS = 4 << 20  # of grammars in another notation
 CLOSE_S = 1.0  # that the process gets to end when it is told to
 ENDED = "the server is stopping: it compiles no other constraint"
 RETRY_S = 1.0  # after which a request may come again
@@ -38,20 +39,20 @@ RETRY_S = 1.0  # after which a request may come again
 class _Request:
     """What waits for a verdict, and of what the text was made."""
 
+    text: str
     name: str
     given: Any
-    future: Future[None] = field(default_factory=Future)
+    future: Future[str] = field(default_factory=Future)
 
-    def end(self, error: Exception | None) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        if error is None:
-            self.future.set_result(None)
-        else:
+    def judge(self, verdict: Verdict) -> None:
+        if verdict.allowed is not None:
+            self.fail(ValidationError(self.name, self.given, verdict.allowed))
+        elif self.future.set_running_or_notify_cancel():
+            self.future.set_result(self.text if verdict.notation is None else verdict.notation)
+
+    def fail(self, error: Exception) -> None:
+        if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
-
-    def judge(self, allowed: str | None) -> None:
-        self.end(None if allowed is None else ValidationError(self.name, self.given, allowed))
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +78,8 @@ class GrammarChecks:
     def __init__(self, tokens: Callable[[], Tokens]):
         self._tokens = tokens
         self._lock = threading.Lock()
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._kept_characters = 0
         self._asked: dict[bytes, _Asked] = {}
         self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()  # by client, in turn
         self._tried: dict[int, _Asked] = {}  # by the number of the question
@@ -93,27 +95,27 @@ class GrammarChecks:
         with self._lock:
             self._start()
 
-    def submit(self, text: str, name: str, given: Any, client: str = "") -> Future[None]:
-        """Have a grammar tried; the future is done once it is known to compile.
+    def submit(self, text: str, name: str, given: Any, client: str = "") -> Future[str]:
+        """Have a grammar tried; the result is the text that compiles, in llguidance's notation.
 
         The future raises ValidationError, which names the field, where the grammar does not compile
         within the limits, CompilerBusyError where the process cannot be started or has died, and
         ShutdownError once this is closed. What is cancelled is not tried.
 
         Args:
-            text: of the grammar, in llguidance's notation.
+            text: of the grammar, as `grammar_text` gave it.
             name, given: the field that it was made of, for errors.
             client: whose turn it is.
         """
         key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        request = _Request(name, given)
+        request = _Request(text, name, given)
         with self._lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
                 request.judge(self._verdicts[key])
                 return request.future
             if self._is_closed:
-                request.end(ShutdownError(ENDED))
+                request.fail(ShutdownError(ENDED))
                 return request.future
             asked = self._asked.get(key)
             if asked is None:
@@ -187,9 +189,13 @@ class GrammarChecks:
             return []  # it was closed meanwhile
         del self._asked[asked.key]
         if not verdict.is_late:
-            self._verdicts[asked.key] = verdict.allowed
-            if len(self._verdicts) > MOST_VERDICTS:
-                self._verdicts.popitem(last=False)
+            self._verdicts[asked.key] = verdict
+            self._kept_characters += len(verdict.notation or "")
+            while (
+                len(self._verdicts) > MOST_VERDICTS or self._kept_characters > MAX_KEPT_CHARACTERS
+            ):
+                _, oldest = self._verdicts.popitem(last=False)
+                self._kept_characters -= len(oldest.notation or "")
         return [*asked.requests]
 
     def _forget_all(self) -> None:
@@ -257,7 +263,7 @@ class GrammarChecks:
             self._send_some()
         for request in requests:
             assert isinstance(body, Verdict)
-            request.judge(body.allowed)
+            request.judge(body)
 
     def _lose(self, tries: int) -> None:
         """The process has gone with what it tried.
@@ -285,4 +291,4 @@ class GrammarChecks:
 
 def _fail(asked: _Asked, error: Exception) -> None:
     for request in [*asked.requests]:
-        request.end(error)
+        request.fail(error)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxserve.grammars.matching import GrammarError, mask_of, new_matcher
+from jaxserve.grammars.text import in_notation
 from jaxserve.isolation.oom_score import offer_to_oom_killer
 
 CPU_SECONDS = 1
@@ -49,7 +50,8 @@ class Trial:
         reader: the descriptor from which `read` reads.
         due: when `pass_time` is to be called, of `time.monotonic`.
         is_long: others go first.
-        is_late: it was killed because it took WALL_SECONDS.
+        notation: the text as it compiles, once it does; None: as it was.
+        is_late: it was killed because it took WALL_SECONDS, or by the kernel, for want of memory.
     """
 
     def __init__(self, table: Any, text: str):
@@ -57,6 +59,7 @@ class Trial:
         self._begin = time.monotonic()
         self.due = self._begin + SHORT_SECONDS
         self.is_long = self.is_late = False
+        self.notation: str | None = None
         self._said = b""
         self._pid = os.fork()
         if self._pid == 0:
@@ -87,11 +90,13 @@ class Trial:
         _, status = os.waitpid(self._pid, 0)
         if self.is_late:
             return LATE
-        code = os.waitstatus_to_exitcode(status)
+        code, said = os.waitstatus_to_exitcode(status), self._said.decode(errors="replace")
         if code == COMPILES:
+            self.notation = said or None
             return None
         if code == REFUSED:
-            return self._said.decode(errors="replace")
+            return said
+        self.is_late = code == -signal.SIGKILL
         return _ended_by(-code)
 
 
@@ -113,16 +118,22 @@ def _compile(table: Any, text: str, writer: int) -> NoReturn:
     code, said = REFUSED, LARGE
     try:
         _limit(writer)
-        matcher = new_matcher(table, text)
-        code, said = (COMPILES, "") if _is_quick(matcher) else (REFUSED, COSTLY)
+        notation = in_notation(text)
+        if _is_quick(new_matcher(table, notation)):
+            code, said = COMPILES, "" if notation == text else notation
+        else:
+            said = COSTLY
     except GrammarError as error:
         said = f"what llguidance compiles: {error}"
     except MemoryError:
         pass
+    except ValueError as error:
+        said = str(error)
     except BaseException as error:  # also what a panic of llguidance is raised as
         said = f"what llguidance compiles: it fails with {type(error).__name__}"
     finally:
-        os.write(OUT, said.encode())
+        with open(OUT, "wb", closefd=False) as out:
+            out.write(said.encode())
         os._exit(code)
 
 

@@ -43,7 +43,7 @@ class TryGrammar:
 
     Attributes:
         number: of the question, which its answer repeats.
-        text: in llguidance's notation.
+        text: as `grammar_text` gave it.
     """
 
     kind: ClassVar[str] = "try"
@@ -79,12 +79,14 @@ class Verdict:
         number: of the question.
         allowed: what the grammar is not; None: it compiles.
         is_late: a machine that has less to do might say otherwise.
+        notation: the grammar as it compiles; None: as it was.
     """
 
     kind: ClassVar[str] = "verdict"
     number: int
     allowed: str | None
     is_late: bool = False
+    notation: str | None = None
 
     @property
     def size(self) -> int:

@@ -87,11 +87,11 @@ def checks(started: Started) -> Iterator[GrammarChecks]:
     made.close()
 
 
-def submit(checks: GrammarChecks, text: str, client: str = "") -> Future[None]:
+def submit(checks: GrammarChecks, text: str, client: str = "") -> Future[str]:
     return checks.submit(text, "json", text, client)
 
 
-def fill(checks: GrammarChecks, started: Started) -> tuple[Process, list[Future[None]]]:
+def fill(checks: GrammarChecks, started: Started) -> tuple[Process, list[Future[str]]]:
     """A process that is told of no other text until one of those that are tried is answered."""
     futures = [submit(checks, f"long {number}", "mallory") for number in range(MOST_TRIALS)]
     process = started.next()
@@ -106,8 +106,7 @@ def test_a_verdict_is_kept_by_text(checks: GrammarChecks, started: Started) -> N
     asked = {one.text: one.number for one in (process.asked(), process.asked())}
     process.say(Verdict(asked["bad"], "what compiles"))
     process.say(Verdict(asked["good"], None))
-    good.result(30)
-    again.result(30)
+    assert good.result(30) == again.result(30) == "good"
     with pytest.raises(ValidationError, match=r"^json='bad' .* what compiles$"):
         bad.result(30)
     submit(checks, "good").result(0)
@@ -132,6 +131,18 @@ def test_the_number_of_verdicts_is_bounded(checks, started, monkeypatch) -> None
         future.result(30)
     again = submit(checks, "a")
     assert process.asked().text == "a" and not again.done()
+
+
+def test_a_text_may_compile_in_another_notation(checks, started, monkeypatch) -> None:
+    monkeypatch.setattr(checking, "MAX_KEPT_CHARACTERS", 7)
+    futures = [submit(checks, "a"), submit(checks, "b")]
+    process = started.next()
+    for number in range(2):
+        process.asked()
+        process.say(Verdict(number, None, notation=f"lark{number}"))
+    assert [future.result(30) for future in futures] == ["lark0", "lark1"]
+    assert submit(checks, "b").result(0) == "lark1"
+    assert not submit(checks, "a").done(), "the oldest is forgotten where they are too long"
 
 
 def test_what_takes_long_lets_others_begin(checks: GrammarChecks, started: Started) -> None:

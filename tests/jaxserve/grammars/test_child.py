@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,13 @@ def checks() -> Iterator[GrammarChecks]:
     made.close()
 
 
+def submit(checks: GrammarChecks, **asked: Any) -> Future[str]:
+    return checks.submit(grammar_text(StructuredOutputsParams(**asked)), "x", 0)
+
+
 def allowed(checks: GrammarChecks, **asked: Any) -> str | None:
     """What a constraint is not; None: it compiles."""
-    text = grammar_text(StructuredOutputsParams(**asked))
-    error = checks.submit(text, "x", 0).exception(60)
+    error = submit(checks, **asked).exception(60)
     assert error is None or isinstance(error, ValidationError)
     return None if error is None else str(error).removeprefix("x=0 is not supported: ")
 
@@ -72,6 +77,21 @@ def test_every_choice_of_a_long_list_and_many_properties_compile(checks: Grammar
     assert allowed(checks, choice=[f"{n} x" for n in range(10_000)]) is None
     properties = {f"p{n}": {"type": "string"} for n in range(1000)}
     assert allowed(checks, json={"properties": properties}) is None
+
+
+def test_gbnf_is_translated_where_that_can_be_ended(checks: GrammarChecks) -> None:
+    (one,) = json.loads(submit(checks, grammar='root ::= "a" root?').result(60))["grammars"]
+    assert one.keys() == {"lark_grammar"} and "start:" in one["lark_grammar"]
+    words = allowed(checks, grammar='root ::= "')
+    assert words is not None and words.startswith("a grammar of Lark or GBNF (")
+    lines = grammar_text(StructuredOutputsParams(grammar='root ::= "a"' + "\n" * 60_000))
+    assert checks.submit(lines, "x", 0).exception(60) is None
+
+
+@pytest.mark.slow
+def test_gbnf_of_long_chains_is_refused(checks: GrammarChecks) -> None:
+    chain = "".join(f"r{n} ::= r{n + 1}\n" for n in range(3000))
+    assert allowed(checks, grammar=f'root ::= r0\n{chain}r3000 ::= "a"\n') in (SLOW, DEEP)
 
 
 @pytest.mark.slow

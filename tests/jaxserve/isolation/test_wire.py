@@ -114,7 +114,7 @@ ALL: list[Body] = [
     Tokens("{}", 9, [2, 3]),
     TryGrammar(7, "start: x"),
     TakesLong(7),
-    Verdict(7, "what compiles", True),
+    Verdict(7, "what compiles", True, "start: x"),
 ]
 
 
