@@ -71,7 +71,7 @@ class AsyncEngine:
         self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self._draining = False
-        self._preparing = Preparing(self.client)
+        self._preparing = Preparing()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
         self._looking: asyncio.Future[EngineView] | None = None
@@ -173,6 +173,10 @@ class AsyncEngine:
                 raise self.error or EngineDeadError("the engine was shut down while it loaded")
             await asyncio.sleep(0.02)
 
+    def warm_up(self) -> None:
+        """Begin to start what the first constraint needs, once ready."""
+        self.client.inputs.warm_up()
+
     def generate(
         self,
         prompt: Prompt,
@@ -213,7 +217,9 @@ class AsyncEngine:
             EngineDeadError: the engine has ended.
         """
         self.client.check_alive()
-        return await self._preparing.prepare(prompt, params, request_id, queueing)
+        return await self._preparing.prepare(
+            self.client.inputs, prompt, params, request_id, queueing
+        )
 
     @property
     def ledger(self) -> Ledger:
@@ -358,6 +364,8 @@ class AsyncEngine:
         deadline = self._clock.now() + seconds
         quiet = 0
         while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:
+            if self.is_ready:
+                self.client.inputs.drain()
             busy = self._streams or self._preparing.count or is_entering()
             quiet = 0 if busy else quiet + 1
             if quiet < DRAIN_POLLS:
@@ -371,7 +379,6 @@ class AsyncEngine:
             self.client.abort(request_id)
             stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
         self.client.close()
-        self._preparing.close()
         await asyncio.to_thread(self.client.join)
 
     def _open_stream(self, request_id: str) -> OutputQueue:

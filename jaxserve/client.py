@@ -161,6 +161,7 @@ class MessagingClient(ABC):
         self._queue_deadlines = Deadlines()  # of first steps
         self._failures: dict[str, Exception] = {}
         self._view: EngineView | None = None
+        self._inputs: InputProcessor | None = None
 
     def _bind(
         self,
@@ -212,7 +213,13 @@ class MessagingClient(ABC):
         request_id: str,
         queueing: Queueing | None = None,
     ) -> PreparedRequest:
-        return self._inputs.prepare(prompt, params, request_id, queueing)
+        return self.inputs.prepare(prompt, params, request_id, queueing)
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """What prepares requests, once the engine is there."""
+        assert self._inputs is not None
+        return self._inputs
 
     def admit(self, prepared: Sequence[PreparedRequest]) -> None:
         for one in prepared:
@@ -275,7 +282,12 @@ class MessagingClient(ABC):
         return found
 
     def close(self) -> None:
+        self._end_checks()
         self._post(Control(Action.CLOSE))
+
+    def _end_checks(self) -> None:
+        if self._inputs is not None:
+            self._inputs.close()
 
     def _post(self, body: Body) -> None:
         self._send(self._outbox.seal(body))

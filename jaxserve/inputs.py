@@ -6,7 +6,9 @@ import hashlib
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +17,9 @@ import numpy as np
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.config import check_seconds
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.grammars.checking import GrammarChecks
 from jaxserve.grammars.text import grammar_text
+from jaxserve.grammars.verdicts import Tokens
 from jaxserve.messages import AddGroup
 from jaxserve.model_facts import ModelFacts, eos_token_ids
 from jaxserve.pooling_params import PoolingParams
@@ -90,9 +93,10 @@ class InputProcessor:
                 model.vocab_size,
             )
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
-        self._grammars: GrammarCompiler | None = None
+        self._checks: GrammarChecks | None = None
         if tokenizer is not None:
-            self._grammars = GrammarCompiler(lambda: tokenizer, model)
+            self._checks = GrammarChecks(lambda: Tokens.of(tokenizer, model))
+            weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
 
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
@@ -109,6 +113,38 @@ class InputProcessor:
             return False
         named = sum(len(getattr(params, name) or ()) for name in TOKEN_FIELDS)
         return len(tokens) + named + params.n <= QUICK_TOKENS
+
+    def begin_check(self, params: Params, client: str) -> Future[str] | None:
+        """Have the grammar of a constraint tried, which `prepare` then knows; None: no grammar.
+
+        The future raises what `GrammarChecks.submit` says.
+
+        Args:
+            params: of the request.
+            client: whose turn it is, see `Queueing`.
+
+        Raises:
+            ValidationError: names the field of a constraint that cannot be understood.
+        """
+        asked = None if isinstance(params, PoolingParams) else params.structured_outputs
+        if asked is None:
+            return None
+        return self._try(asked, client)
+
+    def warm_up(self) -> None:
+        """Begin to start what the first constraint needs."""
+        if self._checks is not None:
+            self._checks.start()
+
+    def drain(self) -> None:
+        """Refuse the constraints that would wait long for their turn to be tried."""
+        if self._checks is not None:
+            self._checks.drain()
+
+    def close(self) -> None:
+        """End what tries grammars; no constraint can be prepared any more."""
+        if self._checks is not None:
+            self._checks.close()
 
     def prepare(
         self,
@@ -222,7 +258,7 @@ class InputProcessor:
             words = bad_word_sequences(self._tokenizer, params.bad_words, self._model.vocab_size)
         grammar = None
         if params.structured_outputs is not None:
-            grammar = self._grammar(params.structured_outputs)
+            grammar = self._grammar(params.structured_outputs, queueing.client)
         self._check_allowed(params, words)
         rule = StopRule(
             eos_token_ids=self._eos_token_ids,
@@ -268,17 +304,19 @@ class InputProcessor:
             raise ValidationError("thinking_token_budget", budget, allowed)
         return found
 
-    def _grammar(self, asked: StructuredOutputsParams) -> str:
+    def _grammar(self, asked: StructuredOutputsParams, client: str) -> str:
         """A constraint as the engine is told of it; it compiles."""
+        return self._try(asked, client).result()
+
+    def _try(self, asked: StructuredOutputsParams, client: str) -> Future[str]:
         (kind,) = (name for name in KINDS if getattr(asked, name) is not None)
-        field = f"structured_outputs.{kind}"
-        if self._grammars is None:
-            raise ValidationError(
-                field, getattr(asked, kind), "nothing when skip_tokenizer_init is set"
-            )
-        text = grammar_text(asked)
-        self._grammars.check(text, field, getattr(asked, kind))
-        return text
+        name, given = f"structured_outputs.{kind}", getattr(asked, kind)
+        if self._checks is None:
+            raise ValidationError(name, given, "nothing when skip_tokenizer_init is set")
+        if not self._eos_token_ids:
+            allowed = "nothing where neither model nor tokenizer has an end-of-sequence token"
+            raise ValidationError(name, given, allowed)
+        return self._checks.submit(grammar_text(asked), name, given, client)
 
     def _with_beams(self, group: AddGroup, beams: BeamSearchParams) -> AddGroup:
         """A group that searches; the device reports the tokens that may follow each beam."""

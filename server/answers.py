@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.compiler import COMPILE_SECONDS
+from jaxserve.grammars.checking import RETRY_S
 from jaxserve.inputs import Params, PreparedRequest
 from jaxserve.outputs import (
     ERROR,
@@ -368,6 +368,6 @@ def check_served(output: RequestOutput) -> None:
         raise ApiError(400, GRAMMAR_FAILED, param="structured_outputs")
     if any(one.stop_reason == NOT_COMPILED for one in failed):
         text = "the constraint could not be compiled yet: the server is busy; try again later"
-        raise ApiError(503, text, headers={"Retry-After": f"{COMPILE_SECONDS:.0f}"})
+        raise ApiError(503, text, headers={"Retry-After": f"{RETRY_S:.0f}"})
     if failed:
         raise ApiError(500, "internal error; the server's log has the details")

@@ -226,6 +226,7 @@ class _Server(uvicorn.Server):
             self._fail(f"{self._descriptors.limit} open files (ulimit -n) leave no connection")
             return
         engine = self._engine
+        engine.warm_up()
         _leave_out_of_collections()
         if room is not None and room < self._max_connections:
             logger.warning(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxserve.grammars.budget import ThoughtBudget
-from jaxserve.grammars.compiler import COMPILE_SECONDS, GrammarCompiler
+from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.state import GrammarState
 from jaxserve.grammars.thinking import Thinking
 from jaxserve.messages import AddGroup
@@ -55,18 +52,11 @@ class Compiled(NamedTuple):
     budget: ThoughtBudget | None
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A request whose grammar is being compiled, `since` a thread began with it."""
+class _Waiting(NamedTuple):
+    """A request whose grammar is being compiled."""
 
     added: AddGroup
     future: Future[Any]
-    since: float | None = None
-
-    def is_late(self, now: float) -> bool:
-        if self.since is None and self.future.running():
-            self.since = now
-        return self.since is not None and now - self.since > COMPILE_SECONDS
 
 
 class Compiling:
@@ -74,11 +64,10 @@ class Compiling:
 
     Args:
         compiler: of the engine; None: its client has sent no grammar, and must not.
-        now: seconds.
     """
 
-    def __init__(self, compiler: GrammarCompiler | None, now: Callable[[], float] = time.monotonic):
-        self._compiler, self._now = compiler, now
+    def __init__(self, compiler: GrammarCompiler | None):
+        self._compiler = compiler
         self._waiting: list[_Waiting] = []
         self._aborted: dict[str, bool] = {}  # by sequence that waits
 
@@ -107,10 +96,9 @@ class Compiling:
         if seconds:
             wait([one.future for one in self._waiting], seconds, FIRST_COMPLETED)
         waiting, self._waiting = self._waiting, []
-        found, now = [], self._now()
-        is_loaded = self._compiler is not None and self._compiler.is_loaded
-        for one in waiting:  # that the tokenizer is being loaded is no grammar's fault
-            if one.future.done() or (is_loaded and one.is_late(now)):
+        found = []
+        for one in waiting:
+            if one.future.done():
                 found.append(self._compiled(one.added, one.future))
             else:
                 self._waiting.append(one)
@@ -125,11 +113,8 @@ class Compiling:
     def _compiled(self, added: AddGroup, future: Future[Any]) -> Compiled:
         matcher = None
         try:
-            matcher = future.result(0)  # one that is late goes on in its thread, for nobody
-        except TimeoutError:
-            future.cancel()
-            logger.error("a grammar has not compiled in %g s", COMPILE_SECONDS)
-        except Exception:  # the client's compiled: here it may have been too much at once
+            matcher = future.result()
+        except Exception:  # it did for the client: here it may have been too much at once
             logger.exception("a grammar that was checked does not compile")
         aborted = [name for name in added.sequence_ids if self._aborted.pop(name)]
         thinking = None

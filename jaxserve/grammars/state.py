@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.grammars.compiler import shown
+from jaxserve.grammars.matching import shown
 from jaxserve.grammars.thinking import Phase, Thinking
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from jaxserve.errors import ValidationError
@@ -15,11 +16,17 @@ from jaxserve.structured_outputs_params import (
 MAX_TAGS = 1024
 # what a JSON schema holds others under, by names that anybody may choose
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+GBNF = "gbnf_grammar"  # for a grammar that llguidance's notation has no name for
+MAX_ERROR = 200  # characters of what a translation says
+_GBNF_BEGIN = json.dumps({"grammars": [{GBNF: ""}]}).partition('""')[0]
+_LARK_LINE = re.compile(r"%llguidance\b|start\s*:")
 _ANY_TEXT = r"(.|\n)*"
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
     """The grammar of a constraint; whether it compiles is another question.
+
+    One of GBNF is left as it is, and is for `in_notation` alone: to translate it may take long.
 
     Raises:
         ValidationError: names the field that cannot be understood.
@@ -36,7 +43,8 @@ def grammar_text(params: StructuredOutputsParams) -> str:
         texts = " | ".join(map(json.dumps, dict.fromkeys(params.choice)))
         return _grammar(lark_grammar=f"start: CHOICE\nCHOICE: {texts}\n")
     if params.grammar is not None:
-        return _grammar(lark_grammar=_lark(params.grammar))
+        kind = "lark_grammar" if _is_lark(params.grammar) else GBNF
+        return _grammar(**{kind: params.grammar})
     assert params.structural_tag is not None
     return _tagged(parsed("structural_tag", params.structural_tag), params)
 
@@ -92,21 +100,25 @@ def _closed(schema: Any) -> Any:
     return found
 
 
-def _lark(grammar: str) -> str:
-    """A grammar in Lark's notation, from that or GBNF's."""
-    library()
-    from llguidance.gbnf_to_lark import any_to_lark
+def in_notation(text: str) -> str:
+    """What `grammar_text` gave, in llguidance's notation. Raises ValueError for what is no GBNF.
 
+    It takes time that grows with the square of the text, so it is for processes that may be killed.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if not text.startswith(_GBNF_BEGIN):
+        return text
+    (grammar,) = json.loads(text)["grammars"]
     try:
-        return str(any_to_lark(grammar))
+        return _grammar(lark_grammar=gbnf_to_lark(grammar[GBNF]))
     except Exception as error:  # its parser raises whatever comes
-        raise ValidationError(
-            f"{FIELD}.grammar", _start(grammar), f"a grammar of Lark or GBNF ({_start(str(error))})"
-        ) from error
+        raise ValueError(f"a grammar of Lark or GBNF ({str(error)[:MAX_ERROR]})") from error
 
 
-def _start(text: str) -> str:
-    return text[:200]
+def _is_lark(grammar: str) -> bool:
+    """Whether a grammar is in Lark's notation already, as llguidance tells it from GBNF."""
+    return any(_LARK_LINE.match(line.lstrip()) for line in grammar.splitlines())
 
 
 def _tagged(tag: dict[str, Any], params: StructuredOutputsParams) -> str:

@@ -18,10 +18,10 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
 from jaxserve.errors import JaxServeError, lacks_memory
+from jaxserve.isolation.oom_score import offer_to_oom_killer
 from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Refused, Start, Sync
 from jaxserve.messages import AddGroup, Begun, Inbox, Message, Outbox
 from jaxserve.observability.json_log import JSON, JsonFormatter
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     # a signal to the whole group is for the server, which lets requests finish
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _offer_to_oom_killer()
+    offer_to_oom_killer(OOM_SCORE)
     pulse = Pulse()
     threading.Thread(target=_end_with, args=(os.getppid(), pulse), daemon=True).start()
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -123,15 +123,6 @@ def _end_with(parent: int, pulse: Pulse) -> None:
         pulse.beat()
         time.sleep(BEAT_S)
     os._exit(0)
-
-
-def _offer_to_oom_killer() -> None:
-    file = Path("/proc/self/oom_score_adj")
-    try:
-        if int(file.read_text()) < OOM_SCORE:
-            file.write_text(str(OOM_SCORE))
-    except OSError as error:  # not Linux, or a container that forbids it
-        logger.debug("oom_score_adj stays as it is: %s", error)
 
 
 def _log_as(level: int, form: str) -> None:

@@ -188,6 +188,7 @@ class ProcessClient(MessagingClient):
         super().look()
 
     def close(self) -> None:
+        self._end_checks()
         self._supervisor.close()
         self._handle_events()
         if self._process is not None:

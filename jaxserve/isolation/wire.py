@@ -21,6 +21,7 @@ import msgpack
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import MessageError
+from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.messages import (
     Abort,
     AddGroup,
@@ -117,7 +118,10 @@ class Sync:
         return 0
 
 
-BODIES = (AddGroup, Abort, Control, StepOutput, Begun, Expected, Start, Ready, Refused, Sync)
+BODIES = (
+    *(AddGroup, Abort, Control, StepOutput, Begun, Expected, Start, Ready, Refused, Sync),
+    *(Tokens, TryGrammar, TakesLong, Verdict),
+)
 
 
 def encode(message: Message) -> bytes:

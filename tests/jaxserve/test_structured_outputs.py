@@ -153,7 +153,8 @@ def test_a_grammar_that_fails_in_the_engine_ends_its_request(llm: LLM, monkeypat
     while llm.client.has_work:
         outputs += llm.client.outputs()
     last = outputs[-1].outputs[0]
-    assert (last.finish_reason, last.stop_reason) == ("error", "grammar") and not last.text
+    assert (last.finish_reason, last.stop_reason) == ("error", "grammar_not_compiled")
+    assert not last.text
 
 
 def test_what_cannot_be_compiled_is_refused_by_name(llm: LLM, make_llm) -> None:

@@ -138,6 +138,8 @@ class FakeEngine:
         while not self.is_ready:
             await asyncio.sleep(0.01)
 
+    def warm_up(self) -> None: ...
+
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1
 

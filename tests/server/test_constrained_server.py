@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Annotated, Any
 
 import jsonschema
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 
@@ -200,6 +203,95 @@ def test_bad_input_is_answered_in_time(server: Server, fields: dict[str, Any], p
         assert response.status_code in (200, 400), response.text[:300]
     assert server.health() == 200
     server.wait_until_idle()
+
+
+INTERSECTION = "start: A\nA: " + " & ".join(rf"/(.|\n)*[a-z]{{{n}}}(.|\n)*/" for n in range(1, 60))
+PATTERNS = [{"type": "string", "pattern": f"[a-z]{{{n}}}"} for n in range(1, 60)]
+
+
+def endless(number: int) -> tuple[dict[str, Any], str]:
+    """A constraint whose compilation takes time and memory without end, and its field."""
+    if number % 2:
+        grammar = INTERSECTION + "\n" * number
+        return {"structured_outputs": {"grammar": grammar}}, "structured_outputs.grammar"
+    schema = {"allOf": PATTERNS, "description": str(number)}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"response_format": form}, "response_format.json_schema.schema"
+
+
+def test_grammars_without_end_are_refused_and_hold_up_no_other(server: Server) -> None:
+    def send(fields: dict[str, Any]) -> Any:
+        body = {"messages": ASK, "max_tokens": 40} | fields
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+
+    def memory() -> int:
+        """Of the server and its engine, which live on; not of what is tried."""
+        parent = psutil.Process(server.process.pid)
+        children = parent.children(recursive=True)
+        (engine,) = (one for one in children if "jaxserve.isolation.child" in one.cmdline())
+        return int(parent.memory_info().rss + engine.memory_info().rss)
+
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}
+    others = [
+        {"structured_outputs": {"json": schema | {"maxItems": 3 + number}}} for number in range(3)
+    ]
+    assert send(others[0]).status_code == 200
+    before = memory()
+    with ThreadPoolExecutor(13) as pool:
+        hostile = [(pool.submit(send, fields), name) for fields, name in map(endless, range(10))]
+        beside = [pool.submit(send, fields) for fields in others]
+        for one in beside:
+            assert one.result().status_code == 200, one.result().text
+        for future, name in hostile:
+            answer = future.result()
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == name and "what compiles in" in error["message"]
+    assert memory() - before < 50 << 20
+    assert server.health() == 200
+    server.wait_until_idle()
+
+
+def test_a_text_that_costs_too_much_ends_and_others_go_on(server: Server) -> None:
+    grammar = "start: x\nx: /[a-z]/ | x x | x x x | x x x x\n"
+    body = {"messages": ASK, "max_tokens": 200, "ignore_eos": True, "seed": 1}
+    body["structured_outputs"] = {"grammar": grammar}
+    url = f"{server.url}/v1/chat/completions"
+    plain = {"messages": ASK, "max_tokens": 60, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        costly = pool.submit(httpx.post, url, json=body, timeout=120)
+        other = pool.submit(httpx.post, url, json=plain, timeout=120)
+        assert other.result().status_code == 200
+        assert costly.result().status_code == 400, costly.result().text[:300]
+    assert costly.result().json()["error"]["param"] == "structured_outputs"
+    server.wait_until_idle()
+
+
+def test_a_server_that_stops_waits_for_no_grammar_without_end() -> None:
+    with running_server("none") as server, ThreadPoolExecutor(20) as pool:
+        url = f"{server.url}/v1/chat/completions"
+
+        def send(number: int) -> int:
+            body = {"messages": ASK} | endless(number)[0]
+            return httpx.post(url, json=body, timeout=120).status_code
+
+        sent = [pool.submit(send, number) for number in range(20)]
+        deadline = time.monotonic() + 60
+        while sum("grammars.child" in " ".join(one.cmdline()) for one in tree(server)) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        processes = tree(server)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(20)  # of the 30 s that running requests have
+        assert {one.result() for one in sent} <= {400, 503}
+    _, alive = psutil.wait_procs(processes, 10)
+    assert not alive
+
+
+def tree(server: Server) -> list[psutil.Process]:
+    """The processes of a server, but for itself."""
+    found = psutil.Process(server.process.pid).children(recursive=True)
+    return [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_every_beam_holds_to_the_schema(server: Server) -> None:

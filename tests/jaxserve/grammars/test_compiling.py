@@ -1,4 +1,4 @@
-"""A grammar that takes too long in the engine ends its request, and nobody else's."""
+"""A grammar that fails in the engine ends its request, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.grammars.compiler import COMPILE_SECONDS
 from jaxserve.grammars.compiling import Compiling
 from jaxserve.grammars.forcing import Forcing
 from jaxserve.request import End, FinishReason
@@ -23,28 +22,22 @@ def added(name: str) -> Any:
     )
 
 
-def test_the_time_of_a_grammar_begins_with_its_thread() -> None:
+def test_a_grammar_that_does_not_compile_ends_its_request_alone() -> None:
     futures: list[Future[Any]] = []
 
     def start(text: str) -> Future[Any]:
         futures.append(Future())
         return futures[-1]
 
-    clock = [0.0]
-    compiler = SimpleNamespace(start=start, num_words=1, close=lambda: None, is_loaded=False)
-    compiling = Compiling(compiler, lambda: clock[0])  # type: ignore[arg-type]
+    compiler = SimpleNamespace(start=start, num_words=1, close=lambda: None)
+    compiling = Compiling(compiler)  # type: ignore[arg-type]
     compiling.add(added("waits"))
-    compiling.add(added("runs"))
-    futures[1].set_running_or_notify_cancel()
+    compiling.add(added("fails"))
     assert not compiling.take()
-    clock[0] = 2 * COMPILE_SECONDS
-    assert not compiling.take(), "the tokenizer is being loaded"
-    compiler.is_loaded = True
-    assert not compiling.take()
-    clock[0] += COMPILE_SECONDS + 1
-    (late,) = compiling.take()
-    assert late.added.sequence_ids == ["runs"]
-    state = late.grammar.begin()
+    futures[1].set_exception(MemoryError())
+    (failed,) = compiling.take()
+    assert failed.added.sequence_ids == ["fails"] and failed.grammar is not None
+    state = failed.grammar.begin()
     words = np.zeros(1, np.uint32)
     state.allow([], words)
     assert state.error is not None and words[0] == 1 << 2
@@ -52,7 +45,6 @@ def test_the_time_of_a_grammar_begins_with_its_thread() -> None:
     seen = SeenTokens([request], [2], [0], {0: End(FinishReason.STOP, None)})
     Forcing(scheduler=None).go_on(seen)  # type: ignore[arg-type]
     assert seen.ends[0].reason is FinishReason.NOT_COMPILED, "which is no fault of the request"
-    assert compiling  # the other one waits for a thread
-    futures[0].set_running_or_notify_cancel()
+    assert compiling  # the other one waits
     futures[0].set_result(None)
     assert [one.added.sequence_ids for one in compiling.take()] == [["waits"]]

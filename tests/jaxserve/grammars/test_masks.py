@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from jaxserve.execution.features.mask import forbid
-from jaxserve.grammars.compiler import GrammarCompiler, GrammarError
+from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.compiling import Grammar
 from jaxserve.grammars.masks import GrammarMasks
+from jaxserve.grammars.matching import GrammarError
 from jaxserve.grammars.state import GrammarState
-from jaxserve.grammars.text import grammar_text
+from jaxserve.grammars.text import grammar_text, in_notation
 from jaxserve.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
 
@@ -29,7 +30,7 @@ def compiler() -> GrammarCompiler:
 
 
 def begin(compiler: GrammarCompiler, **asked: object) -> GrammarState:
-    text = grammar_text(StructuredOutputsParams(**asked))  # type: ignore[arg-type]
+    text = in_notation(grammar_text(StructuredOutputsParams(**asked)))  # type: ignore[arg-type]
     return Grammar(compiler.start(text).result(), [END], compiler.num_words).begin()
 
 
@@ -160,12 +161,6 @@ def test_what_does_not_compile_is_told_in_short_words(compiler, asked) -> None:
     assert "<state>" not in str(caught.value) and "unknown>" not in str(caught.value)
 
 
-def test_a_long_chain_of_rules_does_not_leave_the_stack(compiler) -> None:
-    rules = "".join(f"r{i}:r{i + 1}\n" for i in range(5000))
-    state = begin(compiler, grammar=f'start:r0\n{rules}r5000:"ab"')
-    assert allowed(state, []) == {TOKENS.index("a")}
-
-
 def test_the_number_of_kept_grammars_is_bounded(compiler, monkeypatch) -> None:
     monkeypatch.setattr("jaxserve.grammars.compiler.MAX_GRAMMARS", 3)
     texts = [grammar_text(StructuredOutputsParams(choice=[f"a{i}"])) for i in range(5)]
@@ -195,6 +190,21 @@ def test_what_else_is_forbidden_is_left_out_and_the_end_comes_last(compiler) -> 
     other.allow([], words)
     other.narrow(words, ~np.zeros(WORDS, np.uint32), goes_on=False)
     assert other.error is not None and "forbid" in other.error
+
+
+def test_a_text_that_costs_too_much_ends_and_others_go_on(compiler) -> None:
+    """Every way to split a text is followed: the items of a row grow with its length."""
+    costly = begin(compiler, grammar="start: x\nx: x x x x x | x x x x | x x x | x x | /[abc]/\n")
+    other = begin(compiler, regex="[abc]{1,500}")
+    a, masks, output = TOKENS.index("a"), GrammarMasks(), list[int]()
+    while costly.error is None:
+        words = masks.fill([costly, other], [output, output], WORDS)
+        output.append(a)
+        assert len(output) < 40, "a row may have more items"
+    assert "items" in costly.error and other.error is None
+    ends = np.zeros(WORDS, np.uint32)
+    forbid(ends, [END])
+    assert np.array_equal(words[0], ends) and not np.array_equal(words[1], ends)
 
 
 @pytest.mark.parametrize("vocab_size", [FACTS.vocab_size, 64])  # llguidance rounds up

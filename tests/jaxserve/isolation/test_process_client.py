@@ -23,7 +23,6 @@ from jaxserve.isolation.launch import EarlyProcess, Listener
 from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.isolation.fake_child import (
     HANG,
     KILL,
@@ -311,25 +310,6 @@ def test_requests_that_kill_do_not_end_the_server_and_are_known_again() -> None:
         one.finish()
         assert one.tokens["good.0"] == expected("good", [1, 2], 400)
         assert one.tokens["other.0"] == expected("other", [1, 3], 20)
-
-
-def test_grammars_are_checked_in_threads_of_their_own(monkeypatch) -> None:
-    engine = AsyncEngine(CONFIG, start=False, isolation=Isolation(module=MODULE))
-    threads: list[str] = []
-
-    def prepare(*_: Any) -> None:
-        threads.append(threading.current_thread().name)
-
-    monkeypatch.setattr(engine.client, "prepare", prepare)
-    monkeypatch.setattr(engine.client, "check_alive", lambda: None)
-    asked = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]))
-
-    async def main() -> None:
-        await engine.prepare("text", SamplingParams(), "text")
-        await engine.prepare([1], asked, "grammar")
-
-    asyncio.run(main())
-    assert ["grammar" in name for name in threads] == [False, True], threads
 
 
 def test_a_broken_tokenizer_is_found_before_the_weights(tmp_path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.config import EngineConfig
 from jaxserve.errors import MessageError
+from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.isolation import wire
 from jaxserve.isolation.wire import (
     BODIES,
@@ -115,6 +116,10 @@ ALL: list[Body] = [
     Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4)), "/m", "/t", 99),
     Refused("no"),
     Sync(),
+    Tokens("{}", 9, [2, 3]),
+    TryGrammar(7, "start: x"),
+    TakesLong(7),
+    Verdict(7, "what compiles", True, "start: x"),
 ]
 
 
