@@ -88,10 +88,11 @@ def test_many_answers_to_one_client_cost_no_other_its_own() -> None:
         def answer_to(client: str, held: int = 0) -> Unread:
             return Unread(answers, Pipe(held), lambda: client)  # type: ignore[arg-type]
 
-        paused, many = answer_to("a", PIECE_BYTES - 1), [answer_to("b") for _ in range(4)]
+        paused, many = answer_to("a", 2 * PIECE_BYTES), [answer_to("b") for _ in range(4)]
         made, small = answer_to("c"), answer_to("b", UNCOUNTED_BYTES + 1)
         answers.tells(paused)
         answers.tells(small)
+        now[0] = 1.0
         for answer in many:
             answer.keep(most // 4)
             answers.tells(answer)
