@@ -41,7 +41,12 @@ CHANGES = {
     "renamed": (THEIRS, "send_400_response", None, "no send_400_response"),
     "parameters": (THEIRS, "connection_made", other_parameters, "connection_made has other"),
     "attributes": (THEIRS, "__init__", nothing, "does not make .*pipeline"),
-    "answers": (httptools_impl.RequestResponseCycle, "__init__", nothing, "make disconnected, .*"),
+    "answers": (
+        httptools_impl.RequestResponseCycle,
+        "__init__",
+        nothing,
+        "make chunked_encoding, disconnected, .*",
+    ),
 }
 
 
