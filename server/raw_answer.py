@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from http import HTTPStatus
 
 from server.errors import ApiError
 
@@ -21,7 +20,8 @@ def raw_answer(status: int, default: Headers, lines: bytes, body: bytes, *, ends
         lines: more headers, each with its line's end.
         ends: whether the connection ends behind it.
     """
-    head = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in default), lines, _JSON]
+    head = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()]
+    head += [*(b"%b: %b\r\n" % header for header in default), lines, _JSON]
     head.append(b"content-length: %d\r\n" % len(body))
     return b"".join([*head, b"connection: close\r\n\r\n" if ends else b"\r\n", body])
 

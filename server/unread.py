@@ -31,7 +31,8 @@ class Unread:
         client: tells the name of its client, see `client_name`.
 
     Attributes:
-        whole: bytes of the answer that are kept until its last is taken.
+        whole: bytes of the answer that are kept until its last is taken, of a stream those that it
+            tells once more at its end.
         sending: other bytes of it that wait for the connection.
         waits: parts of it that the connection has not taken yet.
         queued: what is told of its outputs that wait, in bytes.
@@ -65,11 +66,13 @@ class Unread:
         """What is unread of it."""
         return (self.whole or self.sending) + self.queued() + self.in_transport
 
+    def is_taken(self) -> bool:
+        """Whether the client has taken what it was given."""
+        return not self.waits and self.in_transport <= UNCOUNTED_BYTES
+
     def is_settled(self) -> bool:
         """Whether nothing of it has to be watched."""
-        if self.waits or self.whole:
-            return False
-        return self.transport is None or self.in_transport <= UNCOUNTED_BYTES
+        return not self.whole and self.is_taken()
 
     def keep(self, num_bytes: int) -> None:
         """More of a whole answer was made.
@@ -134,7 +137,7 @@ class UnreadAnswers:
         if answer.is_settled():
             self._watched.discard(answer)
         else:
-            answer.since = self.clock()
+            answer.since = math.inf if answer.is_taken() else self.clock()
 
     def look(self) -> None:
         """Cut off the slowest answers of the clients with the most where too much is unread."""
@@ -144,7 +147,7 @@ class UnreadAnswers:
             if answer.is_settled():
                 self._watched.discard(answer)
                 continue
-            if size < answer.seen:
+            if size < answer.seen and answer.since < now:
                 answer.since = now
             answer.seen = size
             total += size
