@@ -441,6 +441,13 @@ class EngineConfig:
         reader=SERVER,
         metavar="SECONDS",
     )
+    max_beam_width: int | None = setting(
+        None,
+        Whole(1),
+        "Most beams of one search; a wider one is refused. None: as many as max_logprobs lets one "
+        "have.",
+        reader=SERVER,
+    )
     metrics_prefix: str = setting(
         "jaxserve",
         Choice(("jaxserve", "vllm")),

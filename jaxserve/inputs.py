@@ -170,6 +170,11 @@ class InputProcessor:
         """
         queueing = queueing or Queueing(time.monotonic())
         self._check_queueing(queueing)
+        if isinstance(params, BeamSearchParams):
+            most_beams = self._config.server.max_beam_width
+            if params.beam_width > most_beams:
+                allowed = f"1 to {most_beams}, the setting max_beam_width"
+                raise ValidationError("beam_width", params.beam_width, allowed)
         embeds = self._embeds(prompt)
         text, tokens = self._tokenise(prompt) if embeds is None else (None, [0] * len(embeds))
         pooling = None

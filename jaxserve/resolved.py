@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 
@@ -89,7 +90,8 @@ class ServerSettings:
 
     Attributes:
         model_names: that requests may use; one at least.
-        max_num_queued_reqs, max_num_queued_tokens, max_queue_wait: infinite without a limit.
+        max_num_queued_reqs, max_num_queued_tokens, max_queue_wait, max_beam_width: infinite without
+            a limit.
         metrics_prefix: as asked for.
         stream_interval: as asked for.
         sampling_defaults: parameter -> the model's value of it, where that is not
@@ -102,6 +104,7 @@ class ServerSettings:
     max_queue_wait: float
     metrics_prefix: str
     stream_interval: int = 1
+    max_beam_width: float = math.inf
     sampling_defaults: dict[str, float] = field(default_factory=dict)
 
 

@@ -52,6 +52,7 @@ def resolved(asked: EngineConfig) -> ResolvedConfig:
             max_num_queued_reqs=asked.max_num_queued_reqs or math.inf,
             max_num_queued_tokens=asked.max_num_queued_tokens or math.inf,
             max_queue_wait=asked.max_queue_wait or math.inf,
+            max_beam_width=asked.max_beam_width or math.inf,
             sampling_defaults=generation_defaults(asked, Path(asked.model)),
         ),
     )

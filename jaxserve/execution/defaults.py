@@ -129,6 +129,7 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
             max_num_queued_reqs=config.max_num_queued_reqs or math.inf,
             max_num_queued_tokens=config.max_num_queued_tokens or math.inf,
             max_queue_wait=config.max_queue_wait or math.inf,
+            max_beam_width=config.max_beam_width or math.inf,
             metrics_prefix=config.metrics_prefix,
             stream_interval=config.stream_interval,
         ),

@@ -9,9 +9,11 @@ from typing import Any
 
 from jaxserve.config import Isolation, check_seconds, check_step_timeout
 from jaxserve.errors import EngineDeadError, ValidationError
-from jaxserve.flags import number
+from jaxserve.flags import integer, number
 from jaxserve.isolation.launch import EarlyProcess
+from jaxserve.settings import Whole
 from jaxserve.silence import AUTO, HUNG_FACTOR, HUNG_S
+from server.commands.config_file import SHIPPED
 from server.commands.edge_flags import add_edge_flags, api_keys, edge_limits
 from server.commands.engine_flags import (
     SERVER_QUEUE,
@@ -33,7 +35,12 @@ def register(subparsers: Any) -> None:
     add_model_argument(parser)
     group = parser.add_argument_group("server")
     add = group.add_argument
-    add("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
+    add(
+        "--config",
+        metavar="FILE",
+        help="YAML file of flags, or one of those that come with jaxserve: "
+        f"{', '.join(SHIPPED)}; flags on the command line win",
+    )
     add(
         "--host",
         default="127.0.0.1",
@@ -105,6 +112,13 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="after SIGTERM running requests get so long to finish (default: %(default)g)",
     )
+    add(
+        "--num-workers",
+        type=integer,
+        metavar="N",
+        help="threads that tokenise prompts and render conversations beside the event loop, at "
+        "most the cores (default: Python's, 4 more than the cores)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
         check_step_timeout("--step-timeout", args.step_timeout)
         if args.load_timeout is not None:
             check_seconds("--load-timeout", args.load_timeout)
+        if args.num_workers is not None:
+            Whole(1).checked("--num-workers", args.num_workers)
         if not 0 <= args.shutdown_timeout < math.inf:
             raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
         edge_limits(args)
