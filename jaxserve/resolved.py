@@ -52,8 +52,8 @@ class SchedulerSettings:
         max_num_seqs: slots.
         max_num_batched_tokens: token budget of one step.
         max_prefill_tokens: prompt tokens of one step, at most the budget.
-        overlap, scheduling_policy, length_classes, length_shares, max_overtaken_tokens: as asked
-            for.
+        overlap, scheduling_policy, length_classes, output_classes, length_shares,
+            max_overtaken_tokens: as asked for.
     """
 
     max_model_len: int
@@ -63,6 +63,7 @@ class SchedulerSettings:
     overlap: bool
     scheduling_policy: str
     length_classes: tuple[int, ...]
+    output_classes: tuple[int, ...]
     length_shares: tuple[int, ...]
     max_overtaken_tokens: int
 

@@ -112,6 +112,7 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
             overlap=config.overlap,
             scheduling_policy=config.scheduling_policy,
             length_classes=config.length_classes,
+            output_classes=config.output_classes,
             length_shares=config.length_shares,
             max_overtaken_tokens=config.max_overtaken_tokens,
         ),

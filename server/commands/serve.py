@@ -125,6 +125,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     try:
         config = engine_config(args)
+        if ":" in config.scheduling_policy:  # a class, which every process imports
+            from jaxserve.scheduling.policies import make_policy
+
+            make_policy(config)
         parsers(args)
         check_step_timeout("--step-timeout", args.step_timeout)
         if args.load_timeout is not None:
