@@ -199,8 +199,8 @@ def _finish(trials: Sequence[Trial], options: argparse.Namespace) -> int:
     faster = best_of(trials)
     if faster is not None and faster.sizes.quantization not in options.choice:
         print(
-            f"{faster.sizes.quantization} weights gave {faster.tokens_per_second:.1f} tok/s with "
-            f"{faster.sizes.text()}: to choose from them too, type --quantization"
+            f"{faster.tokens_per_second:.1f} tok/s with {faster.sizes.text()}: to choose from "
+            "rounded weights too, type --quantization"
         )
     names = (options.output.with_suffix(suffix).name for suffix in (".png", ".json"))
     print(f"written: {options.output}, {', '.join(names)}")

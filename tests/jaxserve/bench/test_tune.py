@@ -109,7 +109,7 @@ def test_weights_and_slots_are_swept_and_shown(monkeypatch, tmp_path, capsys):
     ]
     # weights are only rounded where that is asked for
     assert "quantization" not in given.output.read_text()
-    assert any(line.startswith("int4 weights gave 8.0 tok/s") for line in lines)
+    assert any(line.startswith("8.0 tok/s with 4 slots") for line in lines)
     assert tune.run(options(**vars(given) | {"quantization": ["none", "int4"]})) == 0
     assert "quantization: int4\n" in given.output.read_text()
 
