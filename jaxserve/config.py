@@ -486,6 +486,22 @@ class EngineConfig:
         "share of what the device can do.",
         reader=SERVER,
     )
+    device_flops_per_second: float | None = setting(
+        None,
+        Number(above=0.0),
+        "What one device can do, as `jaxserve bench latency` measures it: MFU is told as a share "
+        "of it; needs enable_mfu_metrics.",
+        reader=SERVER,
+        metavar="FLOPS",
+    )
+    device_bytes_per_second: float | None = setting(
+        None,
+        Number(above=0.0),
+        "What one device can read, likewise, for the share of its bandwidth; needs "
+        "enable_mfu_metrics.",
+        reader=SERVER,
+        metavar="BYTES",
+    )
     stream_interval: int = setting(
         1,
         Whole(1),
@@ -509,6 +525,9 @@ class EngineConfig:
             low, high = getattr(self, name)
             if low >= high:
                 raise ValidationError(name, (low, high), "ascending integers")
+        for name in ("device_flops_per_second", "device_bytes_per_second"):
+            if getattr(self, name) is not None and not self.enable_mfu_metrics:
+                raise ValidationError(name, getattr(self, name), "none without enable_mfu_metrics")
         if self.kv_cache_scales is not None and not self.kv_cache_dtype.startswith("fp8"):
             raise ValidationError(
                 "kv_cache_scales", self.kv_cache_scales, "none unless kv_cache_dtype is fp8_e4m3"

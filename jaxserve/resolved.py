@@ -95,6 +95,7 @@ class ServerSettings:
             a limit.
         metrics_prefix: as asked for.
         stream_interval: as asked for.
+        device_flops_per_second, device_bytes_per_second: as asked for, 0 where it was not.
         sampling_defaults: parameter -> the model's value of it, where that is not
             `SamplingParams`' own; see `generation_defaults.py`.
     """
@@ -106,6 +107,8 @@ class ServerSettings:
     metrics_prefix: str
     stream_interval: int = 1
     max_beam_width: float = math.inf
+    device_flops_per_second: float = 0.0
+    device_bytes_per_second: float = 0.0
     sampling_defaults: dict[str, float] = field(default_factory=dict)
 
 

@@ -53,6 +53,8 @@ def resolved(asked: EngineConfig) -> ResolvedConfig:
             max_num_queued_tokens=asked.max_num_queued_tokens or math.inf,
             max_queue_wait=asked.max_queue_wait or math.inf,
             max_beam_width=asked.max_beam_width or math.inf,
+            device_flops_per_second=asked.device_flops_per_second or 0.0,
+            device_bytes_per_second=asked.device_bytes_per_second or 0.0,
             sampling_defaults=generation_defaults(asked, Path(asked.model)),
         ),
     )

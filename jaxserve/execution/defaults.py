@@ -131,6 +131,8 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
             max_num_queued_tokens=config.max_num_queued_tokens or math.inf,
             max_queue_wait=config.max_queue_wait or math.inf,
             max_beam_width=config.max_beam_width or math.inf,
+            device_flops_per_second=config.device_flops_per_second or 0.0,
+            device_bytes_per_second=config.device_bytes_per_second or 0.0,
             metrics_prefix=config.metrics_prefix,
             stream_interval=config.stream_interval,
         ),

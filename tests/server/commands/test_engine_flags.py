@@ -72,6 +72,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "max_num_queued_tokens": 6,
         "max_queue_wait": 0.5,
         "max_beam_width": 7,
+        "device_flops_per_second": 1e12,
+        "device_bytes_per_second": 1e11,
         "metrics_prefix": "vllm",
         "stream_interval": 5,
         "generation_config": "vllm",
