@@ -112,7 +112,7 @@ def client(engine: Watched) -> Iterator[TestClient]:
 
 def test_the_first_frame_is_whole_and_the_next_ones_tell_what_changed(engine: Watched) -> None:
     engine.views = [view("a", "b"), view("a", "b", cells=(0, 6, 6, 6, 7)), view("a")]
-    engine.metrics.record_stats(engine.metrics.stats._replace(work=Work(9, 8, 7)))
+    engine.metrics.stats = engine.metrics.stats._replace(work=Work(9, 8, 7))
     status, names, first, second, fewer, third = watch(service_of(engine), None, 6)
     assert status == {"status": "ok"}
     assert first["pool"] == {"pages": 5, "per": 1, "cells": [2, 0, 1, 1, 1, 6, 1, 7]}
