@@ -382,7 +382,8 @@ def _work(group: AddGroup) -> Work:
     turn = group.queueing
     compiles = group.grammar is not None or group.thoughts is not None
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
-    return Work(turn.client, num_prompt, sequences, turn.priority, compiles)
+    asked = group.num_output_asked
+    return Work(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
 
 
 def _label(model_name: str) -> str:
