@@ -17,7 +17,8 @@ from jaxserve.grammars.compiling import Grammar
 from jaxserve.grammars.masks import GrammarMasks
 from jaxserve.grammars.matching import GrammarError
 from jaxserve.grammars.state import GrammarState
-from jaxserve.grammars.text import grammar_text, in_notation
+from jaxserve.grammars.notation import in_notation
+from jaxserve.grammars.text import grammar_text
 from jaxserve.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
 
@@ -30,7 +31,7 @@ def compiler() -> GrammarCompiler:
 
 
 def begin(compiler: GrammarCompiler, **asked: object) -> GrammarState:
-    text = in_notation(grammar_text(StructuredOutputsParams(**asked)))  # type: ignore[arg-type]
+    text, _ = in_notation(grammar_text(StructuredOutputsParams(**asked)))  # type: ignore[arg-type]
     return Grammar(compiler.start(text).result(), [END], compiler.num_words).begin()
 
 
