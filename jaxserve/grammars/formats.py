@@ -38,6 +38,7 @@ _LABEL = (
     f"{_LETTER}(?:{_IN_LABEL}?{_LETTER}|{_IN_LABEL}{{2}}{_LETTER}"
     f"|{_IN_LABEL}(?:{_LETTER}{_IN_LABEL}|-{_LETTER}){_IN_LABEL}{{0,58}}{_LETTER})?"
 )
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _BASE64, _BASE64URL = "[A-Za-z0-9+/]", "[A-Za-z0-9_-]"
 
 
@@ -66,6 +67,8 @@ EXPRESSIONS = {
         f"ipvany{kind}": f"{_IPV4}{_IPV4_PREFIX}|{_IPV6}{_IPV6_PREFIX}"
         for kind in ("network", "interface")
     },
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
     "base64": _base64(_BASE64),
     "base64url": _base64(_BASE64URL),
 }

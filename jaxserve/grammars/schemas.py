@@ -103,7 +103,8 @@ class _Lowering:
             del schema["propertyNames"]
         for keyword, hint in _REFUSED.items():
             if keyword in schema:
-                raise SchemaError(f"a schema without {keyword!r}, which is at {shown(at)}: {hint}")
+                where = shown(f"{at}/{keyword}")
+                raise SchemaError(f"a schema without {keyword!r}, which is at {where}: {hint}")
         _check_constants(schema, at)
         for keyword, towards in _LIMITS.items():
             if keyword in schema:
