@@ -18,7 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +161,8 @@ def walked(group: dict[str, Any], where: str, walks: int, counts: Counter[str]) 
         text = walk(matcher, choose)
         counts["cut" if text is None else "drawn"] += 1
         try:
-            is_valid = text is None or checks(_exact(text))
+            with localcontext(prec=MAX_TOKENS):
+                is_valid = text is None or checks(_exact(text))
         except re.error:  # an expression that Python cannot read
             return []
         if text is not None and not is_valid:
