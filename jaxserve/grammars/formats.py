@@ -53,7 +53,7 @@ def _uuid(version: int) -> str:
 # that llguidance has expressions of
 BUILT_IN = frozenset({"duration", "email", "ipv4", "ipv6", "uri", "uuid"})
 MAX_HOSTNAME = 253  # characters
-# Those of the standard that llguidance's own would take too much for, and Pydantic's.
+# Those of the standard of which llguidance would take too much, or has none, and Pydantic's.
 EXPRESSIONS = {
     "date": _DATE,
     "date-time": f"{_DATE}[tT]{_TIME}",
