@@ -19,7 +19,6 @@ from jaxserve.pulse import Pulse
 from jaxserve.scheduling.plan import ComputeRows
 from jaxserve.silence import SLOW_STEP_S
 
-
 WINDOW = 64  # steps of a program
 
 
@@ -65,9 +64,10 @@ class _Step(NamedTuple):
 class Pace:
     """Told by an engine of each step before it is dispatched and when it is over, in their order.
 
-    A step may take as long as the slowest one of the last of its program, and more as it computes
-    more than any of those. Before the first has ended, the program with the fewest operations stands for
-    it that computes as much: one that computes as much as any runs before an engine is ready.
+    A step may take as long as the slowest of the last ones of its program, and more as it computes
+    more than any of those. Before the first has ended, the program with the fewest operations
+    stands for it that computes as much: one that computes as much as any runs before an engine is
+    ready.
 
     Args:
         runner: runs the steps.

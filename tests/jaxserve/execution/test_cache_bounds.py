@@ -144,7 +144,7 @@ def test_a_folder_that_was_there_and_empty_is_ours(tmp_path: Path) -> None:
     entry(tmp_path, named("old"), MOST_AGE_S + DAY)
     assert cleared(tmp_path) == [named("old")]
     (tmp_path / own_folder.MARKER).unlink()
-    (tmp_path / own_folder.MARKER).symlink_to(tmp_path)
+    (tmp_path / own_folder.MARKER).symlink_to(aged(tmp_path / "file", DAY))
     assert not own_folder.is_own(tmp_path), "a link marks nothing"
 
 
