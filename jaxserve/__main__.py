@@ -1,8 +1,6 @@
 """`python -m jaxserve` is `jaxserve`."""
 
-import sys
-
-from server.cli import main
+from server.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from server.cli import main
+from server.cli import run
 
-sys.exit(main(["serve", *sys.argv[1:]]))
+run(["serve", *sys.argv[1:]])

@@ -19,7 +19,7 @@ from jaxserve.errors import ValidationError, lacks_memory
 from jaxserve.flags import FlexibleArgumentParser
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
-from server.process import ended_by_ctrl_c
+from server.process import ended_by_ctrl_c, exit_soon
 
 LIKE = 0.81  # of two flags, so that one is taken for a slip of the other
 # each has a function `register`
@@ -108,6 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"jaxserve: too little memory, or a limit on it (ulimit -v): {reason}", file=sys.stderr
         )
         return 1
+
+
+def run(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and end the process with its exit code."""
+    exit_soon(main(argv))
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

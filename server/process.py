@@ -10,6 +10,9 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
+# Seconds that threads get to end with the process, whatever they are doing.
+EXIT_S = 8.0
+
 
 def exit_now(code: int) -> NoReturn:
     """End the process at once.
@@ -17,9 +20,28 @@ def exit_now(code: int) -> NoReturn:
     A thread inside a compilation cannot be stopped, and the interpreter's ordinary end would wait
     for it or tear it apart.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # a pipe that was closed holds up no end
+        os._exit(code)
+
+
+def exit_after(seconds: float, code: int) -> None:
+    """End the process at once if it is still there after so many seconds."""
+    deadline = threading.Timer(seconds, exit_now, (code,))
+    deadline.daemon = True
+    deadline.start()
+
+
+def exit_soon(code: int) -> NoReturn:
+    """End the process as the interpreter does, which waits for a compilation, within EXIT_S.
+
+    Ctrl-C ends it at once: the interpreter would wait no longer, and cut the compilation off.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    exit_after(EXIT_S, code)
+    sys.exit(code)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import shlex
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,7 @@ from server.descriptors import Descriptors
 from server.http_protocol import connection_class
 from server.listening import BACKLOG, as_many, listen
 from server.logs import log_config
-from server.process import exit_now
+from server.process import EXIT_S, exit_after, exit_now
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
@@ -49,8 +48,6 @@ logger = logging.getLogger("jaxserve.server")
 # Seconds that connections get to end after their requests were aborted.
 DRAIN_S = 2
 SWITCH_S = 0.0005  # between two threads that both want the interpreter
-# Seconds after the end of a drain when the process ends whatever its threads are doing.
-EXIT_S = 8.0
 WATCH_S = 0.2
 # The exit code once the engine has died too often.
 ENGINE_LOST = 70
@@ -211,9 +208,7 @@ class _Server(uvicorn.Server):
         if self.should_exit or self._engine.is_draining or not self._is_loaded:
             # Loading cannot be interrupted, and nobody is being served yet.
             exit_now(self.exit_code)
-        deadline = threading.Timer(self._shutdown_timeout + EXIT_S, exit_now, (self.exit_code,))
-        deadline.daemon = True
-        deadline.start()
+        exit_after(self._shutdown_timeout + EXIT_S, self.exit_code)
         self._tasks.append(asyncio.ensure_future(self._drain()))
 
     async def _drain(self) -> None:

@@ -19,10 +19,15 @@ from jaxserve.pulse import Pulse
 from jaxserve.scheduling.plan import ComputeRows
 from jaxserve.silence import SLOW_STEP_S
 
+WINDOW = 64  # steps of a program
+
 
 @dataclass(slots=True)
 class _Program:
-    """Seconds of its slowest step, and operations of its largest one.
+    """Seconds of the slowest of its last steps, and operations of the largest of them.
+
+    The last `WINDOW` steps count, and up to as many before them: what was slow once, because
+    something else had the device or the memory, is forgotten.
 
     `idle` and `most` are operations of a step that attends to nothing, and to all that it could.
     `is_estimate`: none has ended yet, and the others are of another program or of an idle run.
@@ -33,6 +38,21 @@ class _Program:
     seconds: float
     flops: float
     is_estimate: bool = True
+    count: int = 0  # of the steps in the two that follow: seconds and operations
+    newest_seconds: float = 0.0
+    newest_flops: float = 0.0
+
+    def take(self, seconds: float, flops: float) -> None:
+        """One of its steps has ended."""
+        if self.is_estimate:
+            self.seconds, self.flops, self.is_estimate = seconds, flops, False
+        self.seconds, self.flops = max(self.seconds, seconds), max(self.flops, flops)
+        self.newest_seconds = max(self.newest_seconds, seconds)
+        self.newest_flops = max(self.newest_flops, flops)
+        self.count += 1
+        if self.count == WINDOW:
+            self.seconds, self.flops = self.newest_seconds, self.newest_flops
+            self.count, self.newest_seconds, self.newest_flops = 0, 0.0, 0.0
 
 
 class _Step(NamedTuple):
@@ -44,9 +64,10 @@ class _Step(NamedTuple):
 class Pace:
     """Told by an engine of each step before it is dispatched and when it is over, in their order.
 
-    A step may take as long as the slowest one of its program so far, and more as it computes more
-    than any so far. Before the first has ended, the program with the fewest operations stands for
-    it that computes as much: one that computes as much as any runs before an engine is ready.
+    A step may take as long as the slowest of the last ones of its program, and more as it computes
+    more than any of those. Before the first has ended, the program with the fewest operations
+    stands for it that computes as much: one that computes as much as any runs before an engine is
+    ready.
 
     Args:
         runner: runs the steps.
@@ -85,14 +106,8 @@ class Pace:
         since = max(step.dispatched - step.dispatch, self._last_end)
         self._last_end = step.fetched
         if not self._pulse.has_stopped_since(since):
-            self._take(program, step.fetched - since, flops)
+            program.take(step.fetched - since, flops)
         self._say()
-
-    def _take(self, program: _Program, seconds: float, flops: float) -> None:
-        if program.is_estimate:
-            program.seconds, program.flops, program.is_estimate = seconds, flops, False
-        program.seconds = max(program.seconds, seconds)
-        program.flops = max(program.flops, flops)
 
     def _estimate(self, shape: StepShape) -> _Program:
         need, known = self._flops.idle(shape), self._programs.values()

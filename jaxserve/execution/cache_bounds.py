@@ -3,24 +3,27 @@
 Entries that nothing has used for `MOST_AGE_S` go, and beyond `MOST_BYTES` those that were used
 longest ago. Each process holds a lock on a mark in the folders that it uses: what the oldest of
 them may have used since it began stays. A removed entry is made anew, by the next start that wants
-it. Folders are opened once and never through a link, so that nothing outside is touched.
+it. Folders are opened once and never through a link, so that nothing outside is touched; inside,
+only what is named exactly as an entry is removed, and only where `own_folder` has made the folder.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
+import re
+import secrets
 import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from pallas_kernels.native import own_folder
 from pallas_kernels.native.build import BUILD_PREFIX
 from pallas_kernels.native.build import cache_folder as native_folder
 
@@ -32,22 +35,40 @@ ABANDONED_S = 3600.0  # no file and no build of native kernels takes so long to 
 # Linux notes that a file was read once a day
 NOTED_S = 86400.0
 MARKS = "in-use"
+MARK_NAME = re.compile(r"[0-9]+-[a-z0-9_]{8}")
 
 
-class Place(NamedTuple):
-    """A folder of entries.
+class Kind(NamedTuple):
+    """One kind of entries.
 
     Attributes:
-        folder: where they lie.
-        entries: patterns of their names.
-        pieces: patterns of what a process that was killed leaves half written.
-        marks: the folder where processes that use the entries are known.
+        part: the folder in that of the cache where they lie; "": none.
+        entries: what their whole names are.
+        pieces: what the names are of what a process that was killed leaves half written.
+        are_folders: those are folders, else files.
     """
 
-    folder: Path
-    entries: str
-    pieces: str
-    marks: Path
+    part: str
+    entries: re.Pattern[str]
+    pieces: re.Pattern[str]
+    are_folders: bool = False
+
+
+PROGRAMS = Kind("", re.compile(r".+-[0-9a-f]{64}-cache"), re.compile(r"whole\.json\.[0-9]+"))
+STEPS = Kind("steps", re.compile(r"[0-9a-f]{64}\.step"), re.compile(r"[0-9a-f]{64}\.[0-9]+"))
+NATIVE = Kind(
+    "",
+    re.compile(r"jaxserve-[0-9a-f]{20}\.so"),
+    re.compile(rf"{BUILD_PREFIX}[a-z0-9_]{{8}}"),
+    are_folders=True,
+)
+
+
+class Mark(NamedTuple):
+    """Tells others that this process uses a folder while the file, of that name, is locked."""
+
+    name: str
+    file: IO[bytes]
 
 
 class Entry(NamedTuple):
@@ -67,44 +88,63 @@ def tidy(programs: Sequence[Path], used: Path | None) -> None:
         programs: folders of compiled programs, with kept steps in them.
         used: the one of this process, of which others may own all but the kept steps; None: none.
     """
+    if os.unlink not in os.supports_dir_fd:
+        return  # Windows has no folders that are held open while what is in them is removed
     native = native_folder()
-    found = [Place(one, "*-cache", "*.json.[0-9]*", one / MARKS) for one in programs]
-    for one in dict.fromkeys([*programs, *([] if used is None else [used.resolve()])]):
-        found.append(Place(one / "steps", "*.step", "*.[0-9]*", one / MARKS))
-    found.append(Place(native, "jaxserve-*.so", f"{BUILD_PREFIX}*", native / MARKS))
-    bound(found)
+    found: dict[Path, Sequence[Kind]] = dict.fromkeys(programs, (PROGRAMS, STEPS))
+    if used is not None:
+        used = used.resolve()
+        found.setdefault(used, (STEPS,))
+    found[native] = (NATIVE,)
+    own: list[str] = []
     for folder in (used, native):
-        if folder is not None:
-            mark(folder)
+        if folder is None:
+            continue
+        held = mark(folder)
+        if held is None:
+            del found[folder]  # who else uses it cannot be told either
+        else:
+            own.append(held.name)
+    bound(found, own)
 
 
-def bound(found: Sequence[Place], now: float | None = None) -> list[str]:
+def bound(
+    found: Mapping[Path, Sequence[Kind]], own: Collection[str] = (), now: float | None = None
+) -> list[str]:
     """Remove what is too old, too much, or half written by a process that is gone.
 
     Args:
-        found: the folders; those that are not there, or are links, are passed over.
+        found: what is bounded of each folder; those that are not there, are links, or were not made
+            by `own_folder` are passed over.
+        own: marks of this process.
         now: seconds since 1970.
 
     Returns:
         The names that were removed, which is logged; so is what cannot be.
     """
-    if os.unlink not in os.supports_dir_fd:
-        return []  # Windows has no folders that are held open while what is in them is removed
     now = time.time() if now is None else now
     removed: list[str] = []
     entries: list[Entry] = []
     with ExitStack() as stack:
-        for place in found:
+        for folder, kinds in found.items():
             try:
-                handle = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                root = _opened(stack, folder)
             except OSError:
                 continue  # not there, a link, or not ours to read
-            stack.callback(os.close, handle)
             try:
-                entries += _entries(place, handle, _in_use_since(place.marks, now))
-                removed += _remove_pieces(place, handle, now)
+                since = _in_use_since(root, own, now)
+                for kind in kinds:
+                    handle = root if not kind.part else _opened_part(stack, kind.part, root)
+                    if handle is None:
+                        continue
+                    if not own_folder.is_own(handle):
+                        where = folder / kind.part
+                        logger.info("%s was not made by jaxserve: it is not cleared", where)
+                        continue
+                    entries += _entries(kind, handle, since)
+                    removed += _remove_pieces(kind, handle, now)
             except OSError as error:
-                logger.warning("the cache %s cannot be tidied: %s", place.folder, error)
+                logger.warning("the cache %s is not cleared: %s", folder, error)
         held = sum(entry.size for entry in entries)
         freed = 0
         for entry in sorted(entries, key=lambda entry: entry.used):
@@ -118,56 +158,88 @@ def bound(found: Sequence[Place], now: float | None = None) -> list[str]:
 
 
 @functools.cache
-def mark(folder: Path) -> IO[bytes] | None:
-    """Tell others that this process uses a folder, once; None where that cannot be told.
+def mark(folder: Path) -> Mark | None:
+    """Tell others that this process uses a folder, once; None, with a line in the log, if it fails.
 
-    The file that is returned is locked until the process ends, however it does; a later start
-    removes it.
+    The file is locked until the process ends, however it does; a later start removes it.
     """
-    if os.unlink not in os.supports_dir_fd:
-        return None
     import fcntl
 
     try:
-        (folder / MARKS).mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, _ = tempfile.mkstemp(dir=folder / MARKS, prefix=f"{os.getpid()}-")
-        file = os.fdopen(handle, "rb+")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        own_folder.make(folder)
+        with ExitStack() as stack:
+            root = _opened(stack, folder)
+            with suppress(FileExistsError):
+                os.mkdir(MARKS, 0o700, dir_fd=root)
+            marks = _opened_marks(stack, root)
+            name = f"{os.getpid()}-{secrets.token_hex(4)}"
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            file = os.fdopen(os.open(name, flags, 0o600, dir_fd=marks), "rb+")
+            fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        logger.info("%s: not marked as in use (%s)", folder, error)
+        logger.warning("the cache %s is not cleared, nor marked as in use: %s", folder, error)
         return None
-    return file
+    return Mark(name, file)
 
 
-def _in_use_since(marks: Path, now: float) -> float | None:
-    """When the oldest process that uses a folder began; None: there is none."""
+def _opened(stack: ExitStack, folder: Path | str, parent: int | None = None) -> int:
+    """A descriptor of a folder, which is no link, until the stack is left."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        handle = os.open(folder, flags, dir_fd=parent)
+    except NotADirectoryError as error:  # what Linux says of a link too
+        raise NotADirectoryError(error.errno, "a link, or no folder", str(folder)) from error
+    stack.callback(os.close, handle)
+    return handle
+
+
+def _opened_part(stack: ExitStack, part: str, parent: int) -> int | None:
+    try:
+        return _opened(stack, part, parent)
+    except OSError:
+        return None  # not there, a link, or not ours to read
+
+
+def _opened_marks(stack: ExitStack, parent: int) -> int:
+    handle = _opened(stack, MARKS, parent)
+    if os.fstat(handle).st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "a folder of another user", MARKS)
+    return handle
+
+
+def _in_use_since(root: int, own: Collection[str], now: float) -> float | None:
+    """When the oldest other process that uses a folder began; None: there is none."""
     import fcntl
 
     since = None
-    try:
-        files = [one.path for one in os.scandir(marks) if one.is_file(follow_symlinks=False)]
-    except FileNotFoundError:
-        return None
-    for path in files:
+    with ExitStack() as stack:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            marks = _opened_marks(stack, root)
         except FileNotFoundError:
-            continue  # its process has ended in this moment
-        with os.fdopen(handle, "rb+") as file:
-            began = os.fstat(handle).st_mtime
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                since = began if since is None else min(since, began)
+            return None
+        for name, facts in _own(marks, MARK_NAME):
+            if name in own or not stat.S_ISREG(facts.st_mode):
                 continue
-            if began < now - ABANDONED_S:  # a younger one may be about to be locked
-                Path(path).unlink(missing_ok=True)
+            try:
+                handle = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=marks)
+            except FileNotFoundError:
+                continue  # its process has ended in this moment
+            with os.fdopen(handle, "rb+") as file:
+                began = facts.st_mtime
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    since = began if since is None else min(since, began)
+                    continue
+                if began < now - ABANDONED_S:  # a younger one may be about to be locked
+                    with suppress(FileNotFoundError):  # another start was faster
+                        os.unlink(name, dir_fd=marks)
     return since
 
 
-def _entries(place: Place, handle: int, since: float | None) -> Iterator[Entry]:
+def _entries(kind: Kind, handle: int, since: float | None) -> Iterator[Entry]:
     notes_reads = not os.fstatvfs(handle).f_flag & os.ST_NOATIME
-    for one, facts in _own(handle, place.entries):
+    for one, facts in _own(handle, kind.entries):
         if not stat.S_ISREG(facts.st_mode):
             continue
         used = max(facts.st_atime, facts.st_mtime)
@@ -175,23 +247,25 @@ def _entries(place: Place, handle: int, since: float | None) -> Iterator[Entry]:
         yield Entry(handle, one, facts.st_size, used, is_free)
 
 
-def _remove_pieces(place: Place, handle: int, now: float) -> list[str]:
+def _remove_pieces(kind: Kind, handle: int, now: float) -> list[str]:
     removed = []
-    for name, facts in _own(handle, place.pieces):
+    for name, facts in _own(handle, kind.pieces):
         if facts.st_mtime > now - ABANDONED_S:
             continue
-        if stat.S_ISDIR(facts.st_mode):
+        if kind.are_folders and stat.S_ISDIR(facts.st_mode):
             shutil.rmtree(name, dir_fd=handle)
-        else:
+        elif not kind.are_folders and stat.S_ISREG(facts.st_mode):
             os.unlink(name, dir_fd=handle)
+        else:
+            continue
         removed.append(name)
     return removed
 
 
-def _own(handle: int, pattern: str) -> Iterator[tuple[str, os.stat_result]]:
+def _own(handle: int, names: re.Pattern[str]) -> Iterator[tuple[str, os.stat_result]]:
     """What is named so and is this user's, with the facts of the thing itself."""
     for one in os.listdir(handle):
-        if not fnmatchcase(one, pattern):
+        if not names.fullmatch(one):
             continue
         try:
             facts = os.stat(one, dir_fd=handle, follow_symlinks=False)

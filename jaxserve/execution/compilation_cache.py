@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from jaxserve.execution.cache_format import (
     cache_format,
     compression_of,
 )
+from pallas_kernels.native import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +76,7 @@ def use(setting: str) -> Path | None:
     entries = cache_format()
     folder = default_folder(entries.compression) if setting == "auto" else Path(setting)
     try:
-        # compiled code is run as it is found: nobody else may write it
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_folder.make(folder)  # compiled code is run as it is found: nobody else may write it
     except OSError as error:
         if setting != "auto":
             raise ValidationError(
@@ -88,7 +89,7 @@ def use(setting: str) -> Path | None:
         # JAX opens the cache once: a folder that is named later needs it opened again
         compilation_cache.reset_cache()
     # beside the default folder lie those of other versions and machines
-    ours = [*folder.parent.iterdir()] if setting == "auto" else [folder.resolve()]
+    ours = [*folder.parent.resolve().iterdir()] if setting == "auto" else [folder.resolve()]
     cache_bounds.tidy(ours, folder)
     remove_torn(folder, entries)
     # every program is worth keeping: tracing is all that a warm start should cost
@@ -102,19 +103,24 @@ def remove_torn(folder: Path, entries: CacheFormat) -> list[str]:
 
     JAX would warn of them at every start and never write them anew. An entry is read once: what was
     found whole and has not changed since is not read again. Entries that another environment has
-    compressed in another way are its own and stay.
+    compressed in another way are its own and stay; so does all in a folder that was not made by
+    `own_folder`.
 
     Returns:
         The names that were removed, which is logged.
     """
-    if entries.decompress is None:
+    if entries.decompress is None or not own_folder.is_own(folder):
         return []
     known = _known_whole(folder)
     whole: dict[str, list[int]] = {}
     torn, foreign = [], 0
-    for path in folder.glob("*-cache"):
+    for path in folder.iterdir():
+        if not cache_bounds.PROGRAMS.entries.fullmatch(path.name):
+            continue
         try:
-            facts = path.stat()
+            facts = path.lstat()
+            if not stat.S_ISREG(facts.st_mode):
+                continue
             stamp = [facts.st_size, facts.st_mtime_ns]
             if known.get(path.name) == stamp:
                 whole[path.name] = stamp

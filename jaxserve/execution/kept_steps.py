@@ -22,6 +22,7 @@ import jax
 import jax.export
 
 from jaxserve.execution.static_digest import UnknownValueError, digest
+from pallas_kernels.native import own_folder
 from pallas_kernels.native.library import TARGETS
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class KeptSteps:
 
     def __init__(self, folder: Path, static: Sequence[Any]):
         self._folder = folder / "steps"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        own_folder.make(self._folder)
         self._base = digest((environment(), tuple(static)))
 
     def step(self, shape: Any, run: Step, operands: tuple[Any, ...]) -> Step:

@@ -212,8 +212,7 @@ class ProgramTable:
 
         def work() -> None:
             for shape in rest:
-                # the interpreter waits for this thread when it exits: a thread that it cuts off
-                # inside XLA aborts the process
+                # the interpreter waits for this thread when it exits
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return
                 try:
@@ -234,7 +233,9 @@ class ProgramTable:
                 trim()
 
         if rest:
-            self._thread = threading.Thread(target=work, name="jaxserve-compile")
+            # no daemon, also where the thread that loads an engine is one: the interpreter would
+            # cut it off inside XLA, which aborts the process
+            self._thread = threading.Thread(target=work, name="jaxserve-compile", daemon=False)
             self._thread.start()
 
     @property

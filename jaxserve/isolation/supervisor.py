@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -47,6 +47,13 @@ class Died(NamedTuple):
     """It has died, and another one is being started."""
 
     how: str
+
+
+@dataclass(slots=True)
+class _Load:
+    """Seconds that an engine has been loading, without those in which this process was stopped."""
+
+    seconds: float = 0.0
 
 
 class Supervisor:
@@ -95,7 +102,7 @@ class Supervisor:
         self._current: EngineProcess | None = None
         self._is_busy = False  # by what the engine has said last
         self._spare: Spare | None = None
-        self._loading_since: float | None = None
+        self._load: _Load | None = None  # counted by the watchdog while an engine loads
         self._load_seconds: float | None = None  # of the first engine
         self._counting = threading.Lock()
         self._deaths: deque[float] = deque()
@@ -194,7 +201,7 @@ class Supervisor:
             return f"did not start: {error}"
         self._current = process
         process.begin(start)
-        self._loading_since = time.monotonic()
+        self._load = _Load()
         if self._closing.is_set():
             process.kill()
         try:
@@ -214,7 +221,7 @@ class Supervisor:
                         self._in_a_row = self._convictions = 0
                 self._tell(message)
         finally:
-            self._loading_since = None
+            self._load = None
             how = process.wait(CLOSE_S)
         if not self.loaded.is_set() and not self._closing.is_set():
             raise EngineDeadError(f"the engine's process {how} while it loaded")
@@ -228,9 +235,9 @@ class Supervisor:
             logger.error("the engine cannot be loaded again: %s", body.text)
             return
         assert isinstance(body, Ready)
-        since, self._loading_since = self._loading_since, None
-        if self._load_seconds is None and since is not None:
-            self._load_seconds = time.monotonic() - since
+        load, self._load = self._load, None
+        if self._load_seconds is None and load is not None:
+            self._load_seconds = load.seconds
         if not self.loaded.is_set():
             self._on_ready(body)
             self._asked = _again(self._asked, body)
@@ -281,7 +288,7 @@ class Supervisor:
             seconds = pulse.beat()
             if not seconds:  # this process was stopped too: nothing could be heard
                 continue
-            self._check_loading(time.monotonic())
+            self._check_loading(seconds)
             if not self.serving.is_set():
                 self.silence.heard()
                 reason = None
@@ -304,16 +311,19 @@ class Supervisor:
         if self._current is not None:
             self._current.kill()
 
-    def _check_loading(self, now: float) -> None:
+    def _check_loading(self, seconds: float) -> None:
         """A later one may take longer than the first: the machine may be busy by then."""
-        since, first = self._loading_since, self._load_seconds
+        load, first = self._load, self._load_seconds
         most = self._isolation.load_timeout
         if first is not None:
             most = LOAD_SLACK_S + LOAD_FACTOR * first
-        if since is None or most is None or now - since < most:
+        if load is None:
             return
-        logger.error("the engine has been loading for %.0f s, %.0f are allowed", now - since, most)
-        self._loading_since = None
+        load.seconds += seconds
+        if most is None or load.seconds < most:
+            return
+        logger.error("the engine has been loading for %.0f s, %.0f are allowed", load.seconds, most)
+        self._load = None
         if self._current is not None:
             self._current.kill()
 

@@ -20,6 +20,8 @@ from pathlib import Path
 import jax
 import jaxlib
 
+from pallas_kernels.native import own_folder
+
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "sources"
@@ -107,7 +109,7 @@ def build(extra_flags: tuple[str, ...] = ()) -> Path:
         return target
     started = time.monotonic()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        own_folder.make(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=BUILD_PREFIX) as folder:
             built = _compile(compiler, extra_flags, Path(folder))
             # another process may have been faster: a rename replaces its file by an equal one

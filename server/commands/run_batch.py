@@ -89,11 +89,11 @@ async def _run(
     counts = {True: 0, False: 0}
     with source.open("rb") as file:
         total = sum(1 for _ in read_lines(file, limits.max_body_bytes))
-    print(f"loading {config.model} ...", file=sys.stderr, flush=True)
-    engine = AsyncEngine(config)
-    app = create_app(engine, limits=limits, parsers=reads)
     output = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    print(f"loading {config.model} ...", file=sys.stderr, flush=True)
     try:
+        engine = AsyncEngine(config)
+        app = create_app(engine, limits=limits, parsers=reads)
         async with app.router.lifespan_context(app):
             await engine.wait_ready()
             slots = engine.config.scheduler.max_num_seqs

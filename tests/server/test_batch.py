@@ -169,6 +169,9 @@ def test_files_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     Path(path).write_text(line("a", {"prompt": "x"}))
     assert main(["run-batch", "-i", path, "-o", path]) == 1
     assert "another file" in capsys.readouterr().err
+    assert main(["run-batch", "-i", path, "-o", str(tmp_path / "none" / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "No such file" in said and "loading" not in said, "nothing is left loading behind it"
 
 
 def test_an_engine_that_has_ended_answers_no_line(tmp_path: Path) -> None:

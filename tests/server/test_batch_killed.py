@@ -23,10 +23,9 @@ START_S = 240
 
 
 def command(source: Path, output: Path) -> list[str]:
-    program = "import sys; from server.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-c", program, "run-batch", str(bundled_model_path())]
+    words = [sys.executable, "-m", "jaxserve", "run-batch", str(bundled_model_path())]
     words += ["-i", str(source), "-o", str(output), "--max-num-seqs", "2"]
-    return [*words, "--max-model-len", "256", "--no-compile-in-background"]
+    return [*words, "--max-model-len", "256"]  # programs are compiled when it ends
 
 
 def test_each_line_is_answered_once_though_the_process_was_killed(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from server.process import ended_by_ctrl_c
 from tests.server.server_process import ROOT
 
@@ -32,6 +34,24 @@ def test_ctrl_c_ends_what_would_swallow_it_without_a_word():
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
         assert process.stdout.read() == ""
+
+
+ENDING = """
+import threading, time
+from server import process
+
+process.EXIT_S = 0.3
+threading.Thread(target=time.sleep, args=({seconds},)).start()
+print("done")
+process.exit_soon(3)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["ends", "compiles for long"])
+def test_the_end_waits_for_threads_and_not_for_long(seconds: float) -> None:
+    command = [sys.executable, "-c", ENDING.format(seconds=seconds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", "")
 
 
 def test_afterwards_ctrl_c_is_what_it_was():

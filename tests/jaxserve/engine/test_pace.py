@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.engine.pace import Pace
+from jaxserve.engine.pace import WINDOW, Pace
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.packing import Needs
 from jaxserve.execution.results import PackedStep
@@ -76,6 +76,27 @@ def test_a_step_may_take_as_long_as_the_slowest_of_its_program() -> None:
     assert steps.run(LARGE, 20.0) == [Expected(25.0, False)]
     assert steps.run(MIDDLE, 0.5) == [Expected(2.0, False)], "each program has its own"
     assert steps.run(MIDDLE, 0.5) == []
+
+
+def test_what_was_slow_once_is_forgotten_and_what_is_slow_now_and_then_is_not() -> None:
+    steps = Steps(large=0.25, middle=0.25)
+    large = ComputeRows([], [], [898, 0], [2, 0])
+    steps.run(MIDDLE, 0.25)
+    steps.run(MIDDLE, 60.0, large)  # another process had the device
+    told = [steps.run(MIDDLE, 0.25) for _ in range(2 * WINDOW)]
+    forgotten = told.index([])
+    assert WINDOW - 2 <= forgotten <= 2 * WINDOW
+    assert all(one == [Expected(60.0, False)] for one in told[:forgotten])
+    assert not any(told[forgotten:])
+    for number in range(4 * WINDOW):
+        is_slow = number % WINDOW == 0
+        found = steps.run(MIDDLE, 20.0 if is_slow else 0.25)
+        assert number == 0 or found == [Expected(20.0, False)]
+    for _ in range(2 * WINDOW):
+        steps.run(MIDDLE, 0.5)
+    assert steps.run(MIDDLE, 2.0, large) == [Expected(0.5 * (400 + 1800) / 400, False)], (
+        "the largest of the steps that count has been forgotten with the slowest"
+    )
 
 
 def test_before_its_first_step_a_program_is_like_the_next_larger_one() -> None:

@@ -13,7 +13,9 @@ import pytest
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
 from jaxserve.execution.cache_format import cache_format
+from pallas_kernels.native import own_folder
 from pallas_kernels.native.build import cache_folder
+from tests.jaxserve.execution.test_cache_bounds import named
 from tests.jaxserve.execution.test_cache_format import entry_of, zlib_alone, zstandard_installed
 
 ROOT = Path(__file__).parents[3]
@@ -79,12 +81,14 @@ SWITCHING = textwrap.dedent(
     """
     import os, sys
     import jax, jax.numpy as jnp
-    from jaxserve.execution import compilation_cache
+    from jaxserve.execution import cache_bounds, compilation_cache
     for number, setting in enumerate([sys.argv[1], "off", sys.argv[1]]):
         compilation_cache.use(setting)
         before = len(os.listdir(sys.argv[1]))
         jax.jit(lambda x: jnp.cos(x) * (number + 0.5))(jnp.ones(3)).block_until_ready()
         print(len(os.listdir(sys.argv[1])) > before)
+    written = [one for one in os.listdir(sys.argv[1]) if one.startswith("jit_")]
+    print(len(written), all(map(cache_bounds.PROGRAMS.entries.fullmatch, written)))
     """
 )
 
@@ -92,7 +96,9 @@ SWITCHING = textwrap.dedent(
 def test_off_is_off_even_where_the_process_has_a_folder(tmp_path):
     command = [sys.executable, "-c", SWITCHING, str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout.split() == ["True", "False", "True"], run.stderr
+    *grown, count, are_entries = run.stdout.split()
+    assert grown == ["True", "False", "True"], run.stderr
+    assert int(count) >= 2 and are_entries == "True", "what is cleared is named as JAX names it"
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
@@ -102,7 +108,8 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 
 def test_a_torn_entry_is_removed_once(tmp_path, caplog):
-    whole, torn = (tmp_path / f"jit_{name}-cache" for name in ("whole", "torn"))
+    own_folder.make(tmp_path)
+    whole, torn = (tmp_path / named(name) for name in ("whole", "torn"))
     for path in (whole, torn):
         path.write_bytes(entry_of(bytes(range(256)) * 50))
     assert compilation_cache.remove_torn(tmp_path, cache_format()) == []
@@ -113,12 +120,26 @@ def test_a_torn_entry_is_removed_once(tmp_path, caplog):
     assert compilation_cache.remove_torn(tmp_path, cache_format()) == []
 
 
+def test_what_looks_torn_but_is_not_ours_stays(tmp_path):
+    for folder, names in ((tmp_path, [named("theirs")]), (tmp_path / "own", ["pip-cache"])):
+        if folder is not tmp_path:
+            own_folder.make(folder)
+            (folder / named("link")).symlink_to(tmp_path / named("theirs"))
+        for name in names:
+            (folder / name).write_text("hello")
+        assert compilation_cache.remove_torn(folder, cache_format()) == []
+        assert all((folder / name).exists() for name in names)
+    assert (tmp_path / "own" / named("link")).is_symlink()
+    assert not (tmp_path / compilation_cache.WHOLE).exists()
+
+
 def test_a_whole_entry_is_read_once(tmp_path, monkeypatch):
-    (tmp_path / "jit_f-cache").write_bytes(entry_of(b"code"))
+    own_folder.make(tmp_path)
+    (tmp_path / named("f")).write_bytes(entry_of(b"code"))
     compilation_cache.remove_torn(tmp_path, cache_format())
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read again"))
     assert compilation_cache.remove_torn(tmp_path, cache_format()) == []
-    assert (tmp_path / "jit_f-cache").exists()
+    assert (tmp_path / named("f")).exists()
 
 
 def test_the_folder_is_of_how_jax_compresses(monkeypatch, tmp_path):
@@ -132,18 +153,19 @@ def test_the_folder_is_of_how_jax_compresses(monkeypatch, tmp_path):
 
 
 def test_entries_of_another_environment_stay_in_a_folder_that_both_were_given(tmp_path, caplog):
+    own_folder.make(tmp_path)
     for environment in (zlib_alone, zstandard_installed):
         with environment():
             for name in ("whole", "torn"):
                 entry = entry_of(bytes(range(256)) * 50)
-                path = tmp_path / f"{environment.__name__}-{name}-cache"
+                path = tmp_path / named(f"{environment.__name__}-{name}")
                 path.write_bytes(entry if name == "whole" else entry[:-20])
     with zlib_alone():
-        assert compilation_cache.remove_torn(tmp_path, cache_format()) == ["zlib_alone-torn-cache"]
+        assert compilation_cache.remove_torn(tmp_path, cache_format()) == [named("zlib_alone-torn")]
     assert "2 entries" in caplog.text and "this one writes zlib" in caplog.text
     with zstandard_installed():
         assert compilation_cache.remove_torn(tmp_path, cache_format()) == [
-            "zstandard_installed-torn-cache"
+            named("zstandard_installed-torn")
         ]
     left = sorted(path.name for path in tmp_path.glob("*-cache"))
-    assert left == ["zlib_alone-whole-cache", "zstandard_installed-whole-cache"]
+    assert left == [named("zlib_alone-whole"), named("zstandard_installed-whole")]

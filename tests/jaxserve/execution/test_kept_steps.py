@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxserve.execution import kept_steps as module
+from jaxserve.execution.cache_bounds import STEPS
 from jaxserve.execution.kept_steps import KeptSteps, kept_steps
+from pallas_kernels.native import own_folder
 
 pytest.importorskip("flatbuffers", reason="jax.export writes nothing without it: nothing is KEPT")
 
@@ -113,7 +116,9 @@ def test_sources_are_told_by_what_is_in_them(tmp_path, monkeypatch):
 
 def test_a_torn_file_is_told_and_replaced(tmp_path, caplog):
     KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
-    (path,) = (tmp_path / "steps").iterdir()
+    (path,) = (tmp_path / "steps").glob("*.step")
+    assert STEPS.entries.fullmatch(path.name), "what is cleared is named so"
+    assert own_folder.is_own(path.parent)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
@@ -128,12 +133,12 @@ def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
 
     found = KeptSteps(tmp_path, ()).step("decode", calls_back, OPERANDS)
     assert found is calls_back and "a step is not kept" in caplog.text
-    assert not list((tmp_path / "steps").iterdir())
+    assert not list((tmp_path / "steps").glob("*.step"))
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
     kept = KeptSteps(tmp_path, ())
-    (tmp_path / "steps").rmdir()
+    shutil.rmtree(tmp_path / "steps")
     kept.step("decode", step, OPERANDS)
     assert "cannot be kept" in caplog.text
 

@@ -233,17 +233,34 @@ def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
     assert selected(programs, 3).features == FULL_DECODE
 
 
+def test_the_interpreter_waits_for_what_is_compiled_also_for_an_engine_in_a_daemon() -> None:
+    goes_on = threading.Event()
+    programs = table(2)
+    programs._compile = lambda shape: (goes_on.wait(), fake_program(shape))[1]
+    engine = threading.Thread(target=programs.compile_rest_in_background, daemon=True)
+    engine.start()
+    engine.join()
+    assert programs.is_compiling and not programs._thread.daemon, "it would be cut off inside XLA"
+    programs.close()
+    goes_on.set()
+    programs._thread.join()
+
+
 @pytest.mark.slow
 def test_the_interpreter_may_exit_while_programs_are_compiled() -> None:
     script = """
-import atexit, time
+import atexit, threading, time
 from tests.jaxserve.execution.test_programs import cost, fake_program, wanted_shapes, ProgramTable
 slow = lambda shape: (time.sleep(0.2), fake_program(shape))[1]
 programs = ProgramTable(wanted_shapes(16, 256, 2), slow, cost)
 programs.compile_ahead(2, lambda shape: None)
-programs.compile_rest_in_background()
-atexit.register(lambda: print(len(programs.wanted) - len(programs.programs)))
+engine = threading.Thread(target=programs.compile_rest_in_background, daemon=True)
+engine.start()
+engine.join()
+atexit.register(lambda: print(len(programs.wanted) - len(programs.programs), programs.is_compiling))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 0, "the rest was compiled although nobody waits for it"
+    count, is_compiling = done.stdout.split()
+    assert int(count) > 0, "the rest was compiled although nobody waits for it"
+    assert is_compiling == "False", "a thread that is cut off inside XLA aborts the process"
