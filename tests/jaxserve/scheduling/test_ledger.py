@@ -201,10 +201,27 @@ def test_time_without_work_is_no_time_that_slots_were_held() -> None:
     names = [bench.admit() for _ in range(SLOTS * 5)]
     bench.step(*names[:SLOTS], seconds=0.1)
     assert bench.ledger.predicted_wait("", 0) == 0, "nothing is known of now"
-    for _ in range(10):
+    for _ in range(28):
         bench.step(seconds=0.1)
     excess = SLOTS * 4 + 1
     assert bench.ledger.predicted_wait("", 0) <= excess / SLOTS * 2 * MEMORY_S
+
+
+def test_slots_are_held_until_they_are_freed_whether_or_not_a_step_is_told_of() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    names = [bench.admit() for _ in range(SLOTS)]
+    bench.now += 1.0
+    for name in names:
+        bench.ledger.ended(name)
+    for _ in range(SLOTS):
+        bench.admit()
+    assert bench.ledger.predicted_wait("", 0) == pytest.approx(1.0 / SLOTS, rel=0.2)
+
+
+def test_where_longer_waits_are_allowed_slots_are_remembered_for_longer() -> None:
+    bench = Bench(max_queue_wait=30.0)
+    bench.crawl(8.0)
+    assert bench.ledger.predicted_wait("", 0) == pytest.approx(8.0, rel=0.3)
 
 
 def test_slots_that_are_freed_together_count_all_of_them() -> None:
