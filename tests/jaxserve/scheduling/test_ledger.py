@@ -210,6 +210,7 @@ def test_time_without_work_is_no_time_that_slots_were_held() -> None:
 def test_slots_are_held_until_they_are_freed_whether_or_not_a_step_is_told_of() -> None:
     bench = Bench(max_queue_wait=1.0)
     names = [bench.admit() for _ in range(SLOTS)]
+    bench.step(*names, seconds=0.0)
     bench.now += 1.0
     for name in names:
         bench.ledger.ended(name)
