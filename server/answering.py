@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.keys import client_name
 from server.protocol.requests import ModelRequest
-from server.service import Service, client_name, entry_of
+from server.service import Service, entry_of
 from server.streaming import until_disconnect
 
 
@@ -63,9 +64,8 @@ async def answer_as(
     service = Service.of(request)
     service.require_ready()
     if entry_of(request) is None:
-        service.engine.check_room(
-            client_name(request)
-        )  # what would be refused whatever it is need not be read
+        # what would be refused whatever it is need not be read
+        service.engine.check_room(client_name(request.scope))
     async with service.bodies.json(request) as given:
         body_type, kind = choose(given)
         body = await service.bodies.made(request, partial(_checked, body_type, given))

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import select
 from typing import Any, ClassVar
 
 from httptools import HttpParserError
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_client_addr
 
 from jaxserve.scheduling.ledger import Entry
@@ -21,24 +15,29 @@ from server.admission import Admission, Refused
 from server.descriptors import Descriptors
 from server.errors import ApiError
 from server.limits import Limits
+from server.old_http import end_with_connection
+from server.peer import PeerWatch
+from server.raw_answer import raw_answer, raw_error
 
 MAX_HEAD_BYTES = 2**16  # request line and headers; and of trailers
 # Each takes 134 bytes or more: a head of short ones would be 17 times as large in memory.
 MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 60.0
-LINGER_S = 5.0  # for the rest of a request that has been answered already
+# For the rest of a request that has been answered already, which is dropped: where a connection is
+# closed while its client still sends, the client gets a reset in place of its answer.
+LINGER_S = 5.0
 MAX_PIPELINED = 16  # requests that wait behind the one being answered
-# Between two looks whether a client is gone whose bytes are not read, after the first.
-LOOK_S = 1.0
-FIRST_LOOK_S = 0.02  # then twice as long, and so on
 MIN_IDLE_S = 1.0  # a younger one may have sent a request that is not read yet
+TOO_MANY = "too many connections are open; try again later"
 HEALTH_PATHS = frozenset({"/health", "/ping"})
 
 logger = logging.getLogger("jaxserve.server")
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is no HTTP (400), a head too long (431) and one that does not come (408).
+    """Refuses what is no HTTP (400), a head too long (431) and one that does not end (408).
+
+    A refusal is the last answer of a connection, behind those to the requests before it.
 
     Where too many are open, one that has no request makes room for a new one. If all have one, the
     new one may ask for the server's health alone (503). A client that does not read is cut off. One
@@ -62,17 +61,19 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **settings)
         self._head_bytes: int | None = 0  # None while a body is read
         self._trailer_bytes = 0
+        self._head_has_begun = False
         self._is_complete = False  # the newest request has come to its end
         self._is_extra = False
         self._is_refused = False  # the request whose body comes
+        self._last: bytes | None = None  # that is written behind the answers to come
+        self._is_over = False  # the last is written: what comes is dropped
+        self._dropped = 0  # bytes of a request that is answered
         self._entry: Entry | None = None  # of the request being answered
         self._cycles: list[RequestResponseCycle] = []  # that are not answered, the oldest first
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
-        self._look_after = FIRST_LOOK_S
+        self._watch: PeerWatch
         self._has_ended = False  # the client its side
-        self._probe_at = 0.0  # the event loop's time
 
     @classmethod
     def limited(
@@ -87,7 +88,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_head()
+        interval = self.limits.keep_alive_interval
+        told, begins = self._passes_over_probes, self._begins_to_answer
+        self._watch = PeerWatch(transport, interval, self._is_unwatched, told, begins)
+        self._await_head()
         number = transport.get_extra_info("socket").fileno()
         excess = len(self.connections) - self.limits.max_connections
         excess = max(excess, self.descriptors.excess(number))
@@ -100,7 +104,8 @@ class Connection(HttpToolsProtocol):
         if excess > 0:
             logger.warning("too many connections are open: %d", len(self.connections))
         if excess > self.descriptors.extra + self.descriptors.leaving:
-            self._refuse_connection()
+            self.transport.write(self._error(503, TOO_MANY))
+            self.make_room()
             return
         if excess > 0 and len(self.idle_extra) >= self.descriptors.extra:
             next(iter(self.idle_extra)).make_room()
@@ -117,16 +122,24 @@ class Connection(HttpToolsProtocol):
         self._is_not_idle()
         self._leave()
         self._head_is_over()
-        for timer in (self._write_timer, self._look_timer):
-            if timer is not None:
-                timer.cancel()
+        self._watch.stop()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
         for cycle in self._cycles:  # uvicorn tells the newest alone
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            self._drop(len(data))
+            return
+        if self._last is not None:
+            self.flow.pause_reading()  # uvicorn goes on with each answer
+            return
         if self._head_bytes is not None:
+            if not self._head_bytes:
+                self._await_head()
             self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
@@ -134,19 +147,23 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether to go on: the client has ended its side, and perhaps waits for its answers."""
-        if not self._cycles or not self._is_complete or not self._can_probe():
+        is_whole = self._is_complete or self._last is not None
+        if not self._cycles or not is_whole or not self._watch.can_probe():
             return False
-        self.cycle.keep_alive = False
+        if self._last is None:
+            self.cycle.keep_alive = False
         self._has_ended = True
-        self._look()
+        self._watch.look()
         return not self.transport.is_closing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_refused = False
-        self._is_complete, self._trailer_bytes = False, 0
+        self._is_complete, self._trailer_bytes, self._dropped = False, 0, 0
         if self._head_bytes is None:
-            self._wait_for_head()
+            self._head_bytes = 0
+        self._head_has_begun = True
+        self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_bytes is not None:
@@ -162,6 +179,8 @@ class Connection(HttpToolsProtocol):
             raise HttpParserError("the trailers are too long")
 
     def on_headers_complete(self) -> None:
+        if self._is_over:
+            raise HttpParserError("the last answer is written")
         self._head_is_over()
         if self._cycles:
             self._is_not_idle()
@@ -173,7 +192,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_long_head()
             raise HttpParserError("the head is too long")  # what follows is not parsed
         if self._is_extra and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
-            self._refuse_connection()
+            self._refuse(503, TOO_MANY)
             raise HttpParserError("too many connections")
         for name, value in self.headers:
             if (
@@ -181,8 +200,8 @@ class Connection(HttpToolsProtocol):
                 and value.lower() == b"websocket"
                 and self.parser.should_upgrade()
             ):
-                self._is_refused = True
                 self._refuse(400, "this server speaks no websockets")
+                self._is_refused = True
                 return
             if name == b"expect" and value.lower() != b"100-continue":
                 self._refuse(417, "of Expect the server knows 100-continue alone")
@@ -202,21 +221,24 @@ class Connection(HttpToolsProtocol):
         self.scope["state"]["transport"] = self.transport  # by which it is known what is unread
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+        if self.scope["http_version"] == "1.0":
+            end_with_connection(self.cycle)
         if self._is_extra:
             self.cycle.keep_alive = False
-        if self.pipeline and self._look_timer is None:
-            self._look()
+        if self.pipeline and not self._watch.is_on:
+            self._watch.look()
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_refused:
+        if self._is_refused or self.cycle.response_complete:
+            self._drop(len(body))
+        else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._is_refused:
             self._is_complete = True
-            if not self.transport.is_closing():
+            if not self._is_over and not self.transport.is_closing():
                 self._become_idle()
-                self._keep_for_a_while()
             return
         if self._entry is not None and len(self._cycles) == 1:
             self._entry.arrive()
@@ -232,12 +254,14 @@ class Connection(HttpToolsProtocol):
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if self.transport.is_closing():
             self._cut_off_later()
+        elif self._last is not None:
+            if not self._cycles:
+                self._end_with(self._last)
         elif self.cycle.response_complete:  # no other request has come
             if self._is_complete:
                 self._become_idle()
             else:
-                self._head_is_over()
-                self._head_timer = self.loop.call_later(LINGER_S, self.make_room)
+                self._linger()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -261,25 +285,21 @@ class Connection(HttpToolsProtocol):
         self._refuse(400, msg)
 
     def _refuse_early(self, head: bytes, body: bytes) -> None:
-        """Answer now; the connection goes on as it would behind any answer."""
+        """Answer now; the connection goes on, or ends, as it would behind any answer."""
         self._is_refused = True
         self.server_state.total_requests += 1
         version = self.parser.get_http_version()
         keep = version != "1.0" and self.parser.should_keep_alive() and not self._is_extra
-        pieces = [STATUS_LINE[503]]
-        pieces += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-        pieces.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
-        pieces += [head, b"\r\n" if keep else b"connection: close\r\n\r\n", body]
+        answer = raw_answer(503, self.server_state.default_headers, head, body, ends=not keep)
         if self.access_log:
             url = self.url.decode("latin-1")
             told = (get_client_addr(self.scope), "POST", url, version, 503)
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', *told)
-        self.transport.write(b"".join(pieces))
-        if keep:  # for the rest of the body, which is dropped
-            self._head_timer = self.loop.call_later(LINGER_S, self.make_room)
+        if keep:
+            self.transport.write(answer)
+            self._linger()
         else:
-            self.transport.close()
-            self._cut_off_later()
+            self._end_with(answer)
 
     def _leave(self) -> None:
         if self._entry is not None:
@@ -294,7 +314,8 @@ class Connection(HttpToolsProtocol):
 
     def _become_idle(self) -> None:
         self._head_is_over()
-        self._wait_for_head()
+        self._head_bytes, self._head_has_begun = 0, False
+        self._keep_for_a_while()
         self._is_idle_from_now()
 
     def _is_idle_from_now(self) -> None:
@@ -312,41 +333,30 @@ class Connection(HttpToolsProtocol):
             timeout = self.limits.write_timeout
             self._write_timer = self.loop.call_later(timeout, self.transport.abort)
 
-    def _look(self) -> None:
-        """See whether the client is gone: its bytes are not read any more, or not for now."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-            self._look_timer = None
-        if not (self.pipeline or self._has_ended) or self.transport.is_closing():
-            return
-        connection = self.transport.get_extra_info("socket")
-        has_ended = _has_ended(connection)
-        if has_ended and not self._can_probe():
-            self.transport.abort()
-            return
-        if has_ended and self.loop.time() >= self._probe_at:
-            self._probe()
-        if _is_gone(connection):
-            self.transport.abort()
-            return
-        self._look_timer = self.loop.call_later(self._look_after, self._look)
-        self._look_after = min(2 * self._look_after, LOOK_S)
+    def _is_unwatched(self) -> bool:
+        """Whether nothing is read that would tell that the client is gone."""
+        return not self._is_over and bool(
+            self.pipeline or self._has_ended or self._last is not None
+        )
 
-    def _can_probe(self) -> bool:
-        """Whether a client that has ended its side can be told from one that is gone."""
+    def _passes_over_probes(self) -> bool:
         oldest = self._cycles[0].scope["http_version"] if self._cycles else ""
-        return _CAN_LOOK and self.scheme == "http" and oldest == "1.1"
+        return self.scheme == "http" and oldest == "1.1"
 
-    def _probe(self) -> None:
-        """Write what a client passes over; from one that is gone comes a reset."""
-        self._probe_at = self.loop.time() + self.limits.keep_alive_interval
-        if not self._cycles[0].response_started and not self.flow.write_paused:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    def _begins_to_answer(self) -> bool:
+        return not self._cycles[0].response_started and not self.flow.write_paused
 
-    def _wait_for_head(self) -> None:
-        self._head_bytes = 0
-        late = f"the headers did not arrive in {HEAD_TIMEOUT_S:.0f} s"
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, 408, late)
+    def _await_head(self) -> None:
+        """Wait for the end of a head, of which something has come, or for a new connection's."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._head_has_begun:
+            self._refuse(408, f"the headers did not arrive in {HEAD_TIMEOUT_S:.0f} s")
+        else:
+            self.make_room()  # nothing was asked: nothing is answered
 
     def _head_is_over(self) -> None:
         self._head_bytes = None
@@ -357,41 +367,63 @@ class Connection(HttpToolsProtocol):
     def _refuse_long_head(self) -> None:
         self._refuse(431, f"request line and headers are longer than {MAX_HEAD_BYTES} bytes")
 
-    def _refuse_connection(self) -> None:
-        self._refuse(503, "too many connections are open; try again later")
-
     def _refuse(self, status: int, message: str) -> None:
+        """Answer what has come last with an error, in its turn, and end the connection."""
         self._head_is_over()
-        if self.transport.is_closing():
+        if self._is_over or self._last is not None or self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            headers = {"retry-after": "1"} if status == 503 else {}
-            error = ApiError(status, message, headers=headers)
-            body = json.dumps(error.body()).encode()
-            head = [STATUS_LINE[status]]
-            head += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-            head += [f"{name}: {value}\r\n".encode() for name, value in error.headers.items()]
-            head.append(b"content-type: application/json\r\nconnection: close\r\n")
-            head.append(b"content-length: %d\r\n\r\n" % len(body))
-            self.transport.write(b"".join([*head, body]))
-        self.transport.close()
-        self._cut_off_later()
+        last = self._error(status, message)
+        if not self._is_complete:
+            if self._is_refused:
+                last = b""  # it has its answer
+            elif self.cycle is not None and self.cycle.scope is self.scope:  # it is the body
+                if self.cycle.response_started:
+                    last = b""
+                else:
+                    self._forget_newest()
+        if not self._cycles:
+            self._end_with(last)
+            return
+        self._last = last
+        self.flow.pause_reading()
+        self._watch.look()
 
+    def _forget_newest(self) -> None:
+        """The newest request is not answered by the application any more."""
+        cycle = self._cycles.pop()
+        if self.pipeline:
+            self.pipeline.popleft()
+            return
+        cycle.disconnected, cycle.waiting_for_100_continue = True, False
+        cycle.message_event.set()
+        self._leave()
 
-_CAN_LOOK = hasattr(select, "POLLRDHUP")  # on Linux
+    def _error(self, status: int, message: str) -> bytes:
+        error = ApiError(status, message, headers={"retry-after": "1"} if status == 503 else {})
+        return raw_error(error, self.server_state.default_headers)
 
+    def _end_with(self, last: bytes) -> None:
+        """Write the last bytes and end this side; then drop what still comes, for a while."""
+        self._is_over, self._last = True, None
+        self._unset_keepalive_if_required()
+        self.transport.write(last)
+        # TLS lingers by itself
+        if self._has_ended or not self.transport.can_write_eof():
+            self.make_room()
+            return
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has reset the connection
+            self.transport.abort()
+            return
+        self.flow.resume_reading()
+        self._linger()
 
-def _has_ended(connection: Any) -> bool:
-    """Whether the peer has ended its side, also where bytes of it are still to be read."""
-    return _CAN_LOOK and _polled(connection, select.POLLRDHUP) != 0
+    def _linger(self) -> None:
+        self._head_is_over()
+        self._head_timer = self.loop.call_later(LINGER_S, self.make_room)
 
-
-def _is_gone(connection: Any) -> bool:
-    """Whether the peer has closed both sides, as far as this side has been told."""
-    return _CAN_LOOK and _polled(connection, 0) != 0
-
-
-def _polled(connection: Any, events: int) -> int:
-    poll = select.poll()
-    poll.register(connection.fileno(), events)  # what is wrong is told unasked
-    return sum(told for _, told in poll.poll(0))
+    def _drop(self, num_bytes: int) -> None:
+        self._dropped += num_bytes
+        if self._dropped > self.limits.max_body_bytes:
+            self.make_room()

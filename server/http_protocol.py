@@ -42,8 +42,8 @@ READ = (
 )
 # ... and of the answer to a request.
 READ_OF_CYCLE = (
-    *("scope", "disconnected", "keep_alive", "message_event"),
-    *("response_started", "response_complete"),
+    *("scope", "disconnected", "keep_alive", "message_event", "waiting_for_100_continue"),
+    *("response_started", "response_complete", "chunked_encoding", "expected_content_length"),
 )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
@@ -202,6 +202,19 @@ class KeyRing:
             for known, _ in self._clients
         ]
         return self._clients[matches.index(True)][1] if any(matches) else None
+
+
+def client_name(scope: Mapping[str, Any]) -> str:
+    """The name of a request's client: of its API key, else its address; see `Queueing.client`.
+
+    Args:
+        scope: of ASGI, whose state has the `Client` of a key.
+    """
+    client: Client | None = scope.get("state", {}).get("client")
+    if client is not None:
+        return client.queue_name
+    address = scope.get("client")
+    return "" if address is None else address_name(address[0])
 
 
 def address_name(address: str) -> str:

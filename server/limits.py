@@ -20,8 +20,8 @@ class Limits:
         max_choices: completions that one request may start, prompts times n.
         max_response_entries: of one response, what it says of its prompts: choices times prompt
             tokens times one, and one for each log-probability of them.
-        max_unread_answer_bytes: of all answers that clients have not read; the client that has
-            taken nothing for longest is cut off where it is more.
+        max_unread_answer_bytes: of all answers that clients have not read; where it is more, the
+            client with the most loses the answer of which it has taken nothing for longest.
         max_connections: open at a time; those beyond may ask for the server's health alone.
         idle_timeout: seconds that a connection may stay open between two requests.
         write_timeout: seconds after which a client that reads nothing of its answer is cut off.

@@ -22,6 +22,8 @@ from server.service import Service
 from server.streaming import EventStream
 from server.whole import coalesced
 
+QUICK_TOKENS = 32  # whose logprobs the event loop encodes in about a millisecond
+
 
 class PartsAnswer(ChatCompletions):
     """A chat completion with one choice, told in the words of another API.
@@ -53,15 +55,18 @@ class PartsAnswer(ChatCompletions):
         return field
 
     def see(self, piece: Piece) -> None:
-        """Look at what is new, before its steps."""
+        """Look at what is new, before its steps; in a thread where it has much to say."""
+
+    def has_seen(self) -> None:
+        """Count what was seen, in the event loop."""
 
     @abstractmethod
     def begin_events(self) -> list[bytes]:
         """Events before the first of a part, in pieces."""
 
     @abstractmethod
-    def step_events(self, step: Step) -> bytes:
-        """Events of one step."""
+    def step_events(self, step: Step) -> list[bytes]:
+        """Events of one step, in pieces."""
 
     @abstractmethod
     async def end_events(self) -> list[bytes]:
@@ -131,20 +136,20 @@ class PartsAnswer(ChatCompletions):
                     self._check_time([output])
                     events += self.begin_events()
                 for piece in self._new(position, output):
-                    steps = self._steps(piece)
-                    if self.body.logprobs and piece.new.finished():  # told once more, all of them
-                        events.append(await asyncio.to_thread(self._told_of, steps))
+                    if self.body.logprobs and len(piece.new.token_ids) > QUICK_TOKENS:
+                        events += await asyncio.to_thread(self._told_of, piece)
                     else:
-                        events.append(self._told_of(steps))
-                for part in coalesced(filter(None, events)):
+                        events += self._told_of(piece)
+                    self.has_seen()
+                for part in coalesced(events):
                     yield part
         if any(part.kind is Kind.THOUGHT for part in self.parts.parts):
             await asyncio.to_thread(self._count_thoughts)
         for part in coalesced(await self.end_events()):
             yield part
 
-    def _told_of(self, steps: list[Step]) -> bytes:
-        return b"".join(self.step_events(step) for step in steps)
+    def _told_of(self, piece: Piece) -> list[bytes]:
+        return [event for step in self._steps(piece) for event in self.step_events(step)]
 
     def _steps(self, piece: Piece) -> list[Step]:
         new = piece.new

@@ -15,7 +15,7 @@ class Kept:
     """One response.
 
     Attributes:
-        response: its JSON without `tools`.
+        response: its JSON without `tools` and the last brace.
         tools: their JSON, which an owner's responses with the same tools have in common.
         messages: JSON of the conversation that it ends; empty while it is being made, or where it
             has failed.
@@ -41,7 +41,7 @@ class Kept:
         return len(self.response) + len(self.messages) + self.needed
 
     @property
-    def pieces(self) -> tuple[bytes, bytes, bytes]:
+    def pieces(self) -> tuple[bytes, bytes, bytes, bytes]:
         """The response as it is told."""
         return with_tools(self.response, self.tools)
 
@@ -188,6 +188,6 @@ class ResponseStore:
         return True
 
 
-def with_tools(response: bytes, tools: bytes) -> tuple[bytes, bytes, bytes]:
-    """The JSON of a response as pieces, of which its tools are one."""
-    return response[:-1] + b',"tools":', tools, b"}"
+def with_tools(response: bytes, tools: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """The JSON of a response as pieces, of which its tools are one; nothing is copied."""
+    return response, b',"tools":', tools, b"}"

@@ -20,7 +20,7 @@ from jaxserve.scheduling.ledger import Entry
 from server.body import BodyReader
 from server.errors import ApiError, as_api_error
 from server.holders import Holders
-from server.keys import ApiKey, Client, KeyRing, address_name
+from server.keys import ApiKey, Client, KeyRing, client_name
 from server.limits import Limits
 from server.middleware import Load
 from server.options import NO_OPTIONS, Options
@@ -308,14 +308,6 @@ def client_of(request: Request) -> Client | None:
     return getattr(request.state, "client", None)
 
 
-def client_name(request: Request) -> str:
-    """The name under which the requests of its client wait: of its API key, else its address."""
-    client = client_of(request)
-    if client is not None:
-        return client.queue_name
-    return "" if request.client is None else address_name(request.client.host)
-
-
 def queueing_of(request: Request, body: GenerationRequest | EmbeddingRequest) -> Queueing:
     """What decides whose turn a request is whose body has been read.
 
@@ -325,7 +317,7 @@ def queueing_of(request: Request, body: GenerationRequest | EmbeddingRequest) ->
     client = client_of(request)
     least = None if client is None else client.priority
     arrival = request.state.arrival_time
-    return queueing(request.headers, body, arrival, least, client_name(request))
+    return queueing(request.headers, body, arrival, least, client_name(request.scope))
 
 
 def entry_of(request: Request) -> Entry | None:

@@ -150,7 +150,7 @@ class EventStream(Response):
         self._interval = interval
         self._has_begun = False
         self._num_events = 0
-        self._in_comment = False  # the last piece was one
+        self._in_comment = False  # the last piece that was written was one
         self._writing = asyncio.Lock()  # an event may be sent in pieces: no comment comes between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -189,8 +189,8 @@ class EventStream(Response):
             await self._begin(send)
             if self._in_comment:
                 piece = COMMENT_END + piece
-            self._in_comment = is_comment
             await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+            self._in_comment = is_comment  # not where a comment that waited has been cancelled
 
     async def _begin(self, send: Send) -> None:
         """Send the headers, once; nothing is written before them, so this does not wait."""

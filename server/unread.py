@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError
+from server.keys import client_name
 
 logger = logging.getLogger("jaxserve.server")
 
@@ -25,23 +28,34 @@ class Unread:
     Args:
         answers: of the server.
         transport: of its connection; None where there is none, as in a batch.
+        client: tells the name of its client, see `client_name`.
 
     Attributes:
-        whole: bytes of the answer that are kept until its last is taken.
+        whole: bytes of the answer that are kept until its last is taken, of a stream those that it
+            tells once more at its end.
         sending: other bytes of it that wait for the connection.
         waits: parts of it that the connection has not taken yet.
         queued: what is told of its outputs that wait, in bytes.
-        since: when the client took something last, or began to be waited for.
+        since: when the client took something last, or was first told something that it has not
+            taken; infinity before that: while an answer is made, its client is not slow.
         seen: bytes that were unread at the last look.
     """
 
-    __slots__ = ("_answers", "queued", "seen", "sending", "since", "transport", "waits", "whole")
+    __slots__ = (
+        *("_answers", "client", "queued", "seen", "sending"),
+        *("since", "transport", "waits", "whole"),
+    )
 
-    def __init__(self, answers: UnreadAnswers, transport: asyncio.Transport | None):
-        self._answers, self.transport = answers, transport
+    def __init__(
+        self,
+        answers: UnreadAnswers,
+        transport: asyncio.Transport | None,
+        client: Callable[[], str] = str,
+    ):
+        self._answers, self.transport, self.client = answers, transport, client
         self.whole = self.sending = self.seen = self.waits = 0
         self.queued: Callable[[], int] = int
-        self.since = 0.0
+        self.since = math.inf
 
     @property
     def in_transport(self) -> int:
@@ -52,11 +66,13 @@ class Unread:
         """What is unread of it."""
         return (self.whole or self.sending) + self.queued() + self.in_transport
 
+    def is_taken(self) -> bool:
+        """Whether the client has taken what it was given."""
+        return not self.waits and self.in_transport <= UNCOUNTED_BYTES
+
     def is_settled(self) -> bool:
         """Whether nothing of it has to be watched."""
-        if self.waits or self.whole:
-            return False
-        return self.transport is None or self.in_transport <= UNCOUNTED_BYTES
+        return not self.whole and self.is_taken()
 
     def keep(self, num_bytes: int) -> None:
         """More of a whole answer was made.
@@ -84,8 +100,9 @@ class UnreadAnswers:
     """Answers of one server that are not read, which share a bound.
 
     While a client does not take its answer, it is looked at what there is of it, here, in its
-    stream's queue and in its connection; where all is too much, the client that has taken nothing
-    for longest is cut off.
+    stream's queue and in its connection. Where all is too much, it is an answer to the client with
+    the most unread bytes that is cut off: of its answers the one of which nothing was taken for
+    longest.
 
     Args:
         most: bytes of all.
@@ -106,45 +123,58 @@ class UnreadAnswers:
         """Look at an answer until it is settled."""
         if answer not in self._watched:
             self._watched.add(answer)
-            answer.since, answer.seen = self.clock(), 0
+            answer.since, answer.seen = math.inf, 0
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def tells(self, answer: Unread) -> None:
+        """A client is given a piece of an answer, which it may leave unread."""
+        self.watch(answer)
+        answer.since = min(answer.since, self.clock())
 
     def took(self, answer: Unread) -> None:
         """The client has made room for a piece of an answer."""
         if answer.is_settled():
             self._watched.discard(answer)
         else:
-            answer.since = self.clock()
+            answer.since = math.inf if answer.is_taken() else self.clock()
 
     def look(self) -> None:
-        """Cut off the slowest readers where too much is unread."""
+        """Cut off the slowest answers of the clients with the most where too much is unread."""
         now, total = self.clock(), 0
         for answer in [*self._watched]:
             size = answer.num_bytes()
             if answer.is_settled():
                 self._watched.discard(answer)
                 continue
-            if size < answer.seen:
+            if size < answer.seen and answer.since < now:
                 answer.since = now
             answer.seen = size
             total += size
         if total <= self.most:
             return
-        for slowest in sorted(self._watched, key=lambda one: one.since):
+        clients: defaultdict[str, list[Unread]] = defaultdict(list)
+        for answer in self._watched:
+            clients[answer.client()].append(answer)
+        sizes = {name: sum(one.seen for one in answers) for name, answers in clients.items()}
+        while total > self.most:
+            name = max(sizes, key=lambda one: sizes[one])
+            slowest = _slowest(clients[name])
             logger.warning(
-                "%d bytes of answers are unread, more than --max-unread-answer-bytes %d: the "
-                "client that has taken nothing for %.1f s and has %d of them is cut off",
+                "%d bytes of answers are unread, more than --max-unread-answer-bytes %d: of the "
+                "client with the most, %d, the answer is cut off of which it has taken nothing for "
+                "%.1f s, with %d",
                 total,
                 self.most,
-                now - slowest.since,
+                sizes[name],
+                max(0.0, now - slowest.since),
                 slowest.seen,
             )
             self._watched.discard(slowest)
+            clients[name].remove(slowest)
             slowest.cut()
+            sizes[name] -= slowest.seen
             total -= slowest.seen
-            if total <= self.most:
-                break
 
     def _look_again(self) -> None:
         self._timer = None
@@ -169,7 +199,9 @@ class UnreadMiddleware:
             await self.app(scope, receive, send)
             return
         answers, state = self._answers, scope.setdefault("state", {})
-        answer = state["unread"] = Unread(answers, state.get("transport"))
+        # the key's client is known further in, and asked for later
+        answer = Unread(answers, state.get("transport"), lambda: client_name(scope))
+        state["unread"] = answer
         announced = 0
 
         async def send_watched(message: Message) -> None:
@@ -180,7 +212,7 @@ class UnreadMiddleware:
             elif not announced:
                 answer.sending += len(body)
             answer.waits += 1
-            answers.watch(answer)
+            answers.tells(answer)
             try:
                 if len(body) > PIECE_BYTES:
                     body = memoryview(body)
@@ -208,6 +240,15 @@ def unread_of(request: Request) -> Unread:
     """The answer to a request, as far as it is not read."""
     found: Unread = request.state.unread
     return found
+
+
+def _slowest(answers: list[Unread]) -> Unread:
+    """Of one client's answers the one of which nothing was taken for longest.
+
+    One is passed over where cutting it would free next to nothing.
+    """
+    worth = min(PIECE_BYTES, sum(one.seen for one in answers) // (2 * len(answers)))
+    return min((one for one in answers if one.seen >= worth), key=lambda one: one.since)
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:

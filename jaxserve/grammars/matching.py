@@ -15,6 +15,10 @@ LIMITS: dict[str, Any] = {
     "max_items_in_row": 500,
     "verbose_errors": False,
 }
+NO_BEGINNING = (
+    "no text fulfils it: a $ref or a rule leads back to itself without end (infinite recursion), "
+    "or its parts exclude each other"
+)
 MAX_SHOWN = 300  # characters of llguidance's own words
 
 
@@ -41,7 +45,7 @@ def new_matcher(table: Any, text: str) -> Any:
     limits = library().LLParserLimits(**LIMITS)
     matcher = library().LLMatcher(table, text, log_level=0, limits=limits)
     if matcher.is_error():
-        raise GrammarError(shown(matcher.get_error()))
+        raise _error(matcher)
     return matcher
 
 
@@ -49,8 +53,14 @@ def mask_of(matcher: Any) -> bytes:
     """One bit a token: those that may follow. Raises GrammarError if none may."""
     mask: bytes = matcher.compute_bitmask()
     if matcher.is_error():
-        raise GrammarError(shown(matcher.get_error()))
+        raise _error(matcher)
     return mask
+
+
+def _error(matcher: Any) -> GrammarError:
+    message = matcher.get_error()
+    is_empty = message.startswith("NoExtensionBias")  # llguidance's word for no token at all
+    return GrammarError(NO_BEGINNING if is_empty else shown(message))
 
 
 def shown(message: str) -> str:

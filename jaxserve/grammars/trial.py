@@ -32,11 +32,12 @@ OOM_SCORE = 1000  # of 1000: where memory runs out, the kernel ends this process
 OUT = 1  # where the verdict is written
 
 COMPILES, REFUSED = 0, 3  # exit codes
-SLOW = f"what compiles in {CPU_SECONDS} s of a processor"
-LARGE = f"what compiles in {MEMORY_BYTES >> 20} MiB of memory"
-DEEP = "what is less nested, or has shorter chains of rules"
-COSTLY = f"what takes less than {TOKEN_SECONDS:g} s of a processor at a token"
-LATE = f"what compiles in {WALL_SECONDS:g} s"
+SLOW = f"a constraint that compiles in {CPU_SECONDS} s of processor time"
+LARGE = f"a constraint that compiles in {MEMORY_BYTES >> 20} MiB of memory"
+DEEP = "a constraint that is less nested, or has shorter chains of rules"
+COSTLY = f"a constraint that takes less than {TOKEN_SECONDS:g} s of processor time at a token"
+LATE = f"a constraint that compiles in {WALL_SECONDS:g} s"
+BROKEN = "a constraint that compiles, which this one does not: "
 
 
 class Trial:
@@ -110,7 +111,7 @@ def _ended_by(number: int) -> str:
         case signal.SIGSEGV | signal.SIGBUS:
             return DEEP
         case _:
-            return f"what llguidance compiles: it ended its process ({number})"
+            return f"{BROKEN}it ended its process ({number})"
 
 
 def _compile(table: Any, text: str, writer: int) -> NoReturn:
@@ -124,13 +125,13 @@ def _compile(table: Any, text: str, writer: int) -> NoReturn:
         else:
             said = COSTLY
     except GrammarError as error:
-        said = f"what llguidance compiles: {error}"
+        said = f"{BROKEN}{error}"
     except MemoryError:
         pass
     except ValueError as error:
         said = str(error)
     except BaseException as error:  # also what a panic of llguidance is raised as
-        said = f"what llguidance compiles: it fails with {type(error).__name__}"
+        said = f"{BROKEN}llguidance fails with {type(error).__name__}"
     finally:
         with open(OUT, "wb", closefd=False) as out:
             out.write(said.encode())

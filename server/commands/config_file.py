@@ -44,15 +44,40 @@ def expand_config(words: Sequence[str]) -> list[str]:
     return [*rest[:1], *front, *rest[1:], *back]
 
 
-def _flags(path: Path) -> list[tuple[str, list[str]]]:
+def _read(path: Path) -> Any:
+    """What a file holds. Raises ValidationError, in one line, with the place where it is broken."""
     import yaml
 
     try:
-        settings = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValidationError(FLAG, str(path), f"a readable YAML file ({error})") from error
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValidationError(FLAG, str(path), f"a readable YAML or JSON file: {reason}") from error
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        broken = _of_yaml(error, text)
+    try:
+        return json.loads(text)  # with tabs it is no YAML
+    except json.JSONDecodeError as error:
+        if path.suffix == ".json":
+            broken = f"line {error.lineno}, column {error.colno}: {error.msg}"
+    raise ValidationError(FLAG, str(path), f"a readable YAML or JSON file; {broken}")
+
+
+def _of_yaml(error: Any, text: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    before = text[: error.position]  # of a character that no YAML has
+    column = len(before) - before.rfind("\n")
+    return f"line {before.count(chr(10)) + 1}, column {column}: {error.reason}"
+
+
+def _flags(path: Path) -> list[tuple[str, list[str]]]:
+    settings = _read(path)
     if not isinstance(settings, dict):
-        raise ValidationError(FLAG, str(path), "a YAML mapping of flags to values")
+        raise ValidationError(FLAG, str(path), "a YAML or JSON mapping of flags to values")
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         is_nested = name in NESTED and isinstance(value, dict)

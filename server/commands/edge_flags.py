@@ -55,8 +55,8 @@ def add_edge_flags(parser: argparse.ArgumentParser) -> None:
     _number(
         add,
         "max_unread_answer_bytes",
-        "of all answers that clients have not read; beyond it the slowest is cut off "
-        "(default: 256M)",
+        "of all answers that clients have not read; beyond it the slowest of the client with the "
+        "most is cut off (default: 256M)",
     )
     _number(add, "max_connections", "open at a time; others may ask for /health alone")
     _seconds(add, "idle_timeout", "a connection may stay open without a request")

@@ -33,7 +33,9 @@ def register(subparsers: Any) -> None:
     add_model_argument(parser)
     group = parser.add_argument_group("server")
     add = group.add_argument
-    add("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
+    add(
+        "--config", metavar="FILE", help="YAML or JSON file of flags; those on the command line win"
+    )
     add(
         "--host",
         default="127.0.0.1",

@@ -15,6 +15,7 @@ from server.protocol.conversation import (
     PartCounter,
     text_of,
 )
+from server.protocol.responses import Encoded
 
 ROLES = {"user": "user", "assistant": ASSISTANT, "system": SYSTEM, "developer": SYSTEM}
 TEXTS = ("input_text", "output_text", "text")
@@ -120,7 +121,7 @@ def item_id(part: Part) -> str:
 
 
 def output_item(
-    part: Part, part_id: str, logprobs: list[dict[str, Any]] | None, *, status: str | None = None
+    part: Part, part_id: str, logprobs: Encoded | None, *, status: str | None = None
 ) -> dict[str, Any]:
     """The item of a part.
 
@@ -147,7 +148,7 @@ def output_item(
             return {**head, "type": "function_call", **call}
 
 
-def output_content(part: Part, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
+def output_content(part: Part, logprobs: Encoded | None) -> dict[str, Any]:
     """The content of a text's or a thought's item."""
     if part.kind is Kind.THOUGHT:
         return {"type": "reasoning_text", "text": part.text}

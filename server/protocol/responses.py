@@ -40,6 +40,16 @@ class Repeated(list[Any]):
     pieces: list[bytes] | None = None
 
 
+class Encoded(list[bytes]):
+    """A list that is kept as its JSON, one or more of its elements a piece, without brackets."""
+
+    def add(self, elements: list[Any]) -> bytes:
+        """More elements, one at least; their piece."""
+        piece = dumps(elements)[1:-1].encode()
+        self.append(piece)
+        return piece
+
+
 def dumped_in_pieces(value: Any) -> Iterator[bytes]:
     """The text of `dumps` in UTF-8, by pieces: others get to run between them.
 
@@ -49,6 +59,11 @@ def dumped_in_pieces(value: Any) -> Iterator[bytes]:
         if value.pieces is None:
             value.pieces = [*dumped_in_pieces([*value])]
         yield from value.pieces
+    elif isinstance(value, Encoded):
+        for index, piece in enumerate(value):
+            yield b"," if index else b"["
+            yield piece
+        yield b"]" if value else b"[]"
     elif isinstance(value, dict):
         for index, (key, item) in enumerate(value.items()):
             yield f"{',' if index else '{'}{dumps(key)}:".encode()

@@ -96,15 +96,15 @@ class Messages(PartsAnswer):
         begun = _event("message_start", message=message | {"usage": self._counts(0)})
         return [begun, _event("ping")]
 
-    def step_events(self, step: Step) -> bytes:
+    def step_events(self, step: Step) -> list[bytes]:
         part = step.part
         if isinstance(step, Begun):
             empty = block(Part(part.kind, part.index, part.name, part.call_id))
-            return _event("content_block_start", index=part.index, content_block=empty)
+            return [_event("content_block_start", index=part.index, content_block=empty)]
         if isinstance(step, Grown):
             told = delta(part, step.text)
-            return _event("content_block_delta", index=part.index, delta=told)
-        return _event("content_block_stop", index=part.index)
+            return [_event("content_block_delta", index=part.index, delta=told)]
+        return [_event("content_block_stop", index=part.index)]
 
     async def end_events(self) -> list[bytes]:
         usage = self._counts(self.num_generated)

@@ -24,7 +24,7 @@ from server.parts_answer import PartsAnswer
 from server.protocol.conversation import Conversation
 from server.protocol.named import renamed
 from server.protocol.response_items import add_items, item_id, output_content, output_item
-from server.protocol.responses import dumped_in_pieces, dumps
+from server.protocol.responses import PIECE, Encoded, dumped_in_pieces, dumps
 from server.protocol.responses_request import (
     LOGPROBS,
     Echo,
@@ -68,7 +68,7 @@ class Responses(PartsAnswer):
         super().__init__(service, chat, request)
         self._asked, self._messages = asked, messages
         self._echoed: Echo
-        self._json = b""  # of the whole response, but for its tools
+        self._json = b""  # of the whole response, but for its tools and the last brace
         self._body_bytes: int = request.state.body_bytes
         self._earlier_bytes = earlier_bytes
         # never the client's own: it names what is kept
@@ -78,8 +78,10 @@ class Responses(PartsAnswer):
         self._error: ApiError | None = None
         self._sequence = 0
         self._ids: list[str] = []  # of the items
-        self._all_logprobs: list[dict[str, Any]] | None = [] if asked.tells_logprobs else None
-        self._new_logprobs: list[dict[str, Any]] = []  # that no event has told
+        # told with each token, and three times more at the end
+        self._all_logprobs = Encoded() if asked.tells_logprobs else None
+        self._new_logprobs = Encoded()  # that no event has told
+        self._uncounted = 0  # bytes of them
 
     @classmethod
     def of(cls, service: Service, asked: ResponsesRequest, request: Request) -> Responses:
@@ -154,6 +156,8 @@ class Responses(PartsAnswer):
 
     async def _collect(self) -> Any:
         finals = await super()._collect()
+        if not self._asked.background:  # no client waits for that one
+            self.has_seen()
         self._check_time(finals)
         self._end()
         await self._finish()
@@ -242,26 +246,34 @@ class Responses(PartsAnswer):
         """The response as it is now, which becomes `_json`."""
         body = self.body_of_answer()
         pieces = [*dumped_in_pieces(body)]
-        self._json = b"".join([*pieces[:-1], b",", self._echoed.fields[1:]])
+        self._json = b"".join([*pieces[:-1], b",", self._echoed.fields[1:-1]])
         return body
 
     # -- a stream -------------------------------------------------------------------------------
 
     def see(self, piece: Piece) -> None:
-        if self._all_logprobs is not None:
-            told = self._logprobs_of(piece)
-            self._all_logprobs += told
-            self._new_logprobs += told
+        if self._all_logprobs is None:
+            return
+        new = piece.new
+        for start in range(0, len(new.token_ids), PIECE):  # as objects they are ten times as large
+            some, given = slice(start, start + PIECE), new.logprobs or []
+            part = replace(new, token_ids=new.token_ids[some], logprobs=given[some])
+            told = self._logprobs(part)
+            if told is not None and told["content"]:
+                added = self._all_logprobs.add(told["content"])
+                self._new_logprobs.append(added)
+                self._uncounted += len(added)
 
-    def _logprobs_of(self, piece: Piece) -> list[dict[str, Any]]:
-        found = self._logprobs(piece.new)
-        return [] if found is None else list(found["content"])
+    def has_seen(self) -> None:
+        if self._uncounted:
+            self._unread.keep(self._uncounted)
+            self._uncounted = 0
 
     def begin_events(self) -> list[bytes]:
         self._encode()
         return [*self._whole_event("created"), *self._whole_event("in_progress")]
 
-    def step_events(self, step: Step) -> bytes:
+    def step_events(self, step: Step) -> list[bytes]:
         part = step.part
         at = {"output_index": part.index}
         if isinstance(step, Begun):
@@ -280,17 +292,17 @@ class Responses(PartsAnswer):
             )
         assert isinstance(step, Ended)
         item = self._item(part)
-        events = [self._text_done(part)]
+        events = self._text_done(part)
         if part.kind is not Kind.CALL:
             content = output_content(part, self._all_logprobs)
             where = self._where(part)
-            events.append(self._event("response.content_part.done", **where, part=content))
-        events.append(self._event("response.output_item.done", **at, item=item))
-        return b"".join(events)
+            events += self._event("response.content_part.done", **where, part=content)
+        return events + self._event("response.output_item.done", **at, item=item)
 
     async def end_events(self) -> list[bytes]:
         self._end()
         await self._finish()
+        self._all_logprobs = None  # the response has them
         return self._whole_event(self._status)
 
     def failed_events(self, error: ApiError) -> bytes:
@@ -306,27 +318,28 @@ class Responses(PartsAnswer):
         self._sequence += 1
         return [head.encode(), *with_tools(self._json, self._echoed.tools), b"}\n\n"]
 
-    def _text_done(self, part: Part) -> bytes:
+    def _text_done(self, part: Part) -> list[bytes]:
         name = f"response.{_TEXT[part.kind]}.done"
         if part.kind is Kind.CALL:
             return self._event(name, **self._where(part), name=part.name, arguments=part.text)
-        more = {"logprobs": self._all_logprobs or []} if part.kind is Kind.TEXT else {}
+        logprobs = [] if self._all_logprobs is None else self._all_logprobs
+        more = {"logprobs": logprobs} if part.kind is Kind.TEXT else {}
         return self._event(name, **self._where(part), text=part.text, **more)
 
     def _take_logprobs(self) -> dict[str, Any]:
-        told, self._new_logprobs = self._new_logprobs, []
+        told, self._new_logprobs = self._new_logprobs, Encoded()
         return {"logprobs": told}
 
     def _where(self, part: Part) -> dict[str, Any]:
         where = {"item_id": self._ids[part.index], "output_index": part.index}
         return where if part.kind is Kind.CALL else {**where, "content_index": 0}
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> list[bytes]:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        # in pieces where it is long, so that others get to run
-        text = b"".join(dumped_in_pieces(data)) if self._all_logprobs else dumps(data).encode()
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), text)
+        if not self._all_logprobs:
+            return [f"event: {kind}\ndata: {dumps(data)}\n\n".encode()]
+        return [f"event: {kind}\ndata: ".encode(), *dumped_in_pieces(data), b"\n\n"]
 
 
 _TEXT = {

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import uvicorn
 
+from jaxserve.errors import QueueFullError
 from server import connection
+from server.admission import Admission
 from server.app import create_app
-from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, Connection
+from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connection
+from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 
 
@@ -135,15 +138,112 @@ def test_headers_that_do_not_come_are_not_waited_for(port, monkeypatch):
     check_error(answer(port, b"GET /health HTTP/1.1\r\nX: a"), 408)
 
 
-def test_garbage_behind_a_streams_request_only_closes(port):
+STREAM = b'{"prompt": "a", "max_tokens": 5, "stream": true}'
+MANY = b"GET /health HTTP/1.1\r\n\r\n" * (MAX_PIPELINED + 5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "others"),
+    [
+        (b"\x00\xff garbage\r\n\r\n", 0),
+        (MANY, MAX_PIPELINED),
+        (b"GET /health HTTP/1.1\r\n\r\n" + CHUNKED + b"zz\r\n", 1),
+    ],
+)
+def test_a_refusal_waits_until_the_requests_before_it_are_answered(port, sent, others):
     """An error in the middle of a response would be read as part of it."""
-    body = b'{"prompt": "a", "max_tokens": 5, "stream": true}'
-    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(request)
         received = client.recv(65536)
-        client.sendall(b"\x00\xff garbage\r\n\r\n")
+        client.sendall(sent)
         while piece := client.recv(65536):
             received += piece
-    assert received.startswith(b"HTTP/1.1 200 ")
-    assert b"HTTP/1.1 400" not in received and b"[DONE]" not in received
+    stream, *answers, refusal = received.split(b"HTTP/1.1 ")[1:]
+    assert stream.startswith(b"200 ") and stream.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert len(answers) == others and all(one.startswith(b"200 ") for one in answers)
+    check_error(b"HTTP/1.1 " + refusal, 400)
+
+
+def test_a_request_that_was_refused_early_is_not_answered_twice():
+    with refusing() as port:
+        received = answer(port, CHUNKED + b"zz\r\n")
+        assert received.startswith(b"HTTP/1.1 503 ") and received.count(b"HTTP/1.1 ") == 1
+        received = answer(port, HEAD + b"Content-Length: 3\r\n\r\nabc\x00 zz\r\n")
+    assert [one[:3] for one in received.split(b"HTTP/1.1 ")] == [b"", b"503", b"400"]
+
+
+@pytest.mark.parametrize("kept", [b"", b"Connection: close\r\n"])
+def test_who_still_sends_what_was_refused_sees_why(kept):
+    """Before the connection is closed the rest is dropped, of which there is a bounded amount."""
+    most = Limits(max_body_bytes=2**23)
+    with refusing(most) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(10)
+        client.sendall(HEAD + kept + b"Content-Length: 8000000\r\n\r\n")
+        time.sleep(0.05)
+        for _ in range(80):
+            client.sendall(b" " * 100_000)
+        assert client.recv(65536).startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.parametrize("kept", [b"", b"Connection: close\r\n"])
+def test_what_is_dropped_behind_a_refusal_is_bounded(kept, monkeypatch):
+    monkeypatch.setattr(connection, "LINGER_S", 60.0)
+    most = Limits(max_body_bytes=2**20)
+    with refusing(most) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(10)
+        client.sendall(CHUNKED.replace(b"\r\n\r\n", b"\r\n" + kept + b"\r\n"))
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            for _ in range(500):  # 32 MiB
+                client.sendall(b"ffff\r\n" + b" " * 0xFFFF + b"\r\n")
+
+
+@contextmanager
+def refusing(limits: Limits = Limits()) -> Iterator[int]:  # noqa: B008
+    """A server whose queue is full."""
+    engine = FakeEngine()
+    engine.refusal = QueueFullError("max_num_queued_reqs", "full", 1.0)
+    app = create_app(engine, limits=limits)
+    service = app.state.service
+    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
+    with serving(app, Connection.limited(limits, admission)) as port:
+        yield port
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n"])
+def test_a_connection_that_asks_nothing_is_closed_without_a_word(port, sent, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
+    assert answer(port, sent) == b""
+
+
+def test_the_time_for_a_head_begins_with_its_first_byte(port, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    request = b"GET /health HTTP/1.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.4)  # it may be idle for longer than that
+        client.sendall(request)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        client.sendall(request[:5])
+        assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"Connection: keep-alive\r\n", b"Expect: 100-continue\r\n"]
+)
+def test_a_stream_to_old_http_ends_with_its_connection(port, header):
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + header
+    received = answer(port, head + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head and b"connection: keep-alive" not in head
+    assert body.startswith(b"data: {") and body.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+def test_old_http_is_told_lengths_and_nothing_of_a_body_where_there_is_none(port):
+    for method, length in (b"GET", True), (b"HEAD", False):
+        received = answer(port, method + b" /version HTTP/1.0\r\n\r\n")
+        head, _, body = received.partition(b"\r\n\r\n")
+        assert b"content-length: " in head and b"transfer-encoding" not in head
+        assert bool(body) == length

@@ -246,7 +246,7 @@ def test_grammars_without_end_are_refused_and_hold_up_no_other(server: Server) -
             answer = future.result()
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
-            assert error["param"] == name and "what compiles in" in error["message"]
+            assert error["param"] == name and "a constraint that compiles in" in error["message"]
     assert memory() - before < 50 << 20
     assert server.health() == 200
     server.wait_until_idle()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from server import connection, descriptors
+from server import connection, descriptors, peer
 from server.app import create_app
 from server.connection import MAX_HEAD_BYTES, Connection
 from server.descriptors import Descriptors
@@ -79,7 +79,7 @@ def test_a_body_that_goes_on_behind_its_answer_is_not_read_for_ever(
 def test_a_request_in_line_does_not_hide_that_the_client_is_gone(
     port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LOOK_S", 0.05)
+    monkeypatch.setattr(peer, "LOOK_S", 0.05)
     engine.delay = 60
     with connect(port) as client:
         client.sendall(post() + post())
@@ -90,9 +90,18 @@ def test_a_request_in_line_does_not_hide_that_the_client_is_gone(
     assert engine.wait_for_abort()
 
 
-def test_few_requests_wait_in_line(port: int, engine: Recorder) -> None:
+def test_who_leaves_while_a_refusal_waits_is_noticed(
+    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "LOOK_S", 0.05)
     engine.delay = 60
-    check_error(answer(port, post() + HEALTH.replace(b"close", b"keep-alive") * 40), 400)
+    with connect(port) as client:
+        client.sendall(post() + b"\x00\r\n" * 40)
+        while not engine.started:
+            time.sleep(0.01)
+        client.sendall(b"\r\n" * 40)
+        time.sleep(0.1)
+        assert not engine.aborted
     assert engine.wait_for_abort()
 
 

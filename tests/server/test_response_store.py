@@ -79,11 +79,11 @@ def test_tools_are_kept_once_for_each_owner() -> None:
     for owner in "AB":
         for name in "abc":
             tools = bytes(bytearray(b"[%s]" % (b"t" * 98)))  # equal, and another object
-            assert store.put(owner, name, Kept(b'{"x":1}', tools))
+            assert store.put(owner, name, Kept(b'{"x":12', tools))
     assert store.num_bytes == 2 * (3 * 7 + 100)
     first, second = store.get("A", "a"), store.get("A", "b")
     assert first is not None and second is not None and first.tools is second.tools
-    assert b"".join(first.pieces) == b'{"x":1,"tools":[%s]}' % (b"t" * 98)
+    assert b"".join(first.pieces) == b'{"x":12,"tools":[%s]}' % (b"t" * 98)
     store.remove("A", "a"), store.remove("A", "b")
     assert store.num_bytes == (7 + 100) + (3 * 7 + 100)
     store.put("A", "c", Kept(b"{}", b"[]"))  # in place of the last with those tools

@@ -137,6 +137,32 @@ def test_no_comment_comes_into_the_middle_of_an_event(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
+def test_a_comment_that_was_never_written_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a reader that reads on when the stream is over."""
+    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.001)
+
+    async def main() -> None:
+        connection, waits = Connection(COMPLETIONS, {}), asyncio.Event()
+
+        async def events() -> Any:
+            yield b"data: 1\n\n"
+            await waits.wait()
+
+        async def send(message: Any) -> None:
+            if message.get("body") == COMMENT:
+                waits.set()
+                await asyncio.Event().wait()
+            await connection.send(message)
+
+        await EventStream(events(), 0.001)({}, connection.receive, send)
+        assert [one["body"] for one in connection.sent[1:]] == [
+            b"data: 1\n\n",
+            b"data: [DONE]\n\n",
+        ]
+
+    asyncio.run(main())
+
+
 def test_what_several_streams_have_to_say_waits_in_them() -> None:
     """A reader of two streams that stops reading stops them after a bounded number of outputs."""
     told = [0]

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from server import unread
 from server.app import create_app
 from server.connection import Connection as RealConnection
+from server.keys import ApiKey
 from server.limits import Limits
 from server.unread import PIECE_BYTES, UNCOUNTED_BYTES, Unread, UnreadAnswers
 from tests.server.fake_engine import FakeEngine
@@ -57,6 +58,7 @@ def test_the_slowest_reader_is_cut_off_where_all_is_too_much(
         for second, answer in enumerate(waiting):
             now[0] = second
             answer.keep(20_000)
+            answers.tells(answer)
         answers.look()
         assert answers.num_bytes == 80_000 + UNCOUNTED_BYTES + 1 <= 100_000
         assert not any(pipe.aborted for pipe in pipes)
@@ -66,7 +68,7 @@ def test_the_slowest_reader_is_cut_off_where_all_is_too_much(
         waiting[2].queued = lambda: 10_000
         answers.look()
         assert [pipe.aborted for pipe in pipes] == [False, True, False, False]
-        assert "nothing for 4.0 s and has 20000 of them" in caplog.text
+        assert "nothing for 4.0 s, with 20000" in caplog.text
         assert "more than --max-unread-answer-bytes 100000" in caplog.text
         for answer in waiting:
             answer.whole = 0
@@ -76,6 +78,60 @@ def test_the_slowest_reader_is_cut_off_where_all_is_too_much(
 
     with caplog.at_level(logging.WARNING, "jaxserve.server"):
         asyncio.run(main())
+
+
+def test_many_answers_to_one_client_cost_no_other_its_own() -> None:
+    async def main() -> None:
+        now, most = [0.0], 100 * PIECE_BYTES
+        answers = UnreadAnswers(most, lambda: now[0])
+
+        def answer_to(client: str, held: int = 0) -> Unread:
+            return Unread(answers, Pipe(held), lambda: client)  # type: ignore[arg-type]
+
+        paused, many = answer_to("a", 2 * PIECE_BYTES), [answer_to("b") for _ in range(4)]
+        made, small = answer_to("c"), answer_to("b", UNCOUNTED_BYTES + 1)
+        answers.tells(paused)
+        answers.tells(small)
+        now[0] = 1.0
+        for answer in many:
+            answer.keep(most // 4)
+            answers.tells(answer)
+        for _ in range(8):
+            now[0] += 0.25
+            made.keep(PIECE_BYTES)
+            for answer in many[1:]:  # of each its client takes a piece now and then
+                answers.took(answer)
+        answers.look()
+        cut = [one.transport.aborted for one in (paused, made, small, *many)]  # type: ignore[union-attr]
+        assert cut == [False, False, False, True, False, False, False]
+
+    asyncio.run(main())
+
+
+def test_an_answer_is_not_slow_while_it_is_made() -> None:
+    async def main() -> None:
+        now = [0.0]
+        answers = UnreadAnswers(100_000, lambda: now[0])
+        made, told = (Unread(answers, Pipe()) for _ in range(2))  # type: ignore[arg-type]
+        made.keep(60_000)
+        now[0] = 1.0
+        told.keep(60_000)
+        answers.tells(told)
+        now[0] = 9.0
+        answers.tells(made)
+        answers.look()
+        assert told.transport.aborted and not made.transport.aborted  # type: ignore[union-attr]
+
+    asyncio.run(main())
+
+
+def test_the_client_of_an_answer_is_known_by_its_key() -> None:
+    async def look(stuck: Stuck, service: Any, engine: FakeEngine) -> None:
+        (answer,) = service.unread._watched
+        assert answer.client() == "key:search"
+
+    keys = (ApiKey("secret", "search"),)
+    with_stuck({"prompt": "a"}, Limits(), look, api_keys=keys)
 
 
 class Stuck(Connection):
@@ -94,14 +150,18 @@ class Stuck(Connection):
 
 
 def with_stuck(
-    body: dict[str, Any], limits: Limits, look: Callable[[Stuck, Any, FakeEngine], Any]
+    body: dict[str, Any],
+    limits: Limits,
+    look: Callable[[Stuck, Any, FakeEngine], Any],
+    api_keys: Sequence[ApiKey] = (),
 ) -> None:
     """Look at an application whose answer is not taken, then take it."""
 
     async def main() -> None:
         engine = FakeEngine(max_model_len=2048)
-        app = create_app(engine, limits=limits)
+        app = create_app(engine, limits=limits, api_keys=api_keys)
         stuck = Stuck(body)
+        stuck.scope["headers"] += [(b"x-api-key", one.key.encode()) for one in api_keys]
         call = asyncio.create_task(app(stuck.scope, stuck.receive, stuck.send))
         service = app.state.service
         await wait_for(lambda: stuck.is_sent)

@@ -17,7 +17,7 @@ import pytest
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.checking import GrammarChecks
 from jaxserve.grammars.text import grammar_text
-from jaxserve.grammars.trial import COSTLY, DEEP, LARGE, SLOW
+from jaxserve.grammars.trial import BROKEN, COSTLY, DEEP, LARGE, SLOW
 from jaxserve.grammars.verdicts import Tokens
 from jaxserve.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import FACTS, TOKENS, TinyTokenizer
@@ -68,9 +68,16 @@ def test_what_compiles_and_what_does_not(checks: GrammarChecks) -> None:
     assert allowed(checks, json={"type": "object"}) is None
     assert allowed(checks, regex="[abc]{1,9}") is None
     words = allowed(checks, json={"type": "array", "uniqueItems": True})
-    assert words is not None and words.startswith("what llguidance compiles: ")
+    assert words is not None and words.startswith(BROKEN)
     assert "uniqueItems" in words
     assert allowed(checks, grammar=CHAIN) == DEEP
+    for endless in (
+        {"json": {"$ref": "#"}},
+        {"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+        {"grammar": "start: a\na: a /x/"},
+    ):
+        words = allowed(checks, **endless)
+        assert words is not None and words.startswith(BROKEN) and "infinite recursion" in words
 
 
 def test_every_choice_of_a_long_list_and_many_properties_compile(checks: GrammarChecks) -> None:

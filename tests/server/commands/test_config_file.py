@@ -7,7 +7,8 @@ import pytest
 from jaxserve.errors import ValidationError
 from server.cli import build_parser, main
 from server.commands.config_file import expand_config
-from server.commands.engine_flags import model_path
+from server.commands.engine_flags import engine_config, model_path
+from tests.server.server_process import ROOT
 
 FILE = """
 port: 9000
@@ -46,7 +47,44 @@ def test_other_files_are_refused(text, tmp_path, capsys):
     path = tmp_path / "bad.yaml"
     path.write_bytes(text)
     assert main(["serve", "--config", str(path)]) == 1
-    assert "bad.yaml" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "bad.yaml" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("a.yaml", "port: 1\nmax-num-seqs: [1\n", "line 3, column 1: expected ',' or ']'"),
+        ("a.yaml", "port: 1\n  seed: 2", "line 2, column 7: mapping values are not allowed"),
+        ("a.yaml", "port: 1\na: \0", "line 2, column 4: special characters"),
+        ("a.json", '{\n  "port": 1,\n  "seed" 2}', "line 3, column 10: Expecting ':'"),
+        ("a.json", '{\n\t"port": 1', "line 2, column 11: Expecting ','"),
+    ],
+)
+def test_a_broken_file_is_one_line_with_the_place(name, text, place, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_text(text)
+    assert main(["serve", "--config", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert str(path) in error and place in error and error.count("\n") == 1
+
+
+def test_json_may_be_indented_by_tabs(tmp_path):
+    path = tmp_path / "serve.json"
+    path.write_text('{\n\t"port": 9000,\n\t"quantization": {"type": "explicit", "bit": 8}\n}')
+    words = expand_config(["serve", "--config", str(path)])
+    assert words == ["serve", "--port=9000", "--quantization=int8"]
+
+
+def test_the_documented_file_is_taken(tmp_path):
+    page = (ROOT / "docs" / "operating.md").read_text()
+    text = page.partition("## A file of flags")[2].partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    args = build_parser("serve").parse_args(expand_config(["serve", "--config", str(path)]))
+    config = engine_config(args)
+    assert (config.quantization, config.block_size) == ("int8", 16)
+    assert config.kv_cache_memory_bytes == 2**30
 
 
 def test_a_file_must_be_named_and_be_there():

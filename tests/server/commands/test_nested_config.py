@@ -76,7 +76,7 @@ def test_a_published_file_starts_and_says_what_has_no_effect(
 
 
 def test_bad_json_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="readable YAML"):
+    with pytest.raises(ValidationError, match="readable YAML or JSON file; line 1"):
         config_of(tmp_path, '{"quantization": {"bit": 8}')
 
 

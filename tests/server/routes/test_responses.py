@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.app import create_app
+from server.limits import Limits
+from server.unread import PIECE_BYTES
 from tests.server.fake_engine import FakeEngine
 from tests.server.named_events import named_events
 from tests.server.routes.responses import PARSERS, ROUTE, ask, prompt
 from tests.server.test_errors import assert_error
+from tests.server.test_streaming import Connection, wait_for
 from tests.server.unconstrained import UnconstrainedEngine
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}
@@ -194,6 +198,58 @@ def test_logprobs() -> None:
         assert events[-1][1]["response"]["output"][0]["content"][0]["logprobs"] == told
     with TestClient(create_app(FakeEngine(max_model_len=512), parsers=PARSERS)) as client:
         assert_error(client.post(ROUTE, json={"input": "a", **fields}), 400, "include")
+
+
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "stream": True}
+
+
+def test_logprobs_of_a_stream_are_kept_once_and_counted() -> None:
+    """They are told three times more at its end."""
+
+    class Stuck(Connection):
+        num_bytes, is_stuck, reads = 0, False, asyncio.Event()
+
+        async def send(self, message: dict[str, Any]) -> None:
+            if b"output_text.done" in bytes(message.get("body", b"")):
+                self.is_stuck = True
+                await self.reads.wait()
+            self.num_bytes += 0 if self.is_stuck else len(message.get("body", b""))
+            await super().send(message)
+
+    async def main() -> None:
+        app = create_app(FakeEngine("x" * 300, max_model_len=512))
+        stuck = Stuck(ROUTE, {"input": "a", **LOGPROBS})
+        call = asyncio.create_task(app(stuck.scope, stuck.receive, stuck.send))
+        await wait_for(lambda: stuck.is_stuck)
+        unread = app.state.service.unread
+        assert stuck.num_bytes > 300_000 and 0.6 < unread.num_bytes / stuck.num_bytes < 1.0
+        stuck.reads.set()
+        await call
+        assert unread.num_bytes == 0
+        sizes = [len(one["body"]) for one in stuck.sent[1:]]
+        assert max(sizes) < 2 * PIECE_BYTES
+        events = named_events(b"".join(bytes(one["body"]) for one in stuck.sent[1:]))
+        told = [one for _, data in events for one in data.get("logprobs", ())]
+        assert len(told) == 600 and told[:300] == told[300:]
+        assert events[-1][1]["response"]["output"][0]["content"][0]["logprobs"] == told[:300]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_logprobs_of_one_answer_are_bounded(stream: bool) -> None:
+    limits = Limits(max_unread_answer_bytes=40_000)
+    with TestClient(create_app(FakeEngine("x" * 100, max_model_len=512), limits=limits)) as client:
+        body = {"input": "a", **LOGPROBS, "stream": stream}
+        response = client.post(ROUTE, json=body)
+        if stream:
+            name, data = named_events(response.content)[-1]
+            assert name == "response.failed"
+            message = data["response"]["error"]["message"]
+        else:
+            message = assert_error(response, 400)
+        assert "--max-unread-answer-bytes" in message and "logprobs" in message
+        assert client.app.state.service.unread.num_bytes == 0  # type: ignore[attr-defined]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

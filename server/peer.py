@@ -1,0 +1,93 @@
+"""The other side of a connection: whether it is gone, also while its bytes are not read."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+from typing import Any
+
+# Between two looks, after the first.
+LOOK_S = 1.0
+FIRST_LOOK_S = 0.02  # then twice as long, and so on
+_CAN_LOOK = hasattr(select, "POLLRDHUP")  # on Linux
+
+
+class PeerWatch:
+    """Ends a connection whose client is gone, where its bytes are not read, or not for now.
+
+    Args:
+        transport: of the connection.
+        interval: seconds between two probes.
+        is_needed: whether there is still something to look for.
+        is_told_by_probes: whether a probe is passed over by the client that is answered.
+        begins: whether nothing of that answer is written yet, so that a probe may be.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        interval: float,
+        is_needed: Callable[[], bool],
+        is_told_by_probes: Callable[[], bool],
+        begins: Callable[[], bool],
+    ) -> None:
+        self._transport, self._interval, self._is_needed = transport, interval, is_needed
+        self._is_told_by_probes, self._begins = is_told_by_probes, begins
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._after = FIRST_LOOK_S
+        self._probe_at = 0.0  # the event loop's time
+
+    @property
+    def is_on(self) -> bool:
+        return self._timer is not None
+
+    def can_probe(self) -> bool:
+        """Whether a client that has ended its side can be told from one that is gone."""
+        return _CAN_LOOK and self._is_told_by_probes()
+
+    def look(self) -> None:
+        """Look now, and again and again while it is needed."""
+        self.stop()
+        if not self._is_needed() or self._transport.is_closing():
+            return
+        connection = self._transport.get_extra_info("socket")
+        has_ended = _has_ended(connection)
+        if has_ended and not self.can_probe():
+            self._transport.abort()
+            return
+        if has_ended and self._loop.time() >= self._probe_at:
+            self._probe()
+        if _is_gone(connection):
+            self._transport.abort()
+            return
+        self._timer = self._loop.call_later(self._after, self.look)
+        self._after = min(2 * self._after, LOOK_S)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _probe(self) -> None:
+        """Write what a client passes over; from one that is gone comes a reset."""
+        self._probe_at = self._loop.time() + self._interval
+        if self._begins():
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _has_ended(connection: Any) -> bool:
+    """Whether the peer has ended its side, also where bytes of it are still to be read."""
+    return _CAN_LOOK and _polled(connection, select.POLLRDHUP) != 0
+
+
+def _is_gone(connection: Any) -> bool:
+    """Whether the peer has closed both sides, as far as this side has been told."""
+    return _CAN_LOOK and _polled(connection, 0) != 0
+
+
+def _polled(connection: Any, events: int) -> int:
+    poll = select.poll()
+    poll.register(connection.fileno(), events)  # what is wrong is told unasked
+    return sum(told for _, told in poll.poll(0))
