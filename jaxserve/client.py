@@ -391,7 +391,8 @@ class MessagingClient(ABC):
 def _work(group: AddGroup) -> Work:
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
-    return Work(turn.client, num_prompt, sequences, turn.priority, _compiles(group))
+    compiles, asked = _compiles(group), group.num_output_asked
+    return Work(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
 
 
 def _compiles(group: AddGroup) -> bool:

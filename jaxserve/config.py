@@ -32,6 +32,7 @@ PRESETS = ("chat", "bulk", "balanced")
 KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority", "length")
+WITHOUT_PRIORITIES = ("fcfs", "length")
 
 # settings that are paths, or may be
 PATHS = (
@@ -42,7 +43,9 @@ PATHS = (
     "generation_config",
     "chat_template",
 )
-_OF_LENGTH = ("length_classes", "length_shares", "max_overtaken_tokens")  # no other policy's
+# no other policy's
+_OF_LENGTH = ("length_classes", "output_classes", "length_shares", "max_overtaken_tokens")
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP library
 
 # who reads a setting
@@ -76,6 +79,19 @@ class Overrides:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValidationError(name, value, self.allowed)
         return value
+
+
+class PolicyName:
+    """One of `SCHEDULING_POLICIES`, or a class of the operator's own."""
+
+    metavar = "NAME"
+    allowed = f"one of {', '.join(SCHEDULING_POLICIES)}, or module:Class"
+
+    def checked(self, name: str, value: Any) -> str:
+        is_class = isinstance(value, str) and _CLASS.fullmatch(value)
+        if not is_class and value not in SCHEDULING_POLICIES:
+            raise ValidationError(name, value, self.allowed)
+        return str(value)
 
 
 class Names:
@@ -318,16 +334,24 @@ class EngineConfig:
     )
     scheduling_policy: str = setting(
         "fcfs",
-        Choice(SCHEDULING_POLICIES),
+        PolicyName(),
         "Whose turn it is: fcfs by arrival, priority by the requests' numbers (smallest first), "
-        "length short prompts before long ones.",
+        "length short prompts before long ones, module:Class as a class of yours says, which is "
+        "imported.",
         reader=SCHEDULER,
     )
     length_classes: tuple[int, ...] = setting(
         (128, 512),
         Wholes(2, 1),
-        "Of the policy length: prompt tokens from which a request is of the second and of the "
-        "third class.",
+        "Of the policy length: prompt tokens left to compute from which a request is of the second "
+        "and of the third class.",
+        reader=SCHEDULER,
+    )
+    output_classes: tuple[int, ...] = setting(
+        (4096, 32768),
+        Wholes(2, 1),
+        "Of the policy length: n times max_tokens from which a request is at least of the second "
+        "and of the third class; a max_tokens that is not said counts as 1.",
         reader=SCHEDULER,
     )
     length_shares: tuple[int, ...] = setting(
@@ -441,6 +465,13 @@ class EngineConfig:
         reader=SERVER,
         metavar="SECONDS",
     )
+    max_beam_width: int | None = setting(
+        None,
+        Whole(1),
+        "Most beams of one search; a wider one is refused. None: as many as max_logprobs lets one "
+        "have.",
+        reader=SERVER,
+    )
     metrics_prefix: str = setting(
         "jaxserve",
         Choice(("jaxserve", "vllm")),
@@ -454,6 +485,22 @@ class EngineConfig:
         "Count the operations and bytes of each step from the model's shape, for metrics of the "
         "share of what the device can do.",
         reader=SERVER,
+    )
+    device_flops_per_second: float | None = setting(
+        None,
+        Number(above=0.0),
+        "What one device can do, as `jaxserve bench latency` measures it: MFU is told as a share "
+        "of it; needs enable_mfu_metrics.",
+        reader=SERVER,
+        metavar="FLOPS",
+    )
+    device_bytes_per_second: float | None = setting(
+        None,
+        Number(above=0.0),
+        "What one device can read, likewise, for the share of its bandwidth; needs "
+        "enable_mfu_metrics.",
+        reader=SERVER,
+        metavar="BYTES",
     )
     stream_interval: int = setting(
         1,
@@ -474,8 +521,13 @@ class EngineConfig:
                     f"{default} unless scheduling_policy is 'length'; it is "
                     f"{self.scheduling_policy!r}",
                 )
-        if self.length_classes[0] >= self.length_classes[1]:
-            raise ValidationError("length_classes", self.length_classes, "ascending integers")
+        for name in ("length_classes", "output_classes"):
+            low, high = getattr(self, name)
+            if low >= high:
+                raise ValidationError(name, (low, high), "ascending integers")
+        for name in ("device_flops_per_second", "device_bytes_per_second"):
+            if getattr(self, name) is not None and not self.enable_mfu_metrics:
+                raise ValidationError(name, getattr(self, name), "none without enable_mfu_metrics")
         if self.kv_cache_scales is not None and not self.kv_cache_dtype.startswith("fp8"):
             raise ValidationError(
                 "kv_cache_scales", self.kv_cache_scales, "none unless kv_cache_dtype is fp8_e4m3"

@@ -73,6 +73,11 @@ def limit(text: str) -> int | None:
     return None if text == "none" else signed(text)
 
 
+def named(text: str) -> str | None:
+    """A name, or none."""
+    return None if text == "none" else text
+
+
 def number(text: str) -> float | None:
     """A number, or none.
 
@@ -105,6 +110,11 @@ def add_flag(
     match item.rule:
         case Switch():
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, **how)
+            return
+        case Choice(names) if item.optional:
+            words = (*names, "none")  # over that of a file
+            how |= {"type": named, "metavar": "{" + ",".join(words) + "}"}
+            group.add_argument(*flags, choices=(*names, None), **how)
             return
         case Choice(names):
             group.add_argument(*flags, choices=names, **how)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.config import check_seconds
+from jaxserve.config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.checking import GrammarChecks
 from jaxserve.grammars.text import grammar_text
@@ -170,6 +170,11 @@ class InputProcessor:
         """
         queueing = queueing or Queueing(time.monotonic())
         self._check_queueing(queueing)
+        if isinstance(params, BeamSearchParams):
+            most_beams = self._config.server.max_beam_width
+            if params.beam_width > most_beams:
+                allowed = f"1 to {most_beams}, the setting max_beam_width"
+                raise ValidationError("beam_width", params.beam_width, allowed)
         embeds = self._embeds(prompt)
         text, tokens = self._tokenise(prompt) if embeds is None else (None, [0] * len(embeds))
         pooling = None
@@ -238,7 +243,7 @@ class InputProcessor:
         priority, policy = queueing.priority, self._config.scheduler.scheduling_policy
         if isinstance(priority, bool) or not isinstance(priority, int) or not _is_int64(priority):
             raise ValidationError("priority", priority, "an integer of 64 bits")
-        if priority != 0 and policy != "priority":
+        if priority != 0 and policy in WITHOUT_PRIORITIES:
             allowed = f"0, since scheduling_policy is {policy!r} and not 'priority'"
             raise ValidationError("priority", priority, allowed)
         if queueing.timeout is not None:

@@ -38,11 +38,12 @@ from jaxserve.models.kv_cache import KVCache, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.stored import read_scales
 from jaxserve.models.weights import abstract_model, load_model
+from jaxserve.observability.busy_window import BusyWindow
 from jaxserve.parallel.mesh import make_mesh
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
-from jaxserve.scheduling.policies import make_policy
+from jaxserve.scheduling.policies import PolicyInputs, make_policy
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
@@ -113,6 +114,7 @@ def load_engine(
     gc.unfreeze()  # an engine that was dropped without `close` can be collected again
     with LoadProgress(progress, shown=shown) as report:
         cache_folder = compilation_cache.use(config.compilation_cache)
+        make_policy(config)  # a class is imported before anything is fetched
         with report.phase("finding the model") as told:
             files = locate(config, told=told)
         asked = as_stored(replace(config, hf_token=None), files)
@@ -136,7 +138,8 @@ def load_engine(
                 resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, report)
         resolved = resolved.with_sampling_defaults(sampling_defaults)
         runner.set_weights(_load_weights(resolved, choices, files, mesh, report))
-        scheduler = _make_scheduler(resolved, runner)
+        busy = BusyWindow()
+        scheduler = _make_scheduler(resolved, runner, busy)
         if keep_steps:
             runner.keep_steps(cache_folder)
         _compile(runner, resolved, cache_folder, report)
@@ -151,7 +154,7 @@ def load_engine(
     if asked.enable_mfu_metrics:
         cost = ModelCost(choices.model, *footprint, devices=mesh.size)
     overlap = resolved.scheduler.overlap
-    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost)
+    engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
     gc.collect()
@@ -262,7 +265,7 @@ def _load_weights(
     return weights
 
 
-def _make_scheduler(config: ResolvedConfig, runner: Runner) -> Scheduler:
+def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) -> Scheduler:
     settings, cache = config.scheduler, config.cache
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -273,7 +276,11 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner) -> Scheduler:
         num_drafts=runner.num_drafts,
     )
     pages = PageManager(cache.num_pages, cache.page_size, caching=cache.enable_prefix_caching)
-    return Scheduler(limits, pages, ClientTurns(partial(make_policy, settings)))
+    inputs = PolicyInputs(
+        num_found=lambda request: len(pages.find(request)) * pages.page_size,
+        device_busy=busy.fraction,
+    )
+    return Scheduler(limits, pages, ClientTurns(partial(make_policy, settings, inputs)))
 
 
 def _compile(

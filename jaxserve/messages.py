@@ -70,6 +70,11 @@ class AddGroup:
     def size(self) -> int:
         return len(self.prompt_token_ids)
 
+    @property
+    def num_output_asked(self) -> int:
+        """See `Request.num_output_asked`."""
+        return len(self.sequence_ids) * (self.params.max_tokens or 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Abort:

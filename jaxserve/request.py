@@ -119,6 +119,8 @@ class Request:
         page_keys: of its first full pages, as far as they were wanted yet; `cache_root` is the one
             before them.
         num_kept: its first pages that others can find, or need not because they find equal ones.
+        num_output_asked: tokens that its caller asks for behind the prompt: `n` times `max_tokens`,
+            which is 1 where it was not said.
         num_cached: prompt tokens that were found when it first got a slot; None before.
         cache_salt: what it finds was computed for requests with the same salt.
         cache_extras: what keys and values of its tokens depend on beside them. The runner says it.
@@ -159,6 +161,7 @@ class Request:
         "num_cached",
         "num_computed",
         "num_kept",
+        "num_output_asked",
         "num_preemptions",
         "num_published",
         "order",
@@ -218,6 +221,7 @@ class Request:
         self.cache_root: bytes | None = None
         self.page_keys: list[bytes] | None = None  # no list: hundreds of thousands may wait
         self.num_kept = 0
+        self.num_output_asked = params.max_tokens or 1
         self.num_cached: int | None = None
         self.cache_salt = cache_salt
         self.cache_extras: tuple[str, ...] = ()

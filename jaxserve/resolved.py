@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 
@@ -51,8 +52,8 @@ class SchedulerSettings:
         max_num_seqs: slots.
         max_num_batched_tokens: token budget of one step.
         max_prefill_tokens: prompt tokens of one step, at most the budget.
-        overlap, scheduling_policy, length_classes, length_shares, max_overtaken_tokens: as asked
-            for.
+        overlap, scheduling_policy, length_classes, output_classes, length_shares,
+            max_overtaken_tokens: as asked for.
     """
 
     max_model_len: int
@@ -62,6 +63,7 @@ class SchedulerSettings:
     overlap: bool
     scheduling_policy: str
     length_classes: tuple[int, ...]
+    output_classes: tuple[int, ...]
     length_shares: tuple[int, ...]
     max_overtaken_tokens: int
 
@@ -89,9 +91,11 @@ class ServerSettings:
 
     Attributes:
         model_names: that requests may use; one at least.
-        max_num_queued_reqs, max_num_queued_tokens, max_queue_wait: infinite without a limit.
+        max_num_queued_reqs, max_num_queued_tokens, max_queue_wait, max_beam_width: infinite without
+            a limit.
         metrics_prefix: as asked for.
         stream_interval: as asked for.
+        device_flops_per_second, device_bytes_per_second: as asked for, 0 where it was not.
         sampling_defaults: parameter -> the model's value of it, where that is not
             `SamplingParams`' own; see `generation_defaults.py`.
     """
@@ -102,6 +106,9 @@ class ServerSettings:
     max_queue_wait: float
     metrics_prefix: str
     stream_interval: int = 1
+    max_beam_width: float = math.inf
+    device_flops_per_second: float = 0.0
+    device_bytes_per_second: float = 0.0
     sampling_defaults: dict[str, float] = field(default_factory=dict)
 
 

@@ -1,8 +1,8 @@
 """Arguments of vLLM's `LLM` and `EngineArgs` that are no settings here: passed over, or refused.
 
-Every argument of vLLM's is in one of three lists: the settings of `EngineConfig`, under the same
-names; `NEUTRAL`, which have no meaning here or a value that asks for nothing; `REFUSED`, which ask
-for what jaxserve does not do.
+Every argument of vLLM's is in one of four lists: the settings of `EngineConfig`, under the same
+names; `RENAMED`, settings under other names; `NEUTRAL`, which have no meaning here or a value that
+asks for nothing; `REFUSED`, which ask for what jaxserve does not do.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ NEUTRAL: dict[str, Any] = {
     "safetensors_load_strategy": ANY,
 }
 
+RENAMED = {"scheduler_cls": "scheduling_policy"}  # its classes are policies
+
 # name -> what to do instead, or why not
 REFUSED: dict[str, str] = {
     "additional_config": "it configures plugins of vLLM",
@@ -109,7 +111,6 @@ REFUSED: dict[str, str] = {
     "reasoning_parser": "it is a flag of the server",
     "rope_scaling": "set hf_overrides={'rope_scaling': ...}",
     "rope_theta": "set hf_overrides={'rope_theta': ...}",
-    "scheduler_cls": "a policy is a file in jaxserve/scheduling/policies",
     "spec_method": "there is no speculation yet",
     "spec_model": "there is no speculation yet",
     "spec_tokens": "there is no speculation yet",
@@ -128,7 +129,7 @@ def own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         ValidationError: an argument asks for what jaxserve does not do. Names that nobody knows are
             left for `EngineConfig` to refuse.
     """
-    kept, passed = {}, []
+    kept, renamed, passed = {}, {}, []
     for name, value in given.items():
         if name in NEUTRAL:
             if not is_neutral(name, value):
@@ -136,13 +137,16 @@ def own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValidationError(name, value, f"one of {shown}")
             if value is not None:
                 passed.append(name)
+        elif name in RENAMED:
+            if value is not None:
+                renamed[RENAMED[name]] = value
         elif name not in REFUSED:
             kept[name] = value
         elif value not in UNASKED:
             raise ValidationError(name, value, f"nothing: {REFUSED[name]}")
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
-    return kept
+    return kept | renamed
 
 
 def is_neutral(name: str, value: Any) -> bool:

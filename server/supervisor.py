@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from checkpoints.errors import CheckpointError
 from jaxserve.config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.observability.json_log import JSON
+from jaxserve.observability.process_collector import usable_cpus
 from server.admission import Admission
 from server.app import create_app
 from server.commands.edge_flags import allowed_hosts, api_keys, edge_limits
@@ -135,6 +137,7 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         descriptors=descriptors,
         max_connections=limits.max_connections,
         logs_json=args.log_format == JSON,
+        num_workers=workers_of(args.num_workers),
     )
     engine.start()
     try:
@@ -143,6 +146,15 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
     return server.exit_code
+
+
+def workers_of(asked: int | None) -> int | None:
+    """Threads for `--num-workers`: no more than there are cores, which a log line says."""
+    cores = max(1, int(usable_cpus()))
+    if asked is None or asked <= cores:
+        return asked
+    logger.warning("--num-workers %d is lowered to %d, the cores", asked, cores)
+    return cores
 
 
 class _Server(uvicorn.Server):
@@ -160,9 +172,11 @@ class _Server(uvicorn.Server):
         descriptors: Descriptors,
         max_connections: int,
         logs_json: bool,
+        num_workers: int | None,
     ) -> None:
         super().__init__(settings)
         self._logs_json = logs_json
+        self._num_workers = num_workers
         self.exit_code = 0
         self._shutdown_timeout = shutdown_timeout
         self._is_entering = is_entering
@@ -176,6 +190,9 @@ class _Server(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._num_workers is not None:  # what `asyncio.to_thread` uses
+            workers = ThreadPoolExecutor(self._num_workers, "jaxserve-worker")
+            asyncio.get_running_loop().set_default_executor(workers)
         await super().startup(sockets)
         self._tasks.append(asyncio.ensure_future(self._announce()))
 

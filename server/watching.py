@@ -240,6 +240,7 @@ class Watch:
             "page_size": pages.page_size,
             "queried": pages.num_queried,
             "found": pages.num_found,
+            "work": None if stats.work is None else [stats.work.flops, stats.work.read_bytes],
             **metrics.totals(),
         }
 

@@ -52,6 +52,9 @@ def resolved(asked: EngineConfig) -> ResolvedConfig:
             max_num_queued_reqs=asked.max_num_queued_reqs or math.inf,
             max_num_queued_tokens=asked.max_num_queued_tokens or math.inf,
             max_queue_wait=asked.max_queue_wait or math.inf,
+            max_beam_width=asked.max_beam_width or math.inf,
+            device_flops_per_second=asked.device_flops_per_second or 0.0,
+            device_bytes_per_second=asked.device_bytes_per_second or 0.0,
             sampling_defaults=generation_defaults(asked, Path(asked.model)),
         ),
     )

@@ -101,8 +101,7 @@ def test_the_command_runs(command: str, tmp_path: Path) -> None:
     if words[0] == "run-batch":
         words += SMALL
     if words[0] == "tune":
-        words += shlex.split("--max-num-seqs 2 --max-num-batched-tokens 16 --num-prompts 3")
-        words += ["--max-len", "12", "--prefill-chunks", "--block-sizes", "--max-model-len", "64"]
+        words += shlex.split("--quick --max-num-seqs 2 --quantization none int8")
         words += ["--output", str(tmp_path / "tuned.yaml"), "--ttft-ms", "1e6", "--itl-ms", "1e6"]
     done = subprocess.run(
         [sys.executable, "-c", "from server.cli import main; raise SystemExit(main())", *words],

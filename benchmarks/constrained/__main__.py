@@ -27,7 +27,7 @@ MAX_TOKENS = 512
 WANTED = 0.95  # share of the answers to bounded schemas that end by themselves
 QUICK = 9  # every so many schemas
 PROMPT = "Answer in JSON: what is the sum of two and three?"
-# the others are annotations to jsonschema, or, as `time`, know no leap seconds
+# the others are annotations to jsonschema, without further packages
 FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")
 
 

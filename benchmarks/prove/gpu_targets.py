@@ -91,9 +91,15 @@ GPU_TARGETS = {
 }  # fmt: skip
 
 
-def target_config(target: GpuTarget) -> str:
-    """The text protocol buffer that describes the GPU to XLA."""
+def cuda_of_plugin() -> int:
+    """Which CUDA the installed plugin is for, the newest where both are: 12 or 13."""
+    return 13 if importlib.util.find_spec(PLUGINS[0]) is not None else 12
+
+
+def target_config(target: GpuTarget, cuda: int) -> str:
+    """The text protocol buffer that describes the GPU, and CUDA's version, to XLA."""
     major, minor = target.capability
+    version = {12: "12.9.0", 13: "13.0.0"}[cuda]
     features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
     return f"""
 gpu_device_info {{
@@ -108,12 +114,12 @@ gpu_device_info {{
   threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: {target.threads}
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  device_address_bits: 64 driver_version: "13.0.0" runtime_version: "13.0.0"
-  compile_time_toolkit_version: "13.0.0" dnn_version: "9.12.0"
+  device_address_bits: 64 driver_version: "{version}" runtime_version: "{version}"
+  compile_time_toolkit_version: "{version}" dnn_version: "9.12.0"
 }}
 platform_name: "CUDA"
 device_description_str: "{target.name}"
-runtime_version {{ major: 13 }}
+runtime_version {{ major: {cuda} }}
 dnn_version_info {{ major: 9 minor: 12 }}
 """
 
@@ -141,7 +147,7 @@ def require_compiler() -> Path:
     if importlib.util.find_spec("jax_plugins") is None or not any(
         importlib.util.find_spec(plugin) for plugin in PLUGINS
     ):
-        missing.append('JAX\'s CUDA plugin (pip install "jax[cuda13]")')
+        missing.append('JAX\'s CUDA plugin (pip install "jax[cuda12]" or "jax[cuda13]")')
     ptxas = find_ptxas()
     if ptxas is None:
         missing.append("ptxas (pip install nvidia-cuda-nvcc, or a CUDA toolkit on PATH)")
@@ -167,7 +173,7 @@ def gpu_mesh(kind: str = "h200", devices: int = 1, axis: str = "model") -> Mesh:
     require_compiler()
     topology = topologies.get_topology_desc(
         platform="cuda",
-        target_config=target_config(GPU_TARGETS[kind]),
+        target_config=target_config(GPU_TARGETS[kind], cuda_of_plugin()),
         topology=f"1x1x{devices}",
     )
     return topologies.make_mesh(topology, (devices,), (axis,))

@@ -12,7 +12,15 @@ from pathlib import Path
 from benchmarks.prove.proof import Cost, Proof
 from benchmarks.prove.roofline import Bound, bound
 
-COMPILERS = ("jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cuda-nvcc", "libtpu")
+COMPILERS = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "nvidia-cuda-nvcc",
+    "jax-cuda12-plugin",
+    "nvidia-cuda-nvcc-cu12",
+    "libtpu",
+)
 EXIT_FAILED = 1
 EXIT_UNAVAILABLE = 3
 COLUMNS = (

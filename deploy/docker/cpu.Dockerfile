@@ -27,7 +27,8 @@ RUN if [ "$NATIVE" = 1 ]; then \
     fi
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin jaxserve \
     && mkdir -p /home/jaxserve/.cache/huggingface \
-    && chown -R jaxserve:jaxserve /home/jaxserve/.cache
+    && chown -R jaxserve:jaxserve /home/jaxserve/.cache \
+    && chmod 711 /root
 COPY --from=build /opt/jaxserve /opt/jaxserve
 COPY --chmod=755 deploy/docker/entrypoint.sh /usr/local/bin/entrypoint
 COPY deploy/docker/healthcheck.py /opt/healthcheck.py

@@ -17,7 +17,8 @@ LABEL org.opencontainers.image.title="jaxserve" \
     org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin jaxserve \
     && mkdir -p /home/jaxserve/.cache/huggingface \
-    && chown -R jaxserve:jaxserve /home/jaxserve/.cache
+    && chown -R jaxserve:jaxserve /home/jaxserve/.cache \
+    && chmod 711 /root
 COPY --from=build /opt/jaxserve /opt/jaxserve
 COPY --chmod=755 deploy/docker/entrypoint.sh /usr/local/bin/entrypoint
 COPY deploy/docker/healthcheck.py /opt/healthcheck.py

@@ -1,4 +1,7 @@
-"""`jaxserve tune`: the engine's sizes that give the most tokens under a latency limit, here."""
+"""`jaxserve tune`: the engine's sizes that give the most tokens under a latency limit, here.
+
+Weights of fewer bits want more slots: the first sweep is of both, and is shown as a table.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,36 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serve_options import require
-from jaxserve.config import QUANTIZATIONS, EngineConfig
+from jaxserve.config import ONLINE_QUANTIZATIONS, EngineConfig
 from jaxserve.errors import ValidationError
+
+AS_STORED = "none"  # of weights: as the checkpoint has them
+# what is swept where nothing is typed, and by --quick
+SWEEP: dict[str, Any] = {
+    "max_num_seqs": [8, 16, 32, 64],
+    "max_num_batched_tokens": [256, 512, 1024],
+    "prefill_chunks": [128],
+    "block_sizes": [32],
+    "num_prompts": 64,
+    "min_len": 8,
+    "max_len": 256,
+}
+QUICK: dict[str, Any] = {
+    "max_num_seqs": [2, 4],
+    "max_num_batched_tokens": [32],
+    "prefill_chunks": [],
+    "block_sizes": [],
+    "num_prompts": 8,
+    "min_len": 4,
+    "max_len": 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +49,11 @@ class Sizes:
     max_num_batched_tokens: int
     prefill_chunk: int | None = None
     block_size: int | None = None
+    quantization: str | None = None
 
     def text(self) -> str:
         """The sizes that are not left to the default, in words."""
-        names = ("slots", "tokens a step", "prompt tokens a step", "tokens a page")
+        names = ("slots", "tokens a step", "prompt tokens a step", "tokens a page", "weights")
         values = asdict(self).values()
         return ", ".join(f"{value} {name}" for name, value in zip(names, values) if value)
 
@@ -66,28 +91,68 @@ def register(subparsers: Any) -> None:
     )
     add("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
     add("--load-format", default="auto", help="auto, safetensors or dummy")
-    add("--quantization", choices=QUANTIZATIONS, help="of the linear layers' weights")
+    add(
+        "--quantization",
+        nargs="+",
+        choices=(AS_STORED, *ONLINE_QUANTIZATIONS),
+        help="weights to sweep with the slots, and to choose from (default: none, int8 and int4 "
+        "are shown, none is chosen; a checkpoint that is quantised already stays as it is)",
+    )
     add("--max-model-len", type=int, help="longest prompt plus output")
     add("--ttft-ms", type=float, default=1000.0, help="limit of the p99 time to the first token")
     add("--itl-ms", type=float, default=100.0, help="limit of the p99 time between tokens")
-    add("--max-num-seqs", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
-    add("--max-num-batched-tokens", type=int, nargs="+", default=[256, 512, 1024], metavar="N")
-    add("--prefill-chunks", type=int, nargs="*", default=[128], metavar="N")
-    add("--block-sizes", type=int, nargs="*", default=[32], metavar="N")
-    add("--num-prompts", type=int, default=64, help="requests of the workload")
-    add("--min-len", type=int, default=8, help="shortest prompt and output")
-    add("--max-len", type=int, default=256, help="longest prompt and output")
+    add("--quick", action="store_true", help="few sizes and short requests, to try the command")
+    add("--max-num-seqs", type=int, nargs="+", metavar="N", help=_swept("max_num_seqs"))
+    name = "max_num_batched_tokens"
+    add("--max-num-batched-tokens", type=int, nargs="+", metavar="N", help=_swept(name))
+    add("--prefill-chunks", type=int, nargs="*", metavar="N", help=_swept("prefill_chunks"))
+    add("--block-sizes", type=int, nargs="*", metavar="N", help=_swept("block_sizes"))
+    add("--num-prompts", type=int, help=f"requests of the workload{_swept('num_prompts')}")
+    add("--min-len", type=int, help=f"shortest prompt and output{_swept('min_len')}")
+    add("--max-len", type=int, help=f"longest prompt and output{_swept('max_len')}")
     add("--seed", type=int, default=0)
     add("--output", type=Path, default=Path("tuned.yaml"), help="file for serve --config")
     parser.set_defaults(func=run, loads_model=True)
+
+
+def _swept(name: str) -> str:
+    values = SWEEP[name] if isinstance(SWEEP[name], list) else [SWEEP[name]]
+    return f" (default: {' '.join(map(str, values))})"
+
+
+def settled(options: argparse.Namespace) -> argparse.Namespace:
+    """The options with what was not typed, for the model's checkpoint.
+
+    Sets `swept`, the weights to measure, and `choice`, those of the file that is written.
+    """
+    from checkpoints import bundled_model_path
+    from checkpoints.formats import quantization_of
+    from jaxserve.hub import locate
+
+    given = vars(options)
+    chosen = {
+        name: value if given[name] is None else given[name]
+        for name, value in (QUICK if options.quick else SWEEP).items()
+    }
+    typed = options.quantization
+    if typed is None:
+        model = options.model_path or str(bundled_model_path())
+        folder = locate(EngineConfig(model=model)).model
+        swept = [AS_STORED] if quantization_of(folder) else [AS_STORED, "int8", "int4"]
+    else:
+        swept = typed
+    names = [None if name == AS_STORED else name for name in swept]
+    choice = [None] if typed is None else names
+    return argparse.Namespace(**given | chosen, swept=names, choice=choice)
 
 
 def run(options: argparse.Namespace) -> int:
     """Search, print a line a candidate, write the best; 1 when none is within the limits."""
 
     def work() -> int:
-        _check(options)
-        return _finish(search(options), options)
+        full = settled(options)
+        _check(full)
+        return _finish(search(full), full)
 
     return in_a_line("jaxserve tune", work)
 
@@ -121,7 +186,7 @@ def _finish(trials: Sequence[Trial], options: argparse.Namespace) -> int:
     _plot(trials, options, options.output.with_suffix(".png"))
     rows = [asdict(trial) for trial in trials]
     options.output.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n")
-    best = best_of(trials)
+    best = best_of(trials, options.choice)
     if best is None:
         print(
             f"no candidate is within the limits: raise --ttft-ms ({options.ttft_ms:g}) or "
@@ -131,6 +196,12 @@ def _finish(trials: Sequence[Trial], options: argparse.Namespace) -> int:
         return 1
     options.output.write_text(config_text(best, options))
     print(f"best: {best.tokens_per_second:.1f} tok/s with {best.sizes.text()}")
+    faster = best_of(trials)
+    if faster is not None and faster.sizes.quantization not in options.choice:
+        print(
+            f"{faster.tokens_per_second:.1f} tok/s with {faster.sizes.text()}: to choose from "
+            "rounded weights too, type --quantization"
+        )
     names = (options.output.with_suffix(suffix).name for suffix in (".png", ".json"))
     print(f"written: {options.output}, {', '.join(names)}")
     print(f"jaxserve serve --config {options.output}")
@@ -143,9 +214,10 @@ def search(options: argparse.Namespace) -> list[Trial]:
     print("| sizes | tok/s | p99 ttft, ms | p99 itl, ms | within limits |\n|---|---|---|---|---|")
     middle = options.max_num_seqs[len(options.max_num_seqs) // 2]
     budgets = options.max_num_batched_tokens
-    start = Sizes(middle, max(budgets[len(budgets) // 2], middle))
+    budget = max(budgets[len(budgets) // 2], middle)
+    start = Sizes(middle, budget, quantization=options.swept[0])
     for step in range(4):
-        best = best_of(trials)
+        best = best_of(trials, options.choice)
         for sizes in neighbours(best.sizes if best else start, options, step):
             if sizes in (trial.sizes for trial in trials):
                 continue
@@ -156,31 +228,56 @@ def search(options: argparse.Namespace) -> list[Trial]:
                 f"| {trial.p99_itl_ms:.1f} | {'yes' if trial.allowed else 'no'} |",
                 flush=True,
             )
+        if step == 0:
+            print(f"\n{table(trials, options)}\n")
     return trials
+
+
+def table(trials: Sequence[Trial], options: argparse.Namespace) -> str:
+    """Weights by slots: output tok/s and p99 time between tokens of each, Markdown."""
+    slots = sorted({trial.sizes.max_num_seqs for trial in trials})
+    lines = [
+        f"| tok/s (p99 itl, ms) by slots | {' | '.join(map(str, slots))} |",
+        "|---" * (len(slots) + 1) + "|",
+    ]
+    for weights in options.swept:
+        cells = {
+            trial.sizes.max_num_seqs: f"{trial.tokens_per_second:.1f} ({trial.p99_itl_ms:.1f})"
+            + ("" if trial.allowed else " beyond the limits")
+            for trial in trials
+            if trial.sizes.quantization == weights
+        }
+        name = "weights as stored" if weights is None else f"{weights} weights"
+        lines.append(f"| {name} | {' | '.join(cells.get(one, '') for one in slots)} |")
+    return "\n".join(lines)
 
 
 def neighbours(sizes: Sizes, options: argparse.Namespace, step: int) -> Iterator[Sizes]:
     """Candidates that differ from `sizes` in the size that a step varies; `sizes` is the first."""
     yield sizes
     if step == 0:
-        for seqs in options.max_num_seqs:
-            yield Sizes(seqs, max(sizes.max_num_batched_tokens, seqs))
+        for weights in options.swept:
+            for seqs in options.max_num_seqs:
+                budget = max(sizes.max_num_batched_tokens, seqs)
+                yield Sizes(seqs, budget, quantization=weights)
     elif step == 1:
         for budget in options.max_num_batched_tokens:
-            yield Sizes(sizes.max_num_seqs, max(budget, sizes.max_num_seqs))
+            yield replace(sizes, max_num_batched_tokens=max(budget, sizes.max_num_seqs))
     elif step == 2:
         for chunk in options.prefill_chunks:
-            yield Sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens, chunk)
+            yield replace(sizes, prefill_chunk=chunk)
     else:
         for block in options.block_sizes:
-            yield Sizes(
-                sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.prefill_chunk, block
-            )
+            yield replace(sizes, block_size=block)
 
 
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The fastest candidate within the limits."""
-    allowed = [trial for trial in trials if trial.allowed]
+def best_of(trials: Sequence[Trial], weights: Sequence[str | None] | None = None) -> Trial | None:
+    """The fastest candidate within the limits, of some weights or of all (None)."""
+    allowed = [
+        trial
+        for trial in trials
+        if trial.allowed and (weights is None or trial.sizes.quantization in weights)
+    ]
     return max(allowed, key=lambda trial: trial.tokens_per_second, default=None)
 
 
@@ -204,7 +301,6 @@ def measure(sizes: Sizes, options: argparse.Namespace) -> Trial:
         skip_tokenizer_init=True,
         dtype=options.dtype,
         load_format=options.load_format,
-        quantization=options.quantization,
         max_model_len=options.max_model_len,
         compile_in_background=False,
         compile_ahead=1000,
@@ -250,8 +346,6 @@ def config_text(best: Trial, options: argparse.Namespace) -> str:
     ]
     if options.model_path is not None:
         lines.append(f"model: {json.dumps(options.model_path)}")
-    if options.quantization is not None:
-        lines.append(f"quantization: {options.quantization}")
     for name, value in asdict(best.sizes).items():
         if value is not None:
             lines.append(f"{name.replace('_', '-')}: {value}")

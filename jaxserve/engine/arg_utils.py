@@ -12,11 +12,11 @@ from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.flags import add_flag
 from jaxserve.settings import defaults_of, settings_of
-from jaxserve.vllm_arguments import NEUTRAL, REFUSED, own_settings
+from jaxserve.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
 
 _OWN = settings_of(EngineConfig)
 # what vLLM alone has; None asks for nothing
-_OTHERS = sorted((set(NEUTRAL) | set(REFUSED)) - set(_OWN))
+_OTHERS = sorted((set(NEUTRAL) | set(REFUSED) | set(RENAMED)) - set(_OWN))
 _NAMES = {*_OWN, *_OTHERS}
 
 

@@ -48,6 +48,7 @@ from jaxserve.messages import (
     TokenLogprobs,
 )
 from jaxserve.models.cost import ModelCost, Row
+from jaxserve.observability.busy_window import BusyWindow
 from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.step_clock import StepClock, StepRows
 from jaxserve.observability.work import Work
@@ -94,6 +95,7 @@ class Engine:
         overlap: bool,
         grammars: GrammarCompiler | None = None,
         cost: ModelCost | None = None,
+        busy: BusyWindow | None = None,
     ):
         self.scheduler = scheduler
         self._cost, self._work = cost, None if cost is None else Work()
@@ -110,6 +112,7 @@ class Engine:
         self._num_steps = 0
         self._num_preempted = 0  # when the last step was dispatched
         self._clock = StepClock()
+        self._busy = BusyWindow() if busy is None else busy
         self._to_abort: list[str] = []
         self._failed: list[str] = []  # sequences that ended with an error of their own
         self._beams = BeamGroups(scheduler)
@@ -191,6 +194,7 @@ class Engine:
         pooled = self._pooled.take(seen.requests)
         backlog = self._in_flight is None and scheduler.has_unfinished
         first_steps = clock.committed(backlog=backlog)
+        self._busy.record(clock.times.device_busy)
         if self.pace is not None and clock.last is not None:
             self.pace.ended(clock.last)
         if self._overlap and backlog and done is not None:
@@ -362,6 +366,7 @@ class Engine:
             prompt_embeds=embeds,
             grammar=None if grammar is None else grammar.begin(),
         )
+        request.num_output_asked = added.num_output_asked
         self.runner.prepare(request)
         if budget is not None:
             request.budget = budget.copied()

@@ -264,6 +264,8 @@ class GrammarChecks:
         for request in requests:
             assert isinstance(body, Verdict)
             request.judge(body)
+        if isinstance(body, Verdict) and body.note and requests:
+            logger.warning("%s: %s", requests[0].name, body.note)
 
     def _lose(self, tries: int) -> None:
         """The process has gone with what it tried.

@@ -103,7 +103,7 @@ class Trials:
         self._selector.unregister(descriptor)
         number, trial = self._running.pop(descriptor)
         allowed = trial.close()
-        self._say(Verdict(number, allowed, trial.is_late, trial.notation))
+        self._say(Verdict(number, allowed, trial.is_late, trial.notation, trial.note))
 
     def _say(self, body: TakesLong | Verdict) -> None:
         self._channel.send(self._outbox.seal(body))

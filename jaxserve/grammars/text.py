@@ -14,19 +14,23 @@ from jaxserve.structured_outputs_params import (
 )
 
 MAX_TAGS = 1024
+# What may follow a backslash; with `u` a name could be written in a way that its schema misses.
+ESCAPES = 'nrbtf\\"'
 # what a JSON schema holds others under, by names that anybody may choose
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 GBNF = "gbnf_grammar"  # for a grammar that llguidance's notation has no name for
-MAX_ERROR = 200  # characters of what a translation says
-_GBNF_BEGIN = json.dumps({"grammars": [{GBNF: ""}]}).partition('""')[0]
-_LARK_LINE = re.compile(r"%llguidance\b|start\s*:")
+_LARK_LINE = re.compile(r"%llguidance\b|[?!]{0,2}start\s*[.:\[]")
+# Marks of Lark's for trees and for the choice between them, which say nothing of what is accepted.
+_MARKED = re.compile(
+    r"^([ \t]*)[?!]{0,2}([A-Za-z_][\w-]*)(?:[ \t]*\.[ \t]*-?\d+)?(?=[ \t]*[:\[])", re.MULTILINE
+)
 _ANY_TEXT = r"(.|\n)*"
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
     """The grammar of a constraint; whether it compiles is another question.
 
-    One of GBNF is left as it is, and is for `in_notation` alone: to translate it may take long.
+    It is for `in_notation`: schemas and GBNF are as they were given, since they may take long.
 
     Raises:
         ValidationError: names the field that cannot be understood.
@@ -43,8 +47,9 @@ def grammar_text(params: StructuredOutputsParams) -> str:
         texts = " | ".join(map(json.dumps, dict.fromkeys(params.choice)))
         return _grammar(lark_grammar=f"start: CHOICE\nCHOICE: {texts}\n")
     if params.grammar is not None:
-        kind = "lark_grammar" if _is_lark(params.grammar) else GBNF
-        return _grammar(**{kind: params.grammar})
+        if not _is_lark(params.grammar):
+            return _grammar(**{GBNF: params.grammar})
+        return _grammar(lark_grammar=_MARKED.sub(r"\1\2", params.grammar))
     assert params.structural_tag is not None
     return _tagged(parsed("structural_tag", params.structural_tag), params)
 
@@ -66,15 +71,19 @@ def library() -> Any:
     return llguidance
 
 
-def _grammar(**one: Any) -> str:
-    return json.dumps({"grammars": [one]})
+def _grammar(*others: dict[str, Any], **first: Any) -> str:
+    return json.dumps({"grammars": [first, *others]})
 
 
 def _schema(schema: dict[str, Any], params: StructuredOutputsParams) -> dict[str, Any]:
     """A schema with llguidance's options, in the place of any that it brings."""
     if params.disable_additional_properties:
         schema = _closed(schema)
-    options: dict[str, Any] = {"whitespace_flexible": False, "lenient": False}
+    options: dict[str, Any] = {
+        "whitespace_flexible": False,
+        "lenient": False,
+        "json_allowed_escapes": ESCAPES,
+    }
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
     return {**schema, "x-guidance": options}
@@ -100,22 +109,6 @@ def _closed(schema: Any) -> Any:
     return found
 
 
-def in_notation(text: str) -> str:
-    """What `grammar_text` gave, in llguidance's notation. Raises ValueError for what is no GBNF.
-
-    It takes time that grows with the square of the text, so it is for processes that may be killed.
-    """
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    if not text.startswith(_GBNF_BEGIN):
-        return text
-    (grammar,) = json.loads(text)["grammars"]
-    try:
-        return _grammar(lark_grammar=gbnf_to_lark(grammar[GBNF]))
-    except Exception as error:  # its parser raises whatever comes
-        raise ValueError(f"a grammar of Lark or GBNF ({str(error)[:MAX_ERROR]})") from error
-
-
 def _is_lark(grammar: str) -> bool:
     """Whether a grammar is in Lark's notation already, as llguidance tells it from GBNF."""
     return any(_LARK_LINE.match(line.lstrip()) for line in grammar.splitlines())
@@ -131,7 +124,7 @@ def _tagged(tag: dict[str, Any], params: StructuredOutputsParams) -> str:
         raise ValidationError(f"{where}.structures", structures, f"a list of 1 to {MAX_TAGS} tags")
     if not isinstance(triggers, list) or not triggers or not all(map(_is_text, triggers)):
         raise ValidationError(f"{where}.triggers", triggers, "a list of texts, not empty")
-    rules = []
+    rules, schemas = [], []
     for place, one in enumerate(structures):
         at = f"{where}.structures[{place}]"
         begin, end, schema = _parts(one, at)
@@ -139,13 +132,14 @@ def _tagged(tag: dict[str, Any], params: StructuredOutputsParams) -> str:
         if trigger is None:
             raise ValidationError(f"{at}.begin", begin, "a text that begins with a trigger")
         body = [json.dumps(begin[len(trigger) :])] if begin != trigger else []
-        body.append("%json " + json.dumps(_schema(schema, params)))
+        body.append(f"@schema_{place}")
+        schemas.append({"name": f"schema_{place}", "json_schema": _schema(schema, params)})
         body += [json.dumps(end)] if end else []
         rules.append(f"trigger_{place}[lazy]: TEXT {json.dumps(trigger)}\n")
         rules.append(f"tag_{place}: trigger_{place} {' '.join(body)}\n")
     tags = " | ".join(f"tag_{place}" for place in range(len(structures)))
     text = f"start: ({tags})* rest\nrest: TEXT\nTEXT: /{_ANY_TEXT}/\n" + "".join(rules)
-    return _grammar(lark_grammar=text)
+    return _grammar(*schemas, lark_grammar=text)
 
 
 def _parts(one: Any, at: str) -> tuple[str, str, dict[str, Any]]:

@@ -7,6 +7,7 @@ take is counted for this grammar alone, and it can be killed, which a thread can
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxserve.grammars.matching import GrammarError, mask_of, new_matcher
-from jaxserve.grammars.text import in_notation
+from jaxserve.grammars.notation import in_notation
 from jaxserve.isolation.oom_score import offer_to_oom_killer
 
 CPU_SECONDS = 1
@@ -52,6 +53,7 @@ class Trial:
         due: when `pass_time` is to be called, of `time.monotonic`.
         is_long: others go first.
         notation: the text as it compiles, once it does; None: as it was.
+        note: what of it has no meaning, in words or "".
         is_late: it was killed because it took WALL_SECONDS, or by the kernel, for want of memory.
     """
 
@@ -61,6 +63,7 @@ class Trial:
         self.due = self._begin + SHORT_SECONDS
         self.is_long = self.is_late = False
         self.notation: str | None = None
+        self.note = ""
         self._said = b""
         self._pid = os.fork()
         if self._pid == 0:
@@ -93,7 +96,7 @@ class Trial:
             return LATE
         code, said = os.waitstatus_to_exitcode(status), self._said.decode(errors="replace")
         if code == COMPILES:
-            self.notation = said or None
+            self.notation, self.note = json.loads(said)
             return None
         if code == REFUSED:
             return said
@@ -119,9 +122,9 @@ def _compile(table: Any, text: str, writer: int) -> NoReturn:
     code, said = REFUSED, LARGE
     try:
         _limit(writer)
-        notation = in_notation(text)
+        notation, note = in_notation(text)
         if _is_quick(new_matcher(table, notation)):
-            code, said = COMPILES, "" if notation == text else notation
+            code, said = COMPILES, json.dumps([None if notation == text else notation, note])
         else:
             said = COSTLY
     except GrammarError as error:

@@ -80,6 +80,7 @@ class Verdict:
         allowed: what the grammar is not; None: it compiles.
         is_late: a machine that has less to do might say otherwise.
         notation: the grammar as it compiles; None: as it was.
+        note: what of it has no meaning, in words or "".
     """
 
     kind: ClassVar[str] = "verdict"
@@ -87,6 +88,7 @@ class Verdict:
     allowed: str | None
     is_late: bool = False
     notation: str | None = None
+    note: str = ""
 
     @property
     def size(self) -> int:

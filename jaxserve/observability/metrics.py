@@ -137,6 +137,14 @@ class Metrics:
         text = "What the KV cache was made with, as labels."
         info = Gauge(self._names.full("cache_config_info"), text, names, registry=self.registry)
         info.labels(*self._names.values, *map(str, labels.values())).set(1)
+        for name, limit, text in (
+            ("device_flops_per_second", config.server.device_flops_per_second, "do"),
+            ("device_bytes_per_second", config.server.device_bytes_per_second, "read"),
+        ):
+            if limit:
+                told = f"What one device can {text}, as the setting of this name says."
+                gauge = Gauge(self._names.full(name), told, LABELS, registry=self.registry)
+                gauge.labels(*self._names.values).set(limit)
 
     def watch_processes(self, processes: Mapping[str, Callable[[], int | None]]) -> None:
         """Tell of processes, by name: each is asked for its id when it is scraped."""

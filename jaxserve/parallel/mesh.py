@@ -25,10 +25,13 @@ def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[jax.Device] | Non
     available = list(jax.devices() if devices is None else devices)
     if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
         kind = available[0].device_kind if available else "no"
+        hint = ""
+        if kind == "cpu" and tensor_parallel_size > 1:
+            hint = f"; JAX_NUM_CPU_DEVICES={tensor_parallel_size} in the environment makes as many"
         raise ValidationError(
             "tensor_parallel_size",
             tensor_parallel_size,
-            f"1 to {len(available)}, the number of devices here ({kind})",
+            f"1 to {len(available)}, the number of devices here ({kind}){hint}",
         )
     return jax.make_mesh(
         (1, tensor_parallel_size),

@@ -37,6 +37,7 @@ class Work(NamedTuple):
         sequences: that continue the prompt.
         priority: see `Queueing.priority`.
         compiles: it waits for its grammar first, and is in no queue until then.
+        num_output: see `Request.num_output_asked`.
     """
 
     client: str
@@ -44,6 +45,7 @@ class Work(NamedTuple):
     sequences: int = 1
     priority: int = 0
     compiles: bool = False
+    num_output: int = 0
 
 
 class _Admitted:
@@ -172,10 +174,10 @@ class Ledger:
         """
         first = next(iter(works.values()))
         tokens = sum(work.num_prompt for work in works.values())
-        rank = self._policy.rank(first.num_prompt, first.priority)
+        rank = self._policy.rank(first.num_prompt, first.priority, first.num_output)
         self._check(first.client, len(works), tokens, rank)
         for request_id, work in works.items():
-            rank = self._policy.rank(work.num_prompt, work.priority)
+            rank = self._policy.rank(work.num_prompt, work.priority, work.num_output)
             self._admitted[request_id] = one = _Admitted(work, rank, self._num_steps)
             self._waiting[request_id] = None
             self._account(work.client).admitted += 1

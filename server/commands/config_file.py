@@ -1,4 +1,7 @@
-"""`--config FILE`: flags from a YAML or JSON file, as if they stood on the command line."""
+"""`--config FILE`: flags from a YAML or JSON file, as if they stood on the command line.
+
+Three files come with jaxserve and are known by their names (`SHIPPED`).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ from jaxserve.errors import ValidationError
 from server.commands.nested_config import NESTED, nested_settings
 
 FLAG = "--config"
+_FOLDER = Path(__file__).parent / "configs"
+SHIPPED = ("chat", "bulk", "ab")
 
 
 def expand_config(words: Sequence[str]) -> list[str]:
     """A command line with `--config FILE` replaced by the file's flags, before all others.
 
     A later flag wins over an earlier one, so what is typed wins over the file. Keys are flag names
-    with dashes or underscores; true and false become `--flag` and `--no-flag`.
+    with dashes or underscores; true and false become `--flag` and `--no-flag`. A file that comes
+    with jaxserve is printed, with what is typed in the place of its lines.
 
     Raises:
         ValidationError: the file cannot be read or is no mapping of flags.
@@ -31,6 +37,10 @@ def expand_config(words: Sequence[str]) -> list[str]:
         raise ValidationError(FLAG, None, "followed by a file")
     path = words[at].partition("=")[2] if joined else words[at + 1]
     rest = [*words[:at], *words[at + (1 if joined else 2) :]]
+    if path in SHIPPED:  # a file of the user's with this name is ./chat
+        shipped = _FOLDER / f"{path}.yaml"
+        _show(path, shipped.read_text(), rest)
+        path = str(shipped)
     front: list[str] = []
     back: list[str] = []
     for flag, values in _flags(Path(path)):
@@ -44,6 +54,15 @@ def expand_config(words: Sequence[str]) -> list[str]:
     return [*rest[:1], *front, *rest[1:], *back]
 
 
+def _show(name: str, text: str, typed: Sequence[str]) -> None:
+    """Print a shipped file, and which of its lines do not count."""
+    flags = {word.partition("=")[0].replace("_", "-") for word in typed}
+    for line in text.splitlines():
+        replaced = f"--{line.partition(':')[0]}" in flags
+        note = " (not this: its flag is typed)" if replaced else ""
+        print(f"jaxserve: {FLAG} {name}: {line}{note}", file=sys.stderr)
+
+
 def _read(path: Path) -> Any:
     """What a file holds. Raises ValidationError, in one line, with the place where it is broken."""
     import yaml
@@ -52,7 +71,8 @@ def _read(path: Path) -> Any:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ValidationError(FLAG, str(path), f"a readable YAML or JSON file: {reason}") from error
+        allowed = f"a readable YAML or JSON file ({reason}), or one of {', '.join(SHIPPED)}"
+        raise ValidationError(FLAG, str(path), allowed) from error
     try:
         return yaml.safe_load(text) or {}
     except yaml.YAMLError as error:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from typing import Any
 
+from jaxserve.config import WITHOUT_PRIORITIES
 from jaxserve.errors import ValidationError
 from jaxserve.flags import integer
 from server.keys import ApiKey, read_keys
@@ -109,7 +110,7 @@ def api_keys(args: argparse.Namespace) -> list[ApiKey]:
     for what in ("key", "name"):
         if len({getattr(one, what) for one in keys}) < len(keys):
             raise ValidationError("--api-key", "...", f"keys of which no {what} comes twice")
-    if args.scheduling_policy != "priority":
+    if args.scheduling_policy in WITHOUT_PRIORITIES:
         for one in keys:
             if one.priority != 0:
                 allowed = "0 unless --scheduling-policy is priority"

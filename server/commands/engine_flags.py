@@ -38,7 +38,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 # Readers of settings, each a group of flags.
 _GROUPS = {MODEL: "model", CACHE: "KV cache", SCHEDULER: "scheduler", PROGRAMS: "programs"}
 _GROUPS[SERVER] = "queue"
-_SHORT = {"tensor_parallel_size": "-tp"}
+_SHORT = {"tensor_parallel_size": "-tp", "scheduling_policy": "--scheduler-cls"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

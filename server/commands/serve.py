@@ -9,9 +9,11 @@ from typing import Any
 
 from jaxserve.config import Isolation, check_seconds, check_step_timeout
 from jaxserve.errors import EngineDeadError, ValidationError
-from jaxserve.flags import number
+from jaxserve.flags import integer, number
 from jaxserve.isolation.launch import EarlyProcess
+from jaxserve.settings import Whole
 from jaxserve.silence import AUTO, HUNG_FACTOR, HUNG_S
+from server.commands.config_file import SHIPPED
 from server.commands.edge_flags import add_edge_flags, api_keys, edge_limits
 from server.commands.engine_flags import (
     SERVER_QUEUE,
@@ -34,7 +36,10 @@ def register(subparsers: Any) -> None:
     group = parser.add_argument_group("server")
     add = group.add_argument
     add(
-        "--config", metavar="FILE", help="YAML or JSON file of flags; those on the command line win"
+        "--config",
+        metavar="FILE",
+        help="YAML or JSON file of flags, or one of those that come with jaxserve: "
+        f"{', '.join(SHIPPED)}; flags on the command line win",
     )
     add(
         "--host",
@@ -107,16 +112,29 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="after SIGTERM running requests get so long to finish (default: %(default)g)",
     )
+    add(
+        "--num-workers",
+        type=integer,
+        metavar="N",
+        help="threads that tokenise prompts and render conversations beside the event loop, at "
+        "most the cores (default: Python's, 4 more than the cores)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     try:
         config = engine_config(args)
+        if ":" in config.scheduling_policy:  # a class, which every process imports
+            from jaxserve.scheduling.policies import make_policy
+
+            make_policy(config)
         parsers(args)
         check_step_timeout("--step-timeout", args.step_timeout)
         if args.load_timeout is not None:
             check_seconds("--load-timeout", args.load_timeout)
+        if args.num_workers is not None:
+            Whole(1).checked("--num-workers", args.num_workers)
         if not 0 <= args.shutdown_timeout < math.inf:
             raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
         edge_limits(args)

@@ -7,6 +7,7 @@ import { PageMap } from "./pagemap.js";
 import { Timeline } from "./timeline.js";
 
 const RETRY_MS = 2000;
+const WORK_S = 5;
 
 // Places in the row of a slot.
 const [SLOT, RANK, PROMPT, OUTPUT, COMPUTED, MAX, PAGES, CACHED, PREFILLS, PREEMPTED, AGE] = Array.from({ length: 11 }, (_, index) => index);
@@ -19,6 +20,8 @@ const TILES = [
   ["pages", "Pages in use", "share of the KV pages that requests own"],
   ["hits", "Cache hits", "share of the prompt tokens that the prefix cache had, since the start"],
   ["busy", "Device busy", "share of the last five seconds, at least"],
+  ["mfu", "MFU", "operations of the last five seconds, as a share of what a device can do"],
+  ["bandwidth", "Bandwidth", "bytes read in the last five seconds, as a share of what a device can read"],
   ["preempted", "Preempted", "sequences that lost a slot, since the start"],
 ];
 
@@ -29,6 +32,7 @@ export class EngineView {
     this.facts = null;
     this.shown = false;
     this.names = {};
+    this.work = []; // [time, operations, bytes] of the last frames
     this.stream = null;
     this.map = new PageMap();
     this.map.nameOf = (slot) => this.nameOf(slot);
@@ -40,6 +44,7 @@ export class EngineView {
 
   bind(facts) {
     this.facts = facts;
+    for (const [name, limit] of [["mfu", facts.device_flops], ["bandwidth", facts.device_bytes]]) this.tiles.get(name).parentElement.hidden = !limit;
     this.load.bind(facts);
     this.update();
   }
@@ -154,6 +159,7 @@ export class EngineView {
       pages: `${shown(100 * used)} %`,
       hits: counts.queried ? `${shown((100 * counts.found) / counts.queried)} %` : "\u2013",
       busy: `${shown(100 * rates.busy)} %`,
+      ...this.shares(),
       preempted: shown(counts.preempted),
     };
     for (const [name, value] of Object.entries(values)) this.tiles.get(name).textContent = value;
@@ -163,6 +169,16 @@ export class EngineView {
       ["Engine restarts", counts.restarts], ["KV pages", pool.pages], ["Tokens a page", counts.page_size],
     ];
     this.totals.replaceChildren(...totals.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, shown(value)))));
+  }
+
+  /** What was computed and read of late, of what the device can. */
+  shares() {
+    const { now, counts } = this.frame;
+    if (!counts.work) return {};
+    this.work = [...this.work.filter(([time]) => time > now - WORK_S && time < now), [now, ...counts.work]];
+    const [[begin, flops, bytes]] = this.work;
+    const share = (done, limit) => `${shown((100 * done) / Math.max(now - begin, 1e-3) / limit, 1)} %`;
+    return { mfu: share(counts.work[0] - flops, this.facts.device_flops), bandwidth: share(counts.work[1] - bytes, this.facts.device_bytes) };
   }
 
   showSlots() {

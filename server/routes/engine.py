@@ -33,6 +33,8 @@ async def facts(request: Request) -> Response:
         "page_size": config.cache.page_size,
         "policy": config.scheduler.scheduling_policy,
         "length_classes": [*config.scheduler.length_classes],
+        "device_flops": config.server.device_flops_per_second,
+        "device_bytes": config.server.device_bytes_per_second,
         "has_keys": client_of(request) is not None,
     }
     return JSONResponse(told, headers={"Cache-Control": "no-store"})

@@ -115,6 +115,30 @@ def test_the_entrypoint_runs_commands_and_programs(arguments, expected, tmp_path
     assert done.stdout.strip() == expected
 
 
+@pytest.mark.parametrize("given", [None, "/elsewhere"])
+def test_a_cache_that_is_mounted_in_roots_home_is_used(given: str | None, tmp_path) -> None:
+    mounted = "/root/.cache/huggingface"
+    script = tmp_path / "entrypoint.sh"
+    text = (DOCKER / "entrypoint.sh").read_text()
+    script.write_text(text.replace(f"mounted={mounted}\n", f"mounted={tmp_path}/cache\n"))
+    variables = {"PATH": "/usr/bin:/bin"} | ({} if given is None else {"HF_HOME": given})
+
+    def home() -> str:
+        words = ["sh", script, "sh", "-c", 'echo "${HF_HOME-none}"']
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert home() == (given or "none")
+    (tmp_path / "cache").mkdir()
+    assert home() == (given or f"{tmp_path}/cache")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_user_may_enter_roots_home_for_such_a_mount(file: Path) -> None:
+    _, final = stages(file)
+    assert any(word == "RUN" and "chmod 711 /root" in rest for word, rest in final)
+
+
 def test_the_health_check_says_what_the_server_says() -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread

@@ -79,6 +79,12 @@ def test_panels_have_places_of_their_own() -> None:
     assert all(panel["title"] and panel["targets"] for panel in panels)
 
 
+def test_mfu_and_bandwidth_are_shares_of_what_a_device_can() -> None:
+    shown = " ".join(expressions())
+    for done, limit in (("estimated_flops", "flops"), ("estimated_read_bytes", "bytes")):
+        assert re.search(rf"{done}_per_gpu_total\S*\)\) / avg \(jaxserve:device_{limit}_per", shown)
+
+
 def test_grafana_finds_its_data_and_its_dashboard() -> None:
     provisioning = MONITORING / "grafana" / "provisioning"
     (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
@@ -129,7 +135,9 @@ def scraped(server: Server) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["jaxserve", "vllm"])
 def test_every_metric_that_is_named_is_scraped(prefix: str) -> None:
-    with running_server("none", "--metrics-prefix", prefix) as server:
+    limits = ["--device-flops-per-second", "1e12", "--device-bytes-per-second", "1e11"]
+    words = ["--metrics-prefix", prefix, "--enable-mfu-metrics", *limits]
+    with running_server("none", *words) as server:
         body = {"model": "tiny", "prompt": "a", "max_tokens": 4}
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
         wanted = {name.replace("jaxserve:", f"{prefix}:") for name in named()}

@@ -31,6 +31,10 @@ from jaxserve.errors import ValidationError
         ("tokenizer", 7),
         ("hf_overrides", [1]),
         ("hf_overrides", {1: 2}),
+        ("device_flops_per_second", 1e12),  # without enable_mfu_metrics
+        ("device_bytes_per_second", 1e12),
+        ("scheduling_policy", "module:"),
+        ("output_classes", (5, 5)),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
+from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
 from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
@@ -146,3 +147,20 @@ def test_a_long_text_of_few_tokens_fits() -> None:
     tokenizer = Words()
     prepared = processor(tokenizer).prepare("a" * 200_000 + " b", SamplingParams(), "r")
     assert len(prepared.group.prompt_token_ids) == 2 and tokenizer.lengths[-1] == 200_002
+
+
+def test_the_output_that_is_asked_for_is_that_of_all_sequences() -> None:
+    asked = {(3, 5): 15, (3, None): 3, (1, 7): 7, (1, None): 1}
+    for (n, most), tokens in asked.items():
+        prepared = processor().prepare([5], SamplingParams(n=n, max_tokens=most), "r")
+        assert prepared.group.num_output_asked == tokens
+
+
+def test_a_search_wider_than_the_cap_is_refused_before_its_prompt_is_read() -> None:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,))
+    inputs = InputProcessor(resolved_config(max_beam_width=2), model, None)
+    with pytest.raises(ValidationError, match=r"beam_width=3 .*1 to 2, the setting max_beam_width"):
+        inputs.prepare([], BeamSearchParams(3, 4), "r")
+    for width in (1, 2):
+        group = inputs.prepare([5], BeamSearchParams(width, 4), "r").group
+        assert len(group.sequence_ids) == width

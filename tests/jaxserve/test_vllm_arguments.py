@@ -12,7 +12,7 @@ import pytest
 from jaxserve import AsyncEngineArgs, EngineArgs, EngineConfig, FlexibleArgumentParser
 from jaxserve.errors import ValidationError
 from jaxserve.settings import settings_of
-from jaxserve.vllm_arguments import NEUTRAL, REFUSED, own_settings
+from jaxserve.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
 
 NAMES = Path(__file__).parent / "data" / "vllm_arguments.txt"
 
@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 
 def test_every_name_is_in_one_list() -> None:
-    lists = [set(settings_of(EngineConfig)), set(NEUTRAL), set(REFUSED)]
+    lists = [set(settings_of(EngineConfig)), set(NEUTRAL), set(REFUSED), set(RENAMED)]
     for name in names():
         assert sum(name in one for one in lists) == 1, name
     assert not lists[0] & (lists[1] | lists[2]) and not lists[1] & lists[2]

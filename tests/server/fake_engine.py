@@ -256,7 +256,9 @@ class FakeEngine:
 
 def _work(prepared: PreparedRequest) -> Work:
     group = prepared.group
-    return Work(group.queueing.client, len(group.prompt_token_ids), len(group.sequence_ids))
+    turn, asked = group.queueing, group.num_output_asked
+    size = len(group.prompt_token_ids)
+    return Work(turn.client, size, len(group.sequence_ids), num_output=asked)
 
 
 def _logprobs(token_id: int, count: int) -> PositionLogprobs:

@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import psutil
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import UUID4, BaseModel, Field
 
 from tests.server.server_process import Server, running_server
 
@@ -60,6 +61,22 @@ class Answer(BaseModel):
     kind: Kind
     value: Annotated[int, Field(ge=0, le=999)]
     words: Annotated[list[Annotated[str, Field(max_length=6)]], Field(max_length=2)]
+
+
+class Round(BaseModel):
+    kind: Literal["round"]
+    radius: Annotated[int, Field(ge=0, le=9)]
+
+
+class Square(BaseModel):
+    kind: Literal["square"] = "square"
+    day: date
+
+
+class Record(BaseModel):
+    shape: Annotated[Round | Square, Field(discriminator="kind")]
+    number: UUID4
+    file: Annotated[str, Field(max_length=8, json_schema_extra={"format": "file-name"})]
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +220,28 @@ def test_bad_input_is_answered_in_time(server: Server, fields: dict[str, Any], p
         assert response.status_code in (200, 400), response.text[:300]
     assert server.health() == 200
     server.wait_until_idle()
+
+
+def test_a_keyword_that_is_refused_is_named_with_its_place(server: Server) -> None:
+    schema = {"properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = {"messages": ASK, "max_tokens": 5, "response_format": form}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == "response_format.json_schema.schema"
+    assert "'#/properties/tags/uniqueItems'" in error["message"]
+    assert "{'properties': {'tags'" in error["message"]
+
+
+def test_a_model_of_many_types_is_answered_and_what_has_no_meaning_is_logged(
+    server: Server, client: openai.OpenAI
+) -> None:
+    answer = client.chat.completions.parse(
+        model="tiny", messages=ASK, seed=5, max_tokens=150, response_format=Record
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Record)
+    assert "any text passes for format 'file-name'" in "".join(server.lines)
 
 
 INTERSECTION = "start: A\nA: " + " & ".join(rf"/(.|\n)*[a-z]{{{n}}}(.|\n)*/" for n in range(1, 60))

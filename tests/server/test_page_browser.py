@@ -18,7 +18,9 @@ KEY = "sk-of-a-test"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server("none", "--num-pages", "129", "--api-key", KEY) as server:
+    limits = ["--device-flops-per-second", "1e12", "--device-bytes-per-second", "1e11"]
+    words = ["--num-pages", "129", "--api-key", KEY, "--enable-mfu-metrics", *limits]
+    with running_server("none", *words) as server:
         yield server
 
 
@@ -193,6 +195,9 @@ def test_the_engine_moves_and_a_load_can_be_sent_by_keyboard_alone(page: Page) -
             break
     page.key("Enter")
     page.wait(f"{used} !== '0'", 30)
+    tiles = "[...document.querySelectorAll('.tile')].map(one => one.textContent)"
+    for name in ("MFU", "Bandwidth"):
+        page.wait(f"{tiles}.some(one => new RegExp('^{name}[0-9.]+ %$').test(one))", 30)
     page.wait("document.querySelector('tbody tr button')", 30)
     assert page.run("document.querySelector('.who').textContent") == "the small load"
     page.wait(f"document.querySelector('canvas.map').toDataURL() !== {before!r}")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import pytest
 import uvicorn
 
+from server import supervisor
 from server.descriptors import Descriptors
-from server.supervisor import _Server
+from server.supervisor import _Server, workers_of
 from tests.server.fake_engine import FakeEngine
 
 
-def made(engine: FakeEngine, descriptors: Descriptors) -> _Server:
+def made(engine: FakeEngine, descriptors: Descriptors, num_workers: int | None = None) -> _Server:
     return _Server(
         uvicorn.Config("none"),
         engine,  # type: ignore[arg-type]
@@ -25,6 +27,7 @@ def made(engine: FakeEngine, descriptors: Descriptors) -> _Server:
         descriptors=descriptors,
         max_connections=50,
         logs_json=True,
+        num_workers=num_workers,
     )
 
 
@@ -69,3 +72,24 @@ def test_what_lives_as_long_as_the_server_is_left_out_of_collections(
 
     asyncio.run(announced())
     assert done == ["collect", "freeze"], "garbage is not kept"
+
+
+def test_workers_are_the_threads_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def started(*_: Any, **__: Any) -> None:
+        return None
+
+    monkeypatch.setattr(uvicorn.Server, "startup", started)
+    monkeypatch.setattr(_Server, "_announce", started)
+
+    async def names() -> set[str]:
+        await made(FakeEngine(), Descriptors(), 2).startup()
+        calls = (asyncio.to_thread(lambda: threading.current_thread().name) for _ in range(20))
+        return {*await asyncio.gather(*calls)}
+
+    assert asyncio.run(names()) <= {"jaxserve-worker_0", "jaxserve-worker_1"}
+
+
+def test_workers_are_at_most_the_cores(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(supervisor, "usable_cpus", lambda: 3.5)
+    assert [workers_of(asked) for asked in (None, 2, 3)] == [None, 2, 3] and not caplog.text
+    assert workers_of(8) == 3 and "--num-workers 8 is lowered to 3, the cores" in caplog.text

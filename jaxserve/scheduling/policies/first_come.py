@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxserve.request import Request
+from jaxserve.scheduling.policies.inputs import NO_INPUTS, PolicyInputs
 from jaxserve.scheduling.waiting_queue import WaitingQueue
 
 
@@ -13,12 +14,16 @@ class FirstComeFirstServed:
     """By arrival; a preempted request keeps its place.
 
     Nobody starves: the request that came first is next in line, and never preempted.
+
+    Args:
+        inputs: for policies that change this one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: PolicyInputs = NO_INPUTS) -> None:
+        self.inputs = inputs
         self._queue = WaitingQueue(self.key)
 
-    def rank(self, num_prompt: int, priority: int) -> int:
+    def rank(self, num_prompt: int, priority: int, num_output: int = 0) -> int:
         return 0
 
     def key(self, request: Request) -> Any:

@@ -12,13 +12,18 @@ class Policy(Protocol):
     """Holds the requests without a slot and says whose turn it is; the scheduler asks and tells.
 
     Each client has its own instance, and `ClientTurns` stands above them. A policy that only orders
-    requests is a `FirstComeFirstServed` with another `key`.
+    requests is a `FirstComeFirstServed` with another `key`. It is made with `PolicyInputs`.
     """
 
-    def rank(self, num_prompt: int, priority: int) -> int:
+    def rank(self, num_prompt: int, priority: int, num_output: int = 0) -> int:
         """Requests of a smaller or the same rank may be served before this one if they wait.
 
         For the prediction of a wait, by who has only the request's sizes.
+
+        Args:
+            num_prompt: tokens of its prompt.
+            priority: see `Queueing.priority`.
+            num_output: see `Request.num_output_asked`.
         """
 
     def key(self, request: Request) -> Any:

@@ -13,7 +13,7 @@ class Priority(FirstComeFirstServed):
     smaller numbers waits for ever: the callers have said so.
     """
 
-    def rank(self, num_prompt: int, priority: int) -> int:
+    def rank(self, num_prompt: int, priority: int, num_output: int = 0) -> int:
         return priority
 
     def key(self, request: Request) -> tuple[int, int]:

@@ -68,8 +68,9 @@ def test_what_compiles_and_what_does_not(checks: GrammarChecks) -> None:
     assert allowed(checks, json={"type": "object"}) is None
     assert allowed(checks, regex="[abc]{1,9}") is None
     words = allowed(checks, json={"type": "array", "uniqueItems": True})
+    assert words is not None and words.startswith("a schema without 'uniqueItems', which is at '#/")
+    words = allowed(checks, json={"type": "array", "minItems": -1})
     assert words is not None and words.startswith(BROKEN)
-    assert "uniqueItems" in words
     assert allowed(checks, grammar=CHAIN) == DEEP
     for endless in (
         {"json": {"$ref": "#"}},
@@ -78,6 +79,20 @@ def test_what_compiles_and_what_does_not(checks: GrammarChecks) -> None:
     ):
         words = allowed(checks, **endless)
         assert words is not None and words.startswith(BROKEN) and "infinite recursion" in words
+
+
+def test_what_has_no_meaning_is_logged_once(checks: GrammarChecks, caplog: Any) -> None:
+    schema = {"properties": {"a": {"type": "string", "format": "colour"}}}
+    assert allowed(checks, json=schema) is None and allowed(checks, json=schema) is None
+    assert caplog.messages == ["x: any text passes for format 'colour' at '#/properties/a'"]
+
+
+@pytest.mark.slow
+def test_a_search_for_what_alternatives_have_in_common_is_ended(checks: GrammarChecks) -> None:
+    branches = [{"type": "object", "required": [f"p{n}" for n in range(40)]} for _ in range(9)]
+    for branch in branches:
+        branch["anyOf"] = [{"$ref": "#"}, *({"minProperties": n} for n in range(9))]
+    assert allowed(checks, json={"oneOf": branches}) == SLOW
 
 
 def test_every_choice_of_a_long_list_and_many_properties_compile(checks: GrammarChecks) -> None:

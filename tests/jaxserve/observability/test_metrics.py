@@ -117,6 +117,16 @@ def test_work_has_vllms_names_and_is_absent_where_it_is_not_counted():
         assert line in text
 
 
+def test_what_a_device_can_do_is_told_where_it_was_said():
+    metrics = Metrics("tiny")
+    limits = {"device_flops_per_second": 2e12, "device_bytes_per_second": 3e11}
+    metrics.set_engine(resolved_config(enable_mfu_metrics=True, **limits), 4096)
+    assert {name: value(metrics, name) for name in limits} == limits
+    metrics = Metrics("tiny")
+    metrics.set_engine(resolved_config(enable_mfu_metrics=True), 4096)
+    assert "device_flops" not in generate_latest(metrics.registry).decode()
+
+
 def test_what_was_added_since_an_earlier_snapshot():
     later = StepTimes(plan=3.0, wait=5.0)
     assert later.since(StepTimes(plan=1.0)) == StepTimes(plan=2.0, wait=5.0)

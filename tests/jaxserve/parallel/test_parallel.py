@@ -36,6 +36,7 @@ def test_mesh_needs_enough_devices(size: int) -> None:
     with pytest.raises(ValidationError, match="number of devices") as caught:
         make_mesh(size)
     assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", size)
+    assert (f"JAX_NUM_CPU_DEVICES={size} " in str(caught.value)) is (size > 1)
 
 
 def test_specs_of_a_model() -> None:

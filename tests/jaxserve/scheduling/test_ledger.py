@@ -355,6 +355,16 @@ def test_only_requests_that_go_before_count() -> None:
     bench.ledger.check()
 
 
+def test_under_length_those_that_ask_for_much_output_go_later() -> None:
+    bench = Bench(max_queue_wait=1.0, scheduling_policy="length")
+    bench.crawl(0.1)
+    for _ in range(30):
+        if bench.refused(num_output=40_000) is None:
+            bench.admit(num_output=40_000)
+    assert bench.refused(num_output=40_000) == "max_queue_wait"
+    assert bench.refused(num_output=4_095) is None
+
+
 @pytest.mark.parametrize("policy", ["priority", "length"])
 def test_requests_that_may_go_first_do_not_wait_for_those_that_enter(policy: str) -> None:
     for name, is_refused in (("fcfs", True), (policy, False)):

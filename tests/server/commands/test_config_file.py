@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve.errors import ValidationError
 from server.cli import build_parser, main
-from server.commands.config_file import expand_config
+from server.commands.config_file import SHIPPED, expand_config
 from server.commands.engine_flags import engine_config, model_path
 from tests.server.server_process import ROOT
 
@@ -127,3 +127,38 @@ def test_an_unknown_flag_is_one_line(tmp_path, capsys):
         main(["serve", "--config", str(path)])
     error = capsys.readouterr().err
     assert "--max-num-sequences=3" in error and error.count("\n") == 1
+
+
+def served(*words: str) -> tuple[object, ...]:
+    args = build_parser("serve").parse_args(expand_config(["serve", *words]))
+    config = engine_config(args)
+    sizes = config.max_num_seqs, config.max_beam_width, args.num_workers
+    return config.quantization, config.dtype, *sizes, config.preset
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("chat", ("int8", "auto", 32, 2, 4)),
+        ("bulk", (None, "bfloat16", 128, 8, 8)),
+        ("ab", ("int4", "auto", 64, 4, 6)),
+    ],
+)
+def test_three_files_come_with_jaxserve_and_are_printed(name, settings, capsys):
+    assert served("--config", name) == (*settings, "balanced")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5 and all(f"--config {name}: " in line for line in lines)
+    assert any(f"max-num-seqs: {settings[2]} " in line for line in lines)
+
+
+def test_each_line_of_a_shipped_file_gives_way_to_its_flag(capsys):
+    typed = ["--quantization=none", "--max_num_seqs", "3", "--max-beam-width=5", "--num-workers=1"]
+    found = served(f"--config={SHIPPED[0]}", "--preset", "bulk", *typed)
+    assert found == (None, "auto", 3, 5, 1, "bulk")
+    assert capsys.readouterr().err.count("(not this: its flag is typed)") == 4
+
+
+def test_a_name_that_is_nearly_a_shipped_files_is_refused(capsys):
+    assert main(["serve", "--config", "chats"]) == 1
+    error = capsys.readouterr().err
+    assert "--config='chats'" in error and "chat, bulk, ab" in error and error.count("\n") == 1

@@ -71,6 +71,9 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "max_num_queued_reqs": 5,
         "max_num_queued_tokens": 6,
         "max_queue_wait": 0.5,
+        "max_beam_width": 7,
+        "device_flops_per_second": 1e12,
+        "device_bytes_per_second": 1e11,
         "metrics_prefix": "vllm",
         "stream_interval": 5,
         "generation_config": "vllm",
@@ -81,7 +84,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     overrides = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}
     words += ["--hf-overrides", json.dumps(overrides), "--no-enable-prefix-caching"]
-    words += shlex.split("--length-classes 3 4 --length-shares 5 2 1")
+    words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--enable-embeddings", "--enable-prompt-embeds", "--row-invariant"]
     words += ["--enable-mfu-metrics"]
@@ -101,6 +104,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "compile_in_background": False,
         "served_model_name": ("a", "b"),
         "length_classes": (3, 4),
+        "output_classes": (5, 6),
         "length_shares": (5, 2, 1),
         "skip_tokenizer_init": False,  # the commands make text, so it has no flag
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import ValidationError
+from jaxserve.vllm_arguments import RENAMED
 from server.cli import build_parser
 from server.commands.vllm_flags import SERVER_NEUTRAL, SERVER_REFUSED, check_vllm_flags
 
@@ -32,6 +33,7 @@ def test_every_flag_is_known() -> None:
     args = vars(build_parser("serve").parse_args(["serve"]))
     for name in [*FRONT.read_text().split(), *engine]:
         dest = name.replace("-", "_")
+        dest = RENAMED.get(dest, dest)
         assert dest in args or f"vllm:{dest}" in args or name in no_flags, name
 
 

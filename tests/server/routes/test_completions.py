@@ -295,6 +295,16 @@ def test_a_beam_search_reaches_the_engine(client: TestClient, engine: FakeEngine
     assert engine.beams == [expected] and engine.limits == [7]
 
 
+def test_a_search_beyond_the_servers_cap_is_refused_by_its_field() -> None:
+    client = TestClient(create_app(FakeEngine(max_beam_width=2)))  # type: ignore[arg-type]
+    body = {"prompt": "abc", "use_beam_search": True}
+    refused = client.post("/v1/completions", json={**body, "n": 3})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "n"
+    assert "n=3" in error["message"] and "max_beam_width" in error["message"]
+    assert client.post("/v1/completions", json={**body, "n": 2}).status_code == 200
+
+
 def test_an_abort_ends_only_what_had_not_ended(client: TestClient, engine: FakeEngine) -> None:
     engine.replies = ["a", "bcdef"]
     engine.abort_after = 3

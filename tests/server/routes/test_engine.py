@@ -16,6 +16,7 @@ from jaxserve.messages import EngineStats, PageStats
 from jaxserve.observability.engine_view import EngineView, QueueView, SlotView
 from jaxserve.observability.step_history import StepHistory, StepRecord
 from jaxserve.observability.step_times import StepTimes
+from jaxserve.observability.work import Work
 from server import watching
 from server.app import create_app
 from server.errors import ApiError
@@ -99,6 +100,7 @@ def test_facts(client: TestClient) -> None:
     told = response.json()
     assert told["models"] == ["fake"] or told["models"][0].endswith("fake")
     assert told["chat"] is True and told["has_keys"] is False
+    assert told["device_flops"] == told["device_bytes"] == 0, "nobody has said what it can do"
     assert told["context"] == 64 and told["slots"] > 0 and told["page_size"] > 0
 
 
@@ -110,6 +112,7 @@ def client(engine: Watched) -> Iterator[TestClient]:
 
 def test_the_first_frame_is_whole_and_the_next_ones_tell_what_changed(engine: Watched) -> None:
     engine.views = [view("a", "b"), view("a", "b", cells=(0, 6, 6, 6, 7)), view("a")]
+    engine.metrics.stats = engine.metrics.stats._replace(work=Work(9, 8, 7))
     status, names, first, second, fewer, third = watch(service_of(engine), None, 6)
     assert status == {"status": "ok"}
     assert first["pool"] == {"pages": 5, "per": 1, "cells": [2, 0, 1, 1, 1, 6, 1, 7]}
@@ -118,6 +121,7 @@ def test_the_first_frame_is_whole_and_the_next_ones_tell_what_changed(engine: Wa
     assert [one["frame"] for one in (first, second, third)] == [1, 2, 3]
     assert first["slots"][0] == [0, 0, 20, 4, 23, 16, 2, 7, False, 1, 1.25]
     assert first["queues"] == [[0, 3, 0.5]]
+    assert first["counts"]["work"] == [9, 8], "operations and bytes read"
     assert first["counts"]["generation_tokens"] == 9 and first["counts"]["found"] == 10
     assert names == {"names": {"0": "a", "1": "b"}}, "told again once they are others"
     assert fewer == {"names": {"0": "a"}}

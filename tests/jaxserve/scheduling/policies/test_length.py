@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.request import Request, RequestState
 from jaxserve.scheduling.plan import StepPlan
-from jaxserve.scheduling.policies import Length
+from jaxserve.scheduling.policies import Length, PolicyInputs
 from jaxserve.scheduling.scheduler import Scheduler
 from tests.jaxserve.scheduling.fake_device import FakeDevice
 from tests.jaxserve.scheduling.test_scheduler import (
@@ -41,6 +41,54 @@ def started(policy: Length, **changes) -> tuple[Scheduler, FakeDevice]:
 )
 def test_classes_by_the_tokens_of_prompts(tokens: int, rank: int) -> None:
     assert Length().rank(tokens, 0) == rank
+
+
+@pytest.mark.parametrize(
+    ("asked", "rank"), [(1, 0), (4095, 0), (4096, 1), (32767, 1), (32768, 2), (10**9, 2)]
+)
+def test_much_output_makes_a_later_class(asked: int, rank: int) -> None:
+    assert Length().rank(1, 0, asked) == rank
+    assert Length().rank(512, 0, asked) == 2
+
+
+def test_what_the_prefix_cache_holds_is_not_counted() -> None:
+    found = {"known": 12}
+    inputs = PolicyInputs(num_found=lambda request: found.get(request.request_id, 0))
+    policy = Length((4, 12), (6, 3, 1), inputs=inputs)
+    scheduler, device = started(policy, max_num_seqs=1)
+    for name, size in (("first", 2), ("long", 14), ("middle", 6), ("known", 14)):
+        scheduler.add(make_request(name, [5] * size, 1))
+    found.clear()  # a class is kept
+    begun = [names(step(scheduler, device))[1][0] for _ in range(4)]
+    assert begun == ["first", "known", "middle", "long"]
+
+
+def test_what_asks_for_much_output_waits_for_what_does_not() -> None:
+    policy = Length((4, 12), (6, 3, 1), output_bounds=(8, 16))
+    scheduler, device = started(policy, max_num_seqs=1)
+    for name, asked in (("first", 1), ("most", 16), ("more", 8), ("little", 7)):
+        request = make_request(name, [5, 6], 1)
+        request.num_output_asked = asked
+        scheduler.add(request)
+    begun = [names(step(scheduler, device))[1][0] for _ in range(4)]
+    assert begun == ["first", "little", "more", "most"]
+
+
+@pytest.mark.parametrize(("busy", "ratio"), [(1.0, 6), (0.5, 6**0.5), (0.0, 1)])
+def test_shares_count_the_more_the_busier_the_device_is(busy: float, ratio: float) -> None:
+    policy = Length((4, 12), (6, 3, 1), inputs=PolicyInputs(device_busy=lambda: busy))
+    requests = [make_request("short", [5] * 2, 1), make_request("long", [5] * 20, 1)]
+    for order, request in enumerate(requests):
+        request.order = order
+        policy.push(request)
+        policy.entered(request)
+        policy.discard(request)
+    computed = Counter[str]()
+    for _ in range(700):  # whose turn it is has something computed, and none ends
+        (first, *_), _ = policy.arrange(requests)
+        policy.computes(first, 1000)
+        computed[first.request_id] += 1
+    assert computed["short"] / computed["long"] == pytest.approx(ratio, rel=0.05)
 
 
 def test_a_short_prompt_overtakes_long_ones_that_wait() -> None:

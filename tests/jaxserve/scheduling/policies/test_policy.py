@@ -34,7 +34,7 @@ class FewestLeft:
     def __init__(self) -> None:
         self._waiting: dict[str, Request] = {}
 
-    def rank(self, num_prompt: int, priority: int) -> int:
+    def rank(self, num_prompt: int, priority: int, num_output: int = 0) -> int:
         return num_prompt
 
     def key(self, request: Request) -> int:

@@ -1,0 +1,306 @@
+"""A JSON schema as llguidance carries it: what it would take otherwise is said in other words.
+
+A text that the result allows holds to the schema, but for what docs/structured_outputs.md names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from jaxserve.errors import shown
+from jaxserve.grammars.exclusive import Exclusive
+from jaxserve.grammars.formats import BUILT_IN, EXPRESSIONS, MAX_HOSTNAME
+from jaxserve.grammars.patterns import not_carried, without_look_ahead
+
+# what a schema holds others under: by names that anybody may choose, in a list, or alone
+_DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = ("properties", "patternProperties")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_ALONE = ("items", "additionalItems", "additionalProperties")
+# keywords that no grammar carries, and what may say the same
+_REFUSED = {
+    "uniqueItems": "items may be equal; an object can have a boolean for each value",
+    "propertyNames": "'properties' or 'patternProperties' can name them",
+    "not": "'enum', 'pattern' or 'anyOf' can say what may be",
+    **dict.fromkeys(("if", "then", "else"), "'anyOf' can list the cases"),
+    **dict.fromkeys(
+        ("contains", "minContains", "maxContains"), "'prefixItems' can say where an item is"
+    ),
+    **dict.fromkeys(
+        ("dependentRequired", "dependentSchemas", "dependencies"), "'anyOf' can list the cases"
+    ),
+    "unevaluatedItems": "'items' can be false",
+    "unevaluatedProperties": "'additionalProperties' can be false",
+    **dict.fromkeys(
+        ("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+        "'$ref' can refer to a definition",
+    ),
+}
+_ONE_OF = (
+    "alternatives of 'oneOf' that types, constants or required properties tell apart; "
+    "'anyOf' takes any"
+)
+_ANNOTATIONS = {"title", "description", "$comment", "default", "examples", "deprecated"}
+_LIMITS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
+LARGEST = 2**63 - 1024  # llguidance counts with floats and with 64-bit integers: both have it
+MAX_NOTED = 5  # formats that are told of
+_DRAFT = re.compile(r"/draft-0([3467])/")  # that know nothing beside a `$ref`
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # that JSON has no short escape of
+
+
+class SchemaError(ValueError):
+    """A schema says what no grammar carries: its text is what would have been allowed."""
+
+
+def lowered(schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """A schema for llguidance, made in place, and what has no meaning in it, in words or "".
+
+    Raises:
+        SchemaError: names the keyword and its place, as a JSON pointer.
+    """
+    return _Lowering(schema).run()
+
+
+class _Lowering:
+    def __init__(self, schema: dict[str, Any]):
+        self._root = schema
+        self._seen: set[int] = set()
+        self._left: list[tuple[Any, str]] = []
+        self._notes: list[str] = []
+        draft = _DRAFT.search(str(schema.get("$schema", "")))
+        base = "id" if draft is not None and draft[1] in "34" else "$id"
+        # Where it is not plain what a reference leads to, all definitions count as referred to.
+        self._is_plain = all(
+            _is_pointer(one.get("$ref")) and (one is schema or not isinstance(one.get(base), str))
+            for one in _objects(schema)
+        )
+        self._exclusive = Exclusive(self._resolve, draft is not None)
+
+    def run(self) -> tuple[dict[str, Any], str]:
+        self._left.append((self._root, "#"))
+        while self._left:
+            schema, at = self._left.pop()
+            if isinstance(schema, dict) and id(schema) not in self._seen:
+                self._seen.add(id(schema))
+                self._lower(schema, at)
+        return self._root, self._note()
+
+    def _note(self) -> str:
+        if not self._notes:
+            return ""
+        rest = len(self._notes) - MAX_NOTED
+        more = f" and {rest} more" if rest > 0 else ""
+        return f"any text passes for {', '.join(self._notes[:MAX_NOTED])}{more}"
+
+    def _lower(self, schema: dict[str, Any], at: str) -> None:
+        if schema.get("uniqueItems") is False:
+            del schema["uniqueItems"]
+        if _takes_any_name(schema.get("propertyNames")):
+            del schema["propertyNames"]
+        for keyword, hint in _REFUSED.items():
+            if keyword in schema:
+                where = shown(f"{at}/{keyword}")
+                raise SchemaError(f"a schema without {keyword!r}, which is at {where}: {hint}")
+        _check_constants(schema, at)
+        for keyword, towards in _LIMITS.items():
+            if keyword in schema:
+                schema[keyword] = _limit(schema[keyword], towards, f"{at}/{keyword}")
+        self._lower_format(schema, at)
+        _lower_pattern(schema, at)
+        if isinstance(schema.get("oneOf"), list):
+            self._lower_one_of(schema, at)
+        self._visit(schema, at)
+
+    def _visit(self, schema: dict[str, Any], at: str) -> None:
+        """Go on with what it holds and refers to."""
+        for keyword in (*_BY_NAME, *(() if self._is_plain else _DEFINITIONS)):
+            if isinstance(schema.get(keyword), dict):
+                for name, one in schema[keyword].items():
+                    self._left.append((one, f"{at}/{keyword}/{_escaped(name)}"))
+        for keyword in _LISTS:
+            if isinstance(schema.get(keyword), list):
+                for place, one in enumerate(schema[keyword]):
+                    self._left.append((one, f"{at}/{keyword}/{place}"))
+        for keyword in _ALONE:
+            self._left.append((schema.get(keyword), f"{at}/{keyword}"))
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            self._left.append((self._resolve(reference), reference))
+
+    def _resolve(self, reference: str) -> Any:
+        """What it leads to in this schema; None: nothing, or it is not plain."""
+        if not self._is_plain or not _is_pointer(reference):
+            return None
+        found: Any = self._root
+        for name in unquote(reference).split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict):
+                found = found.get(name)
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                return None
+        return found
+
+    def _lower_format(self, schema: dict[str, Any], at: str) -> None:
+        name = schema.get("format")
+        if not isinstance(name, str) or name in BUILT_IN:
+            return
+        del schema["format"]
+        types = schema.get("type", "string")
+        if "string" not in (types if isinstance(types, list) else [types]):
+            return
+        if name not in EXPRESSIONS:
+            self._notes.append(f"format {shown(name)} at {shown(at)}")
+            return
+        _add_pattern(schema, f"^(?:{EXPRESSIONS[name]})$")
+        if name == "hostname":
+            most = schema.get("maxLength", MAX_HOSTNAME)
+            schema["maxLength"] = min(most, MAX_HOSTNAME) if isinstance(most, int) else most
+
+    def _lower_one_of(self, schema: dict[str, Any], at: str) -> None:
+        """Make it `anyOf`, in its place: that is the order of properties."""
+        branches = schema["oneOf"]
+        discriminator = schema.get("discriminator")
+        tag = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+        if isinstance(tag, str):
+            self._require(branches, tag, set())
+        beside = {name: value for name, value in schema.items() if name != "oneOf"}
+        if not self._exclusive.holds(beside, branches, tag if isinstance(tag, str) else None):
+            raise SchemaError(f"{_ONE_OF} (at {shown(at + '/oneOf')})")
+        if "anyOf" in schema:
+            del schema["oneOf"]
+            _add_all_of(schema, {"anyOf": branches})
+            return
+        items = [*schema.items()]
+        schema.clear()
+        schema.update(("anyOf" if name == "oneOf" else name, value) for name, value in items)
+
+    def _require(self, branches: list[Any], name: str, seen: set[int]) -> None:
+        """A discriminator's property must be there to tell branches apart: Pydantic leaves it
+        out of `required` where it has a default, and refuses what has none."""
+        for branch in branches:
+            if isinstance(branch, dict) and isinstance(branch.get("$ref"), str):
+                branch = self._resolve(branch["$ref"])
+            if not isinstance(branch, dict) or id(branch) in seen:
+                continue
+            seen.add(id(branch))
+            for keyword in ("anyOf", "oneOf"):
+                if isinstance(branch.get(keyword), list):
+                    self._require(branch[keyword], name, seen)
+            properties, required = branch.get("properties"), branch.get("required", [])
+            is_named = isinstance(properties, dict) and name in properties
+            if is_named and isinstance(required, list) and name not in required:
+                branch["required"] = [*required, name]
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            yield one
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+
+
+def _is_pointer(reference: Any) -> bool:
+    """Whether it names a place in the schema that it is in; no string is no reference."""
+    return not isinstance(reference, str) or reference == "#" or reference.startswith("#/")
+
+
+def _takes_any_name(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return schema is True
+    return schema.keys() <= {*_ANNOTATIONS, "type"} and schema.get("type", "string") == "string"
+
+
+def _check_constants(schema: dict[str, Any], at: str) -> None:
+    """llguidance rounds numbers, and has no text of some characters."""
+    for keyword in ("const", "enum"):
+        left, place = [schema.get(keyword)], f"{at}/{keyword}"
+        while left:
+            value = left.pop()
+            if isinstance(value, dict):
+                left += [*value, *value.values()]
+            elif isinstance(value, list):
+                left += value
+            elif isinstance(value, int) and not _is_exact(value):
+                raise SchemaError(
+                    f"numbers that a 64-bit float has, below 2^63; {shown(value)} is at "
+                    f"{shown(place)}"
+                )
+            elif isinstance(value, str) and _CONTROL.search(value):
+                raise SchemaError(
+                    f"texts without control characters; {shown(value)} is at {shown(place)}"
+                )
+
+
+def _is_exact(value: int) -> bool:
+    return abs(value) <= LARGEST and int(float(value)) == value
+
+
+def _limit(value: Any, towards: int, at: str) -> Any:
+    """A limit that llguidance does not round outwards.
+
+    Args:
+        value: of the keyword.
+        towards: the sign of the direction in which values are allowed.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if value * towards > LARGEST:
+        raise SchemaError(f"a limit from -2^63 to 2^63; {shown(value)} is at {shown(at)}")
+    if value * towards < -LARGEST:
+        return -LARGEST * towards
+    if isinstance(value, int) and not _is_exact(value):
+        near = float(value)
+        if int(near) * towards < value * towards:
+            near = math.nextafter(near, towards * math.inf)
+        return int(near)
+    return value
+
+
+def _lower_pattern(schema: dict[str, Any], at: str) -> None:
+    given = schema.get("pattern")
+    if isinstance(given, str):
+        first, *others = without_look_ahead(given)
+        schema["pattern"] = first
+        for one in others:
+            _add_pattern(schema, one)
+        _check_pattern(first, f"{at}/pattern")
+    by_pattern = schema.get("patternProperties")
+    if isinstance(by_pattern, dict):
+        for name in by_pattern:
+            _check_pattern(name, f"{at}/patternProperties")
+
+
+def _check_pattern(pattern: str, at: str) -> None:
+    found = not_carried(pattern)
+    if found is not None:
+        raise SchemaError(
+            f"a pattern without look-around, word boundaries and back-references; "
+            f"{shown(found)} is at {shown(at)}"
+        )
+
+
+def _add_pattern(schema: dict[str, Any], pattern: str) -> None:
+    if "pattern" in schema:
+        _add_all_of(schema, {"pattern": pattern})
+    else:
+        schema["pattern"] = pattern
+
+
+def _add_all_of(schema: dict[str, Any], one: dict[str, Any]) -> None:
+    there = schema.get("allOf", [])
+    schema["allOf"] = [*there, one] if isinstance(there, list) else there
+
+
+def _escaped(name: str) -> str:
+    """A name in a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")

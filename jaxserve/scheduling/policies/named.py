@@ -1,0 +1,42 @@
+"""A policy of the operator's own: a class by the name of its module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from jaxserve.errors import ValidationError
+from jaxserve.scheduling.policies.inputs import PolicyInputs
+from jaxserve.scheduling.policies.policy import Policy
+
+_METHODS = tuple(
+    name
+    for name, value in vars(Policy).items()
+    if inspect.isfunction(value) and (name == "__len__" or not name.startswith("_"))
+)
+
+
+def policy_of_name(name: str, inputs: PolicyInputs) -> Policy:
+    """An instance of the class that `module:Class` names; the module is imported.
+
+    Raises:
+        ValidationError: it cannot be imported, or does not follow the protocol `Policy`.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # the module is the operator's: whatever it raises is told
+        allowed = f"module:Class of a policy that can be imported ({error!r})"
+        raise ValidationError("scheduling_policy", name, allowed) from error
+    missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
+    if not isinstance(found, type) or missing:
+        lacks = f"it lacks {', '.join(missing)}" if missing else "it is no class"
+        allowed = f"a class with the methods of jaxserve.scheduling.policies.Policy ({lacks})"
+        raise ValidationError("scheduling_policy", name, allowed)
+    try:
+        inspect.signature(found).bind(inputs)
+    except TypeError as error:
+        allowed = f"a class that is made with one argument, PolicyInputs ({error})"
+        raise ValidationError("scheduling_policy", name, allowed) from error
+    made: Policy = found(inputs)
+    return made

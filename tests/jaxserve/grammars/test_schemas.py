@@ -1,0 +1,135 @@
+"""Schemas in llguidance's words: what is refused, by keyword and place, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.constrained.suite import allows, compiled
+from jaxserve.grammars.notation import in_notation
+from jaxserve.grammars.schemas import LARGEST, SchemaError, lowered
+from jaxserve.grammars.text import grammar_text
+from jaxserve.structured_outputs_params import StructuredOutputsParams
+
+DEFS = {"a/b~": {"items": {"uniqueItems": True}}, "unused": {"not": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"uniqueItems": True}}}, "'uniqueItems', .* '#/properties/a/uniqueI"),
+        ({"$ref": "#/$defs/a~1b~0", "$defs": DEFS}, r"'#/\$defs/a~1b~0/items/uniqueItems'"),
+        ({"$ref": "#/$defs/a%7E1b%7E0", "$defs": DEFS}, "items/uniqueItems"),
+        ({"items": [{}, {"anyOf": [{"not": {}}]}]}, "'#/items/1/anyOf/0/not'"),
+        ({"propertyNames": {"minLength": 1}}, "'properties' or 'patternProperties' can name"),
+        ({"$ref": "#a", "$defs": {"b": {"$anchor": "a", "if": {}}}}, r"'#/\$defs/b/if'"),
+        ({"pattern": "(?=.*[0-9])a"}, r"without look-around.*look-ahead '\(\?='.*'#/pattern'"),
+        ({"pattern": "(?<!a)b"}, "look-behind"),
+        ({"pattern": r"\bword"}, "word boundary"),
+        ({"pattern": r"(a)\1"}, "back-reference"),
+        ({"pattern": "^(?!^[+]*$)a|b"}, "look-ahead"),
+        ({"patternProperties": {"^(?!a)": {}}}, "look-ahead .*'#/patternProperties'"),
+        ({"enum": [[{"a": 2**53 + 1}]]}, "9007199254740993 is at '#/enum'"),
+        ({"const": 2**64}, "below 2"),
+        ({"const": "a\u0001"}, "control characters"),
+        ({"minimum": 2**63}, "a limit from -2"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' .*'#/oneOf'"),
+    ],
+    ids=str,
+)
+def test_what_no_grammar_carries_is_refused_by_keyword_and_place(
+    schema: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SchemaError, match=words):
+        lowered(schema)
+
+
+def test_what_says_nothing_and_what_is_not_referred_to_is_no_reason() -> None:
+    schema: dict[str, Any] = {"uniqueItems": False, "propertyNames": {"type": "string"}}
+    assert lowered({**schema, "$defs": DEFS}) == ({"$defs": DEFS}, "")
+    assert allows(compiled(json={"type": "array", **schema}), "[1,1]")
+    names = {"properties": {"not": {}, "$ref": {}, "$id": {"type": "null"}}}
+    assert allows(compiled(json=names), '{"not":1,"$ref":2,"$id":null}')
+    assert r"look" not in str(lowered({"pattern": r"\(?=[(?=]\\b"}))
+
+
+def test_unknown_formats_are_annotations_of_texts() -> None:
+    schema = {
+        "properties": {
+            "a": {"type": ["string", "null"], "format": "colour\n"},
+            "b": {"type": "integer", "format": "int64"},
+        }
+    }
+    matcher = compiled(json=schema)
+    assert allows(matcher, '{"a":"any","b":1}') and not allows(matcher, '{"a":1}')
+    _, note = lowered(schema)
+    assert note == r"any text passes for format 'colour\n' at '#/properties/a'"
+    _, note = lowered({"items": [{"format": f"x{n}"} for n in range(7)]})
+    assert note.endswith(" and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("format", "right", "wrong"),
+    [
+        ("date", "2024-02-29", "2023-02-29"),
+        ("date", "2000-02-29", "1900-02-29"),
+        ("date", "2023-04-30", "2023-04-31"),
+        ("date-time", "2024-02-29T23:59:59.5+01:00", "2023-02-29T00:00:00Z"),
+        ("date-time", "1998-12-31t23:59:59z", "1998-12-31T22:59:60Z"),
+        ("time", "23:59:59-23:59", "23:59:60Z"),
+        ("hostname", "a.b-c.example", "xn--a"),
+        ("hostname", "a" * 63 + ".b", "a" * 64),
+        ("hostname", ".".join(["abcdefg"] * 31), ".".join(["abcdefg"] * 32)),
+        ("uuid7", "01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac96-474b-bcce-b302099a8057"),
+        ("ipv4interface", "10.0.0.1", "10.0.0.1/"),
+        ("ipv6network", "1:2::7:8/127", "1::2::3"),
+        ("ipvanynetwork", "::/0", "10.0.0.0/129"),
+        ("json-pointer", "/a~1b/", "/a~2"),
+        ("relative-json-pointer", "1/a", "-1/a"),
+        ("base64", "YWI=", "YW="),
+    ],
+)
+def test_formats_are_held(format: str, right: str, wrong: str) -> None:
+    matcher = compiled(json={"format": format, "pattern": "^.*$"})
+    assert allows(matcher, json.dumps(right)) and not allows(matcher, json.dumps(wrong))
+
+
+def test_the_look_ahead_of_a_decimal_is_said_without() -> None:
+    matcher = compiled(json={"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"})
+    assert all(allows(matcher, f'"{text}"') for text in ("19.99", "-.5", "+007", "3."))
+    assert not any(allows(matcher, f'"{text}"') for text in ("", ".", "-", "+.", "1.2.3", "a"))
+
+
+def test_limits_are_not_rounded_outwards() -> None:
+    low, high = 2**53 + 1, 2**60 + 1
+    matcher = compiled(json={"type": "integer", "minimum": low, "maximum": high})
+    assert allows(matcher, str(low + 1)) and allows(matcher, str(high - 1))
+    assert not allows(matcher, str(low - 1)) and not allows(matcher, str(high + 1))
+    for keyword, towards in (("minimum", -1), ("maximum", 1)):
+        edge = compiled(json={"type": "integer", keyword: towards * 2**70})
+        assert allows(edge, str(towards * LARGEST)) and allows(edge, "5")
+
+
+def test_names_are_written_in_one_way() -> None:
+    r"""`"\u0061"` is `"a"`: what is not in `properties` by its spelling would have any value."""
+    matcher = compiled(json={"properties": {"a": {"type": "integer"}}})
+    assert allows(matcher, '{"a":1}') and allows(matcher, r'{"é\n\"":"x"}')
+    assert not allows(matcher, r'{"\u0061":"x"}') and not allows(matcher, '{"a":1,"a":"x"}')
+
+
+def test_options_of_llguidance_are_not_the_clients() -> None:
+    asked = StructuredOutputsParams(json={"x-guidance": {"lenient": True}})
+    text, _ = in_notation(grammar_text(asked))
+    assert json.loads(text)["grammars"][0]["json_schema"]["x-guidance"]["lenient"] is False
+
+
+def test_schemas_of_tags_are_lowered_too() -> None:
+    def tag(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"structures": [{"begin": "<d>", "schema": schema}], "triggers": ["<d"]}
+
+    matcher = compiled(structural_tag=tag({"format": "date"}))
+    assert allows(matcher, 'on <d>"2024-02-29" it') and not allows(matcher, '<d>"2023-02-29"')
+    with pytest.raises(SchemaError, match="'#/uniqueItems'"):
+        compiled(structural_tag=tag({"uniqueItems": True}))
