@@ -167,7 +167,7 @@ class AsyncEngine:
         Raises:
             Whatever loading raised.
         """
-        self._loop = asyncio.get_running_loop()
+        self._use_loop()
         while not self.client.is_ready:
             if self.client.is_dead:
                 raise self.error or EngineDeadError("the engine was shut down while it loaded")
@@ -282,7 +282,7 @@ class AsyncEngine:
         self.client.check_alive()
         if request_id in self._streams:
             raise ValidationError("request_id", request_id, "an id that is not in use")
-        self._loop = asyncio.get_running_loop()
+        self._use_loop()
         stream = self._open_stream(request_id)
         finished = False
         last: RequestOutput | None = None
@@ -309,6 +309,7 @@ class AsyncEngine:
                 if on_drop is not None:
                     on_drop(self.client.num_generated(request_id))
                 self.client.drop(request_id)
+            self._set_timer()  # a deadline is gone with it
             if prepared is not None and self.on_ended is not None:
                 self.on_ended(prepared, last)
 
@@ -340,9 +341,9 @@ class AsyncEngine:
         """
         if not self.is_ready:
             return None
-        self._loop = asyncio.get_running_loop()
+        loop = self._use_loop()
         if self._looking is None:
-            self._looking = self._loop.create_future()
+            self._looking = loop.create_future()
             self.client.look()
         looking = self._looking
         try:
@@ -380,6 +381,13 @@ class AsyncEngine:
             stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
         self.client.close()
         await asyncio.to_thread(self.client.join)
+
+    def _use_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs; what an earlier one was to do is gone with it."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._timer, self._due, self._looking = loop, None, None, None
+        return loop
 
     def _open_stream(self, request_id: str) -> OutputQueue:
         if not self._streams:
@@ -420,15 +428,15 @@ class AsyncEngine:
 
     def _set_timer(self) -> None:
         """Have `_deliver` called when the next deadline has come."""
+        assert self._loop is not None
         due = self.client.next_deadline()
-        if due == self._due:
+        if due == self._due or self._loop.is_closed():
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._due = due
         if due is not None:
-            assert self._loop is not None
             left = max(0.0, due - self._clock.now()) + TIMER_SLACK_S  # a timer may come early
             self._timer = self._loop.call_later(left, self._on_timer)
 

@@ -241,9 +241,8 @@ class MessagingClient(ABC):
         self._processor.add(prepared)
         if turn.timeout is not None:
             self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
-        if self.refuses_late and self.config.server.max_queue_wait < math.inf:
-            most = turn.arrival_time + self.config.server.max_queue_wait
-            self._queue_deadlines.add(request_id, most)
+        if not _compiles(prepared.group):
+            self._queued(request_id)
 
     def next_deadline(self) -> float | None:
         """When `outputs` has to be asked again at the latest, by the clock; None: at no time."""
@@ -309,6 +308,12 @@ class MessagingClient(ABC):
         self._queue_deadlines.discard(request_id)
         self.ledger.ended(request_id)
 
+    def _queued(self, request_id: str) -> None:
+        """A request waits for its first step and for nothing else from now on."""
+        most = self.config.server.max_queue_wait
+        if self.refuses_late and most < math.inf:
+            self._queue_deadlines.add(request_id, self._clock.now() + most)
+
     def _check_id(self, request_id: str) -> None:
         if self._processor.is_live(request_id) or self.ledger.is_admitted(request_id):
             raise ValidationError("request_id", request_id, "an id that is not in use")
@@ -328,7 +333,7 @@ class MessagingClient(ABC):
         most = self.config.server.max_queue_wait
         self._end_sequences(request_id, self._processor.drop(request_id))
         self.metrics.record_refused("max_queue_wait")
-        text = f"no slot became free for the request within {most:g} s"
+        text = f"the request had no first step within {most:g} s"
         self._failures[request_id] = QueueFullError("max_queue_wait", text, most)
 
     @contextmanager
@@ -350,6 +355,9 @@ class MessagingClient(ABC):
             self.history.record(step.step)
         self.metrics.record_step(step)
         name_of, ledger = self._processor.request_of, self.ledger
+        for one in step.compiled:
+            if (name := name_of(one)) is not None and ledger.compiled(name):
+                self._queued(name)
         begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
         for name in begun:
             self._queue_deadlines.discard(name)
@@ -357,13 +365,15 @@ class MessagingClient(ABC):
             if (name := name_of(step.sequence_ids[entry])) is not None:
                 ledger.sequence_ended(name)
         processed = self._processor.process(step)
+        for name in processed.stopped.values():
+            ledger.sequence_ended(name)
         ended_at = None if step.step is None else step.step.fetched
         ledger.stepped(begun, step.stats.num_running, ended_at)
         for output in processed.outputs:
             if output.finished:
                 self._forget(output.request_id)
         if processed.stopped:
-            self._post(Abort(processed.stopped))
+            self._post(Abort([*processed.stopped]))
         self.metrics.record_stats(self._with_own_times(step.stats))
         if step.view is not None:
             self._view = self._with_request_ids(step.view)
@@ -380,10 +390,14 @@ class MessagingClient(ABC):
 
 def _work(group: AddGroup) -> Work:
     turn = group.queueing
-    compiles = group.grammar is not None or group.thoughts is not None
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
-    asked = group.num_output_asked
+    compiles, asked = _compiles(group), group.num_output_asked
     return Work(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
+
+
+def _compiles(group: AddGroup) -> bool:
+    """Whether it waits for its grammar before it is queued."""
+    return group.grammar is not None or group.thoughts is not None
 
 
 def _label(model_name: str) -> str:

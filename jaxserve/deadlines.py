@@ -38,8 +38,10 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """When `due` has something to say, or may have: the first request may have ended."""
-        return self._heap[0][0] if self._times else None
+        """When `due` has something to say; None: at no time."""
+        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
     def __bool__(self) -> bool:
         return bool(self._times)

@@ -269,6 +269,8 @@ class StepOutput:
         page_waits: of sequences that got a slot in the step dispatched last, the seconds that each
             waited for KV pages.
         view: of the engine after the step; None unless somebody wants to look.
+        compiled: sequences that were queued since the last output, after they had waited for their
+            grammar; of a group its first.
     """
 
     kind: ClassVar[str] = "output"
@@ -286,6 +288,7 @@ class StepOutput:
     step: StepRecord | None = None
     page_waits: list[float] = field(default_factory=list)
     view: EngineView | None = None
+    compiled: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:

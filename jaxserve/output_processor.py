@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 class Processed(NamedTuple):
     """What one step means to the callers, and to the engine.
 
-    `stopped` are sequences that met a stop string, or an error: the engine must abort them.
+    `stopped` are sequences that met a stop string, or an error, and the request of each: the engine
+    must abort them.
     """
 
     outputs: list[RequestOutput]
-    stopped: list[str]
+    stopped: dict[str, str]
 
 
 class Unfinished(NamedTuple):
@@ -99,7 +100,7 @@ class OutputProcessor:
         """Take in one step's tokens."""
         self._clock.begin_text()
         outputs: list[RequestOutput] = []
-        stopped: list[str] = []
+        stopped: dict[str, str] = {}
         failed = list(step.failed)
         now = self._clock.now()
         self._take_schedule(step)
@@ -117,7 +118,7 @@ class OutputProcessor:
                 continue
             num_tokens += 1
             if stops:
-                stopped.append(sequence_id)
+                stopped[sequence_id] = found[0].request_id
             if output is not None:
                 output.embedding = step.embeddings.get(sequence_id)
                 outputs.append(output)
@@ -129,8 +130,9 @@ class OutputProcessor:
         for sequence_id in failed:
             found = self._by_sequence.get(sequence_id)
             if found is not None:
-                output, sequences = self.abort(found[0].request_id, finish=ERROR)
-                stopped += sequences
+                request_id = found[0].request_id
+                output, sequences = self.abort(request_id, finish=ERROR)
+                stopped.update(dict.fromkeys(sequences, request_id))
                 if output is not None:
                     outputs.append(output)
         self._metrics.record_tokens(num_tokens, last_times, now)

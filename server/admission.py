@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from jaxserve.scheduling.ledger import Entry
@@ -16,10 +16,6 @@ from server.errors import ApiError
 from server.keys import KeyRing, address_name
 from server.protocol.requests import is_request_id
 
-# Whose requests wait for the engine.
-PATHS = frozenset(
-    {b"/v1/completions", b"/v1/chat/completions", b"/v1/responses", b"/v1/embeddings"}
-)
 # A request with one of these is answered by the application, which knows what to say to it, or
 # whose it is.
 OTHERS = frozenset({b"expect", b"origin", b"upgrade", b"x-forwarded-for"})
@@ -38,6 +34,7 @@ class Admission:
     Args:
         refusal: what the next request of a client is told; None lets it in.
         enter: lets a request of a client in.
+        paths: whose requests wait for the engine, see `engine_paths`.
         keys: tell clients apart; None: their addresses do.
         serves: whether any request is let in; if not, the application says why.
     """
@@ -46,11 +43,12 @@ class Admission:
         self,
         refusal: Callable[[str], ApiError | None],
         enter: Callable[[str], Entry],
+        paths: Mapping[bytes, str],
         keys: KeyRing | None = None,
         serves: Callable[[], bool] = lambda: True,
     ):
         self._refusal, self._serves, self._keys = refusal, serves, keys
-        self._enter = enter
+        self._enter, self._paths = enter, paths
 
     def look(
         self, method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]], address: str
@@ -62,7 +60,8 @@ class Admission:
             headers: names in lower case.
             address: of the client; "" of a Unix socket.
         """
-        if method != b"POST" or url.partition(b"?")[0] not in PATHS:
+        path = self._paths.get(url.partition(b"?")[0]) if method == b"POST" else None
+        if path is None:
             return None
         headers, given = list(headers), b""
         for name, value in headers:
@@ -82,7 +81,7 @@ class Admission:
         error = self._refusal(client)
         if error is None:
             return self._enter(client)
-        body = json.dumps(error.body(), separators=(",", ":")).encode()
+        body = json.dumps(error.body(path), separators=(",", ":")).encode()
         lines = [b"%b: %b\r\n" % (n.lower().encode(), v.encode()) for n, v in error.headers.items()]
         is_harmless = given and is_request_id(given.decode("latin-1"))
         lines.append(

@@ -69,8 +69,13 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """The JSON body of the response, or of an error event in a stream."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON body of the response, in the shape that clients of a path expect.
+
+        That of OpenAI's is also the one of an error event in a stream.
+        """
+        if is_anthropic(path):
+            return anthropic_error(self.status, self.message)
         return {
             "error": {
                 "message": self.message,
@@ -82,10 +87,7 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """The response, in the shape that clients of a path expect."""
-        body = self.body()
-        if is_anthropic(path):
-            body = anthropic_error(self.status, self.message)
-        return JSONResponse(body, status_code=self.status, headers=self.headers)
+        return JSONResponse(self.body(path), status_code=self.status, headers=self.headers)
 
 
 class ClientDisconnected(Exception):

@@ -34,6 +34,7 @@ from server.commands.parser_flags import parsers
 from server.commands.socket_flags import listen_at, tls
 from server.commands.surface_flags import options
 from server.descriptors import Descriptors
+from server.engine_route import engine_paths
 from server.http_protocol import connection_class
 from server.listening import BACKLOG, as_many, listen
 from server.logs import log_config
@@ -105,7 +106,8 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         has_page=args.page,
     )
     service = app.state.service
-    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
+    paths = engine_paths(app.routes, service.options.root_path)
+    admission = Admission(service.refusal, service.enter, paths, service.keys, service.serves)
     settings = uvicorn.Config(
         app,
         http=protocol.limited(limits, admission, descriptors),

@@ -169,8 +169,7 @@ class Engine:
         if self._to_abort:
             self._abort_some()
         clock, scheduler = self._clock, self.scheduler
-        if self._compiling:
-            self._add_compiled()
+        compiled = self._add_compiled() if self._compiling else []
         dispatched = self._begin_step()
         if (
             dispatched is None
@@ -223,6 +222,7 @@ class Engine:
             clock.last,
             clock.take_page_waits(),
             self._take_view() if self._is_watched else None,
+            compiled,
         )
         return self.outbox.seal(output)
 
@@ -274,16 +274,19 @@ class Engine:
         self.runner.close()
         gc.unfreeze()  # `load_engine` froze what was alive then
 
-    def _add_compiled(self) -> None:
-        """Queue the requests whose grammars are ready; idle, wait for one."""
+    def _add_compiled(self) -> list[str]:
+        """Queue the requests whose grammars are ready, by first sequence; idle, wait for one."""
         idle = not self.scheduler.has_unfinished and self._in_flight is None
+        queued = []
         for added, grammar, aborted, budget in self._compiling.take(
             COMPILE_WAIT_S if idle else 0.0
         ):
             self._add_or_fail(added, grammar, budget)
             self._to_abort += aborted
+            queued.append(added.sequence_ids[0])
         if self._to_abort:
             self._abort_some()
+        return queued
 
     def _add_or_fail(
         self,

@@ -21,7 +21,8 @@ FIRST = -(2**63)  # the priority that goes before all others
 MOST_TOKENS = 2**31  # of a prompt, longer than any
 # A request that two plans have passed over waits for want of room, not for the step in flight.
 PASSED_OVER = 2
-# Seconds after which a measured rate counts e times less; of measurement, before it says anything.
+# Seconds after which what slots did counts e times less, where no longer wait is allowed; seconds
+# of all slots that have to be known before they say anything.
 MEMORY_S, LEAST_S = 3.0, 0.5
 # A client below its share of a full queue is let in, up to so many times the queue's limit.
 OVERFLOW = 2
@@ -35,7 +36,7 @@ class Work(NamedTuple):
         num_prompt: tokens of its prompt.
         sequences: that continue the prompt.
         priority: see `Queueing.priority`.
-        compiles: it waits for its grammar first, which says nothing of the queue.
+        compiles: it waits for its grammar first, and is in no queue until then.
         num_output: see `Request.num_output_asked`.
     """
 
@@ -50,11 +51,13 @@ class Work(NamedTuple):
 class _Admitted:
     """A request that was admitted and has not ended."""
 
-    __slots__ = ("rank", "sequences", "since", "waits", "work")
+    __slots__ = ("compiles", "rank", "sequences", "since", "waits", "work")
 
     def __init__(self, work: Work, rank: int, since: int):
         self.work, self.rank, self.since = work, rank, since
-        self.sequences = work.sequences  # that have not ended
+        self.compiles = work.compiles  # still
+        # that want a slot or have one
+        self.sequences = 0 if work.compiles else work.sequences
         self.waits = True  # for its first step
 
 
@@ -68,7 +71,7 @@ class _Account:
         self.admitted = 0  # requests that have not ended
         self.waiting = 0  # admitted requests without a first step
         self.tokens = 0  # of the prompts of these
-        self.sequences = 0  # of all admitted requests, running or not
+        self.sequences = 0  # of all admitted requests: those that want a slot or have one
         self.waiting_by_rank = Counter[int]()  # sequences of requests without a first step
 
     @property
@@ -126,9 +129,9 @@ class Ledger:
         self._serves_by_arrival = ranks[0] == ranks[1]
         self._accounts: dict[str, _Account] = {}
         self._admitted: dict[str, _Admitted] = {}  # by request id
-        self._waiting: dict[
-            str, None
-        ] = {}  # of these, those without a first step, the oldest first
+        # of these, those without a first step, and the others and when that was; the oldest first
+        self._waiting: dict[str, None] = {}
+        self._begun: dict[str, float] = {}
         self.num_entering = 0
         self._tokens = 0  # of prompts that wait
         self._sequences = 0
@@ -136,9 +139,11 @@ class Ledger:
         self._last_step = 0.0
         self._capacity = self._slots  # sequences that run at once
         self._behind = 0.0  # seconds from a step's end until this process has heard of it
-        # of the time in which sequences waited for a slot: how long, and how many slots were freed
-        self._seconds = self._freed = 0.0
-        self._newly_freed = 0
+        # of late: for how many seconds slots were held, all of them added, and how many were freed
+        self._held = self._freed = 0.0
+        self._told = 0.0  # up to when these tell
+        longest = config.server.max_queue_wait
+        self._memory = max(MEMORY_S, longest) if longest < math.inf else MEMORY_S
 
     @property
     def num_waiting(self) -> int:
@@ -175,26 +180,36 @@ class Ledger:
             rank = self._policy.rank(work.num_prompt, work.priority, work.num_output)
             self._admitted[request_id] = one = _Admitted(work, rank, self._num_steps)
             self._waiting[request_id] = None
-            account = self._account(work.client)
-            account.admitted += 1
-            account.sequences += work.sequences
-            self._sequences += work.sequences
+            self._account(work.client).admitted += 1
+            self._count_sequences(one, one.sequences)
             self._count_waiting(one, 1)
 
     def is_admitted(self, request_id: str) -> bool:
         """Whether a request was admitted and has not ended."""
         return request_id in self._admitted
 
+    def compiled(self, request_id: str) -> bool:
+        """A request waits for its grammar no more; False if it did not wait for one."""
+        one = self._admitted.get(request_id)
+        if one is None or not one.compiles:
+            return False
+        self._count_waiting(one, -1)
+        one.compiles, one.since, one.sequences = False, self._num_steps, one.work.sequences
+        self._count_waiting(one, 1)
+        self._count_sequences(one, one.sequences)
+        return True
+
     def ended(self, request_id: str) -> None:
         """All sequences of a request have ended, or it was never sent; unknown ones are let be."""
         one = self._admitted.pop(request_id, None)
         if one is None:
             return
+        freed = 0 if one.waits else one.sequences
+        self._count_sequences(one, -one.sequences)
+        self._freed += min(freed, self._capacity)  # of a large group few have a slot
         if one.waits:
             self._begin(request_id, one)
-        else:
-            self._newly_freed += one.sequences
-        self._count_sequences(one, one.sequences)
+        del self._begun[request_id]
         self._accounts[one.work.client].admitted -= 1
         self._tidy(one.work.client)
 
@@ -205,8 +220,8 @@ class Ledger:
             if one.waits:
                 self._begin(request_id, one)
             one.sequences -= 1
-            self._newly_freed += 1
-            self._count_sequences(one, 1)
+            self._count_sequences(one, -1)
+            self._freed += 1
 
     def stepped(self, begun: Iterable[str], num_running: int, ended_at: float | None) -> None:
         """The engine has run or planned a step.
@@ -216,30 +231,26 @@ class Ledger:
             num_running: sequences with a slot.
             ended_at: when the step ended, by the clock; None: none has run.
         """
-        now = self._clock()
+        now = self._catch_up()
         for request_id in begun:
             one = self._admitted.get(request_id)
             if one is not None and one.waits:
+                self.compiled(request_id)
                 self._begin(request_id, one)
-        if self._has_backlog:
-            seconds = now - self._last_step
-            keep = math.exp(-seconds / MEMORY_S)
-            self._seconds = self._seconds * keep + seconds
-            self._freed = self._freed * keep + self._newly_freed
-        self._newly_freed = 0
         self._num_steps += 1
         self._last_step = now
         if ended_at is not None:
             self._behind = max(0.0, now - ended_at)
         queued = (self._admitted[name] for name in self._waiting)
-        oldest = next((one for one in queued if not one.work.compiles), None)
+        oldest = next((one for one in queued if not one.compiles), None)
         is_passed_over = oldest is not None and self._num_steps - oldest.since > PASSED_OVER
         # where pages or prompt tokens are short, fewer run than there are slots
         self._capacity = max(1, num_running) if is_passed_over else self._slots
 
     def restarted(self) -> None:
-        """Another engine begins: how long there was none says nothing of the queue."""
-        self._last_step = self._clock()
+        """Another engine begins: what the slots of the last one did says nothing of its own."""
+        self._last_step = self._catch_up()
+        self._held = self._freed = 0.0
         self._capacity, self._behind = self._slots, 0.0
         for request_id in self._waiting:
             self._admitted[request_id].since = 0
@@ -249,11 +260,14 @@ class Ledger:
         """Seconds until a request that comes now has its first step; 0 before anything is known.
 
         The sequences that its client has beyond its share wait for as many slots to become free;
-        requests of a greater rank do not go before it.
+        requests of a greater rank do not go before it. A slot is held for as long as slots were of
+        late, and nothing waits while one is free.
         """
-        behind = 2 * self._behind if self._clock() - self._last_step < LEAST_S else 0.0
+        now = self._catch_up()
+        behind = 2 * self._behind if now - self._last_step < LEAST_S else 0.0
         entering = self.num_entering if self._serves_by_arrival else 0
-        if self._sequences + entering < self._capacity or self._seconds < LEAST_S:
+        is_known = self._held >= LEAST_S * self._capacity
+        if self._sequences + entering < self._capacity or not is_known:
             return behind
         level = self._level(client)
         ahead = 0
@@ -264,8 +278,9 @@ class Ledger:
         excess = ahead + 1 - level
         if excess <= 0:
             return behind
-        seconds_per_slot = self._seconds / max(self._freed, 1.0)
-        return behind + excess * seconds_per_slot * self._capacity / level
+        # where few have ended of late, those that run are taken to be half done
+        most = 2 * max(MEMORY_S, now - next(iter(self._begun.values()), now))
+        return behind + excess * min(self._held / max(self._freed, 1.0), most) / level
 
     def count_entering(self, client: str, change: int) -> None:
         """So many more requests of a client have arrived and are not admitted."""
@@ -273,9 +288,18 @@ class Ledger:
         self.num_entering += change
         self._tidy(client)
 
-    @property
-    def _has_backlog(self) -> bool:
-        return self._sequences > self._capacity
+    def _catch_up(self) -> float:
+        """Count for how long slots were held until now, which is returned, and forget as much.
+
+        Called before anything changes that says how many are held.
+        """
+        now = self._clock()
+        kept = math.exp((self._told - now) / self._memory)
+        held = min(self._sequences, self._capacity)
+        self._held = self._held * kept + held * self._memory * (1 - kept)
+        self._freed *= kept
+        self._told = now
+        return now
 
     def _level(self, client: str) -> float:
         """Slots that each client may have, if it wants as many, `client` counted (max-min)."""
@@ -336,6 +360,7 @@ class Ledger:
         self._count_waiting(one, -1)
         one.waits = False
         del self._waiting[request_id]
+        self._begun[request_id] = self._told
 
     def _count_waiting(self, one: _Admitted, change: int) -> None:
         account = self._accounts[one.work.client]
@@ -346,6 +371,7 @@ class Ledger:
         if not account.waiting_by_rank[one.rank]:
             del account.waiting_by_rank[one.rank]
 
-    def _count_sequences(self, one: _Admitted, ended: int) -> None:
-        self._accounts[one.work.client].sequences -= ended
-        self._sequences -= ended
+    def _count_sequences(self, one: _Admitted, change: int) -> None:
+        self._catch_up()
+        self._accounts[one.work.client].sequences += change
+        self._sequences += change

@@ -7,13 +7,13 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.sampling_params import SamplingParams
 from server.answering import answer
 from server.answers import Answer, Piece
+from server.engine_route import EngineRoute
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from server.reasoning.counting import ThoughtCounter
@@ -184,4 +184,4 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
         )
 
 
-ROUTES = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+ROUTES = [EngineRoute("/v1/chat/completions", create_chat_completion)]

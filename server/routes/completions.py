@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from jaxserve.outputs import CompletionOutput
 from server.answering import answer
 from server.answers import Answer, Piece
+from server.engine_route import EngineRoute
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.logprobs import Position, completion_logprobs, prompt_logprobs
 from server.protocol.responses import Repeated
@@ -128,4 +128,4 @@ class Completions(Answer[CompletionRequest]):
         )
 
 
-ROUTES = [Route("/v1/completions", create_completion, methods=["POST"])]
+ROUTES = [EngineRoute("/v1/completions", create_completion)]

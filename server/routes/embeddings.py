@@ -10,12 +10,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from jaxserve.inputs import PreparedRequest
 from jaxserve.outputs import RequestOutput
 from server.answering import answer
 from server.answers import QUICK_ENTRIES, check_served
+from server.engine_route import EngineRoute
 from server.errors import ApiError
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.named import named
@@ -138,4 +138,4 @@ def _vector(output: RequestOutput, body: EmbeddingRequest) -> list[float] | str:
     return base64.b64encode(numbers.tobytes()).decode("ascii")
 
 
-ROUTES = [Route("/v1/embeddings", create_embeddings, methods=["POST"])]
+ROUTES = [EngineRoute("/v1/embeddings", create_embeddings)]

@@ -7,10 +7,10 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
 from server.answering import answer_as
+from server.engine_route import EngineRoute
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
@@ -38,4 +38,4 @@ def _kind(given: Mapping[str, Any]) -> tuple[Any, Any]:
     raise ValidationError("messages", "..." if asked else None, f"one of {', '.join(_KINDS)}")
 
 
-ROUTES = [Route("/invocations", invoke, methods=["POST"])]
+ROUTES = [EngineRoute("/invocations", invoke)]

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from server.answering import answer
+from server.engine_route import EngineRoute
 from server.errors import ApiError
 from server.parts import Begun, Grown, Kind, Part, Step
 from server.parts_answer import PartsAnswer
@@ -138,6 +139,6 @@ async def count_tokens(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/v1/messages", create_message, methods=["POST"]),
+    EngineRoute("/v1/messages", create_message),
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
 ]

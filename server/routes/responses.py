@@ -12,12 +12,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
 from server.answering import answer
 from server.answers import Piece
 from server.body import QUICK_BYTES
+from server.engine_route import EngineRoute
 from server.errors import ApiError, as_api_error
 from server.parts import Begun, Ended, Grown, Kind, Part, Step
 from server.parts_answer import PartsAnswer
@@ -367,4 +367,4 @@ def _earlier(service: Service, name: str | None, request: Request) -> bytes:
     return kept.messages
 
 
-ROUTES = [Route("/v1/responses", create_response, methods=["POST"])]
+ROUTES = [EngineRoute("/v1/responses", create_response)]

@@ -18,11 +18,14 @@ from jaxserve.client import EngineClient, LocalClient
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
 from jaxserve.loading import Loaded, load_engine
-from jaxserve.messages import Abort, AddGroup, Message
+from jaxserve.messages import Abort, AddGroup, FirstStep, Message, StepOutput
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.output_processor import OutputProcessor
+from jaxserve.request import End, FinishReason
 from jaxserve.thread_client import ThreadClient
+from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.jaxserve.codec import decode, encode
+from tests.jaxserve.test_deadlines import make_client, stub_engine
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +229,26 @@ def test_metrics_name_a_model_and_no_path(config, tmp_path) -> None:
     assert label(model=str(tmp_path / "my-model")) == "my-model"
     assert label(model="owner/name") == "owner/name"
     assert label(model=str(tmp_path / "my-model"), served_model_name=("a", "b")) == "a"
+
+
+def test_a_sequence_that_meets_a_stop_string_leaves_the_ledger() -> None:
+    """Before the others of its request have ended: its slot is free."""
+    told: list[StepOutput] = []
+    client = make_client(tokenizer=Tokenizer(bundled_model_path()))
+    client.engine = stub_engine(told)
+    text, stop = (client.tokenizer.encode(one)[-1] for one in "ae")
+    params = SamplingParams(n=3, max_tokens=15, stop=["e"])
+    prepared = client.prepare([1, 2, 3], params, "r")
+    client.add(prepared)
+    ids, stats = prepared.group.sequence_ids, client.stats()
+    first = {ids[0]: FirstStep(0.0, None, 0)}
+    told.append(StepOutput(ids, [text, text, text], {}, {}, {}, {}, first, {}, stats))
+    told.append(StepOutput(ids, [text, stop, text], {}, {}, {}, {}, {}, {}, stats))
+    # one by a stop string, one by its length, and one by both
+    end = End(FinishReason.LENGTH, None)
+    told.append(StepOutput(ids[::2], [text, stop], {0: end, 1: end}, {}, {}, {}, {}, {}, stats))
+    counts = []
+    while told:
+        client.outputs()
+        counts.append(client.ledger._sequences)
+    assert counts == [3, 2, 0] and not client.ledger.is_admitted("r")

@@ -155,6 +155,7 @@ def run(
     tokens: dict[str, list[int]] = {}
     found: dict[str, list[Hypothesis]] = {}
     calls = 0
+    compiled: list[str] = []
     while engine.has_work:
         calls += 1
         assert calls < 3000
@@ -163,9 +164,18 @@ def run(
         for name, token in zip(step.sequence_ids, step.tokens):
             tokens.setdefault(name, []).append(token)
         found |= step.beams
+        compiled += step.compiled
+        assert not {one.sequence_ids[0] for one in groups if _compiles(one)} & (
+            step.first_steps.keys() - set(compiled)
+        ), "it is told before the first step is"
         scheduler.check_integrity()
     assert not scheduler.pages.pool.num_used
+    assert sorted(compiled) == sorted(one.sequence_ids[0] for one in groups if _compiles(one))
     return tokens, found, calls
+
+
+def _compiles(added: AddGroup) -> bool:
+    return added.grammar is not None or added.thoughts is not None
 
 
 def text(tokens: list[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,16 @@ from jaxserve import SamplingParams
 from jaxserve.client import LocalClient
 from jaxserve.deadlines import TIDY, Deadlines
 from jaxserve.errors import QueueFullError, ValidationError
+from jaxserve.messages import Inbox, Outbox, StepOutput
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
 from jaxserve.request import Queueing
+from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.jaxserve.test_messages import PAGE_SIZE, SLOTS, VOCAB, make_engine
 from tests.resolved_config import resolved_config
+
+TAGS = Thoughts("<t>", "</t>", is_open=True)
 
 
 class Clock:
@@ -30,7 +36,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     yield clock
 
 
-def make_client(**settings: Any) -> LocalClient:
+def make_client(
+    kind: type[LocalClient] = LocalClient, tokenizer: Tokenizer | None = None, **settings: Any
+) -> LocalClient:
     """A client of an engine on the device in pure Python, three slots and 44 tokens of pages."""
     config = resolved_config(max_model_len=24, max_num_seqs=SLOTS, block_size=PAGE_SIZE, **settings)
     model = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=())
@@ -38,10 +46,22 @@ def make_client(**settings: Any) -> LocalClient:
         engine=make_engine(),
         config=config,
         model_config=model,
-        tokenizer=None,
+        tokenizer=tokenizer,
         page_bytes=PAGE_SIZE,
     )
-    return LocalClient(loaded)
+    return kind(loaded)
+
+
+def stub_engine(told: list[StepOutput]) -> Any:
+    """What says so much in its steps, whatever it is sent."""
+    outbox = Outbox()
+    return SimpleNamespace(
+        handle=lambda message: None,
+        step=lambda: outbox.seal(told.pop(0)),
+        stats=make_engine().stats,
+        inbox=Inbox(),
+        outbox=outbox,
+    )
 
 
 def add(client: LocalClient, name: str, size: int, timeout: float | None, n: int = 1) -> None:
@@ -155,3 +175,68 @@ def test_a_client_refuses_and_counts_what_the_queue_has_no_room_for(clock: Clock
     client.outputs()
     client.check_room(2)
     assert sorted(finish(client)) == ["0", "2"]
+
+
+class Waiting(LocalClient):
+    """It ends requests that have waited for too long, as a server's client does."""
+
+    refuses_late = True
+
+
+def test_a_wait_counts_from_the_queue_and_not_from_the_request_s_arrival(clock: Clock) -> None:
+    client = make_client(Waiting, max_queue_wait=1.0)
+    clock.now = 104.0  # they came at 100 and have been tokenised for four seconds
+    for name in "012":
+        add(client, name, 3, None)
+    client.outputs()
+    add(client, "3", 3, None)
+    assert client.next_deadline() == 105.0
+    clock.now = 104.9
+    client.outputs()
+    assert not client.take_failures() and client.ledger.is_admitted("3")
+    clock.now = 105.0
+    client.outputs()
+    (failure,) = client.take_failures().values()
+    assert "the request had no first step within 1 s" in str(failure)
+    assert isinstance(failure, QueueFullError) and not client.ledger.is_admitted("3")
+    assert client.next_deadline() is None
+
+
+def test_the_wait_for_a_grammar_is_none_for_the_queue(clock: Clock) -> None:
+    client = make_client(Waiting, max_queue_wait=1.0)
+    told: list[StepOutput] = []
+    client.engine = stub_engine(told)
+    params = SamplingParams(max_tokens=15, detokenize=False)
+    plain = client.prepare([1, 2, 3], params, "0", Queueing(100.0))
+    for group in (replace(plain.group, grammar="start: x"), replace(plain.group, thoughts=TAGS)):
+        name, first = group.sequence_ids[0], {"stats": client.stats()}
+        client.add(replace(plain, group=group))
+        assert client.next_deadline() is None and client.ledger._sequences == 0
+        clock.now += 50.0
+        told.append(StepOutput([], [], {}, {}, {}, {}, {}, {}, **first, compiled=["other", name]))
+        client.outputs()
+        assert client.next_deadline() == clock.now + 1.0 and client.ledger._sequences == 1
+        due, clock.now = clock.now + 1.0, clock.now + 0.5
+        told.append(StepOutput([], [], {}, {}, {}, {}, {}, {}, **first, compiled=[name]))
+        client.outputs()
+        assert client.next_deadline() == due, "once: another engine compiles it again"
+        clock.now = due
+        told.append(StepOutput([], [], {}, {}, {}, {}, {}, {}, **first))
+        client.outputs()
+        assert list(client.take_failures()) == ["0"]
+
+
+@pytest.mark.parametrize("times", [[5.0, 7.0, 9.0], [9.0, 7.0, 5.0]])
+def test_the_next_time_is_that_of_a_request_that_lives(times: list[float]) -> None:
+    deadlines = Deadlines()
+    for name, time in zip("abc", times):
+        deadlines.add(name, time)
+    deadlines.add("d", 6.0)
+    deadlines.add("d", 8.0)  # another of the same id
+    deadlines.discard("abc"[times.index(5.0)])
+    assert deadlines.next == 7.0 and deadlines.due(6.9) == []
+    deadlines.discard("b")
+    assert deadlines.next == 8.0
+    for name in "abcd":
+        deadlines.discard(name)
+    assert deadlines.next is None

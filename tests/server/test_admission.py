@@ -9,19 +9,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from jaxserve.errors import QueueFullError
 from jaxserve.scheduling.ledger import Entry, Ledger
 from server.admission import Admission, Refused
 from server.app import create_app
 from server.connection import Connection
+from server.engine_route import engine_paths
 from server.keys import ApiKey
 from server.limits import Limits
+from server.options import Options
 from tests.resolved_config import resolved_config
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import HEAD, answer, check_error, serving
 from tests.server.test_many_connections import connect, post
 
+PATHS = {b"/v1/completions": "/v1/completions"}
 FULL = QueueFullError("max_queue_wait", "the predicted wait is 1.2 s", 1.2)
 
 
@@ -46,7 +51,7 @@ def port(engine: FakeEngine, asked: list[str]) -> Iterator[int]:
         await app(scope, receive, send)
 
     engine.service = service = app.state.service  # type: ignore[attr-defined]
-    admission = Admission(service.refusal, service.enter)
+    admission = Admission(service.refusal, service.enter, engine_paths(app.routes))
     with serving(watched, Connection.limited(Limits(idle_timeout=1), admission)) as port:
         yield port
 
@@ -173,6 +178,38 @@ def test_an_engine_that_is_not_ready_is_the_applications(engine: FakeEngine) -> 
     assert service.refusal("") is None
 
 
+def test_every_route_that_has_the_engine_work_is_judged_by_its_heads() -> None:
+    """Each asks for room in the queue before its body is read: the others have no use for it."""
+    engine = FakeEngine()
+    app = create_app(engine, options=Options(has_control_routes=True))
+    posts = [one for one in app.routes if isinstance(one, Route) and "POST" in (one.methods or ())]
+    asking = set()
+    with TestClient(app, raise_server_exceptions=False) as client:
+        for route in posts:
+            engine.rooms.clear()
+            client.post(route.path.replace("{response_id}", "resp_1"), json={})
+            if engine.rooms:
+                asking.add(route.path)
+    assert {"/v1/messages", "/invocations"} < asking and len(posts) > len(asking)
+    assert set(engine_paths(app.routes).values()) == asking
+
+
+def test_paths_are_judged_behind_a_root_path_too() -> None:
+    engine = FakeEngine()
+    app = create_app(engine, options=Options(root_path="/api"))
+    service, paths = app.state.service, engine_paths(app.routes, "/api")
+    admission = Admission(service.refusal, service.enter, paths)
+    engine.refusal = FULL
+    for root in (b"", b"/api"):
+        told = admission.look(b"POST", root + b"/v1/completions?a=b", JSON_HEADERS, "10.0.0.1")
+        assert isinstance(told, Refused) and json.loads(told.body)["error"]["code"] == 503
+        told = admission.look(b"POST", root + b"/v1/messages", JSON_HEADERS, "10.0.0.1")
+        assert isinstance(told, Refused)
+        assert json.loads(told.body)["error"]["type"] == "overloaded_error", "Anthropic's shape"
+    for url in (b"/api/v1/models", b"/other/v1/completions", b"/v1/messages/count_tokens"):
+        assert admission.look(b"POST", url, JSON_HEADERS, "10.0.0.1") is None
+
+
 JSON_HEADERS = [(b"content-type", b"application/json")]
 
 
@@ -183,7 +220,7 @@ def look(admission: Admission, *more: tuple[bytes, bytes], address: str = "10.0.
 def test_clients_are_judged_apart() -> None:
     engine = FakeEngine(max_num_queued_reqs=2)
     service = create_app(engine).state.service
-    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
+    admission = Admission(service.refusal, service.enter, PATHS, service.keys, service.serves)
     for _ in range(2):
         look(admission).arrive()
     assert isinstance(look(admission), Refused)
@@ -197,7 +234,7 @@ def test_clients_are_judged_apart() -> None:
 def test_keys_tell_clients_apart_and_none_is_the_applications() -> None:
     engine = FakeEngine(max_num_queued_reqs=1)
     service = create_app(engine, api_keys=[ApiKey("a", "a"), ApiKey("b", "b")]).state.service
-    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
+    admission = Admission(service.refusal, service.enter, PATHS, service.keys, service.serves)
     look(admission, (b"authorization", b"Bearer a")).arrive()
     assert isinstance(look(admission, (b"x-api-key", b"a")), Refused)
     assert isinstance(look(admission, (b"authorization", b"bearer b")), Entry)

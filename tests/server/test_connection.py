@@ -18,6 +18,7 @@ from server import connection
 from server.admission import Admission
 from server.app import create_app
 from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connection
+from server.engine_route import engine_paths
 from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 
@@ -205,7 +206,8 @@ def refusing(limits: Limits = Limits()) -> Iterator[int]:  # noqa: B008
     engine.refusal = QueueFullError("max_num_queued_reqs", "full", 1.0)
     app = create_app(engine, limits=limits)
     service = app.state.service
-    admission = Admission(service.refusal, service.enter, service.keys, service.serves)
+    paths = engine_paths(app.routes)
+    admission = Admission(service.refusal, service.enter, paths, service.keys, service.serves)
     with serving(app, Connection.limited(limits, admission)) as port:
         yield port
 

@@ -103,6 +103,7 @@ OUTPUT = StepOutput(
     ),
     step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8, 9),
     page_waits=[0.0, 0.25],
+    compiled=["7.0"],
 )
 CONFIG = EngineConfig(model="m", hf_overrides={"a": [1, {"b": 2}]}, served_model_name=("x", "y"))
 ALL: list[Body] = [

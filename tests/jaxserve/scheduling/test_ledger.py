@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import QueueFullError
-from jaxserve.scheduling.ledger import Ledger, Work
+from jaxserve.scheduling.ledger import MEMORY_S, Ledger, Work
 from tests.resolved_config import resolved_config
 
 SLOTS = 4
@@ -28,6 +28,14 @@ class Bench:
         self.count += 1
         name = f"r{self.count}"
         self.ledger.admit({name: Work(client, fields.pop("num_prompt", 5), **fields)})
+        return name
+
+    def admit_anyway(self, **fields: Any) -> str:
+        """A request that came in before it was known how long it would wait."""
+        ledger = self.ledger
+        held, ledger._held = ledger._held, 0.0
+        name = self.admit(**fields)
+        ledger._held = held
         return name
 
     def refused(self, client: str = "", **fields: Any) -> str | None:
@@ -142,16 +150,125 @@ def test_a_head_counts_when_its_body_is_there_and_once() -> None:
     bench.ledger.check(requests=2)
 
 
-def test_nothing_is_predicted_before_sequences_had_to_wait_for_slots() -> None:
+def test_nothing_is_predicted_before_slots_were_held_for_a_while() -> None:
     bench = Bench(max_queue_wait=1.0)
-    for _ in range(100):
-        name = bench.admit(num_prompt=10**6)
-        bench.step(name, running=1, seconds=10.0)
-        bench.ledger.ended(name)
-    assert bench.refused() is None, "an engine that is given little frees few slots"
     for _ in range(500):
         assert bench.refused() is None
         bench.admit()
+
+
+def test_what_ends_without_a_queue_tells_how_long_a_slot_is_held() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    for _ in range(10):
+        names = [bench.admit() for _ in range(SLOTS - 1)]
+        bench.step(*names, running=SLOTS - 1, seconds=0.0)
+        assert bench.ledger.predicted_wait("", 0) == 0, "a slot is free"
+        bench.step(running=SLOTS - 1, seconds=2.0)
+        for name in names:
+            bench.ledger.ended(name)
+    for _ in range(SLOTS):
+        bench.admit()
+    assert bench.ledger.predicted_wait("", 0) == pytest.approx(2.0 / SLOTS, rel=0.3)
+    let_in = 0
+    while bench.refused() is None:
+        bench.admit()
+        let_in += 1
+    assert let_in in (1, 2)
+
+
+def test_what_slots_did_is_forgotten_whether_or_not_there_are_steps() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    left = bench.crawl(2.0)
+    assert bench.refused() == "max_queue_wait"
+    for name in left:
+        bench.ledger.ended(name)
+    bench.now += 3.0
+    names = [bench.admit() for _ in range(SLOTS)]
+    assert bench.ledger.predicted_wait("", 0) > 0, "it is known still"
+    for name in names:
+        bench.ledger.ended(name)
+    bench.now += 20.0
+    for _ in range(100):
+        assert bench.refused() is None
+        bench.admit()
+
+
+def test_time_without_work_is_no_time_that_slots_were_held() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    for name in bench.crawl(0.1):
+        bench.ledger.ended(name)
+    bench.now += 3600.0
+    names = [bench.admit() for _ in range(SLOTS * 5)]
+    bench.step(*names[:SLOTS], seconds=0.1)
+    assert bench.ledger.predicted_wait("", 0) == 0, "nothing is known of now"
+    for _ in range(28):
+        bench.step(seconds=0.1)
+    excess = SLOTS * 4 + 1
+    assert bench.ledger.predicted_wait("", 0) <= excess / SLOTS * 2 * MEMORY_S
+
+
+def test_slots_are_held_until_they_are_freed_whether_or_not_a_step_is_told_of() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    names = [bench.admit() for _ in range(SLOTS)]
+    bench.step(*names, seconds=0.0)
+    bench.now += 1.0
+    for name in names:
+        bench.ledger.ended(name)
+    for _ in range(SLOTS):
+        bench.admit()
+    assert bench.ledger.predicted_wait("", 0) == pytest.approx(1.0 / SLOTS, rel=0.2)
+
+
+def test_where_longer_waits_are_allowed_slots_are_remembered_for_longer() -> None:
+    bench = Bench(max_queue_wait=30.0)
+    bench.crawl(8.0)
+    assert bench.ledger.predicted_wait("", 0) == pytest.approx(8.0, rel=0.3)
+
+
+def test_slots_that_are_freed_together_count_all_of_them() -> None:
+    """Of groups as large as the engine: when one ends there are no more sequences than slots."""
+    bench = Bench(max_queue_wait=10.0)
+    names = [bench.admit(sequences=SLOTS) for _ in range(2)]
+    for _ in range(12):
+        bench.step(names[0])
+        for _ in range(9):
+            bench.step()
+        for _ in range(SLOTS):
+            bench.ledger.sequence_ended(names[0])
+        bench.ledger.ended(names.pop(0))
+        names.append(bench.admit(sequences=SLOTS))
+    whole = (SLOTS + 1) / SLOTS  # of the second group, which each slot holds for a second
+    assert bench.ledger.predicted_wait("", 0) == pytest.approx(whole, rel=0.2)
+
+
+def test_of_a_large_group_that_is_dropped_as_many_slots_are_freed_as_there_are() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    bench.crawl(2.0)
+    many = bench.admit_anyway(sequences=1000)
+    bench.step(many)
+    freed = bench.ledger._freed
+    bench.ledger.ended(many)
+    assert bench.ledger._freed == pytest.approx(freed + SLOTS)
+
+
+def test_what_waits_for_its_grammar_is_in_no_queue() -> None:
+    bench = Bench(max_queue_wait=1.0)
+    bench.crawl(0.1)
+    names = [bench.admit(sequences=4, compiles=True) for _ in range(20)]
+    assert bench.ledger.num_waiting == 20 and bench.refused() is None
+    for _ in range(5):
+        bench.step()
+    assert bench.ledger._capacity == SLOTS, "no plan has passed them over"
+    assert bench.ledger.compiled(names[0]) and not bench.ledger.compiled(names[0])
+    assert not bench.ledger.compiled("unknown") and not bench.ledger.compiled("r41")
+    for name in names[1:10]:
+        bench.ledger.compiled(name)
+    assert bench.refused() == "max_queue_wait"
+    bench.step(names[10])
+    assert bench.ledger._admitted[names[10]].sequences == 4, "it has begun, so it was compiled"
+    for name in names:
+        bench.ledger.ended(name)
+    assert bench.refused() is None
 
 
 def test_a_wait_is_predicted_from_the_rate_at_which_slots_become_free() -> None:
@@ -279,6 +396,102 @@ def test_a_new_engine_is_not_judged_by_the_time_without_one() -> None:
     assert bench.refused() is None
 
 
+class Simulated(Bench):
+    """An engine that gives slots in the order of arrival, and of which waits are measured.
+
+    A request that has waited for `max_queue_wait` is ended, as the engine's client does.
+    """
+
+    STEP_S = 0.02
+
+    def __init__(self, wait: float) -> None:
+        super().__init__(max_queue_wait=wait)
+        self.wait = wait
+        self.queue: list[tuple[str, float, float]] = []  # sequences: of which, since when, length
+        self.running: list[tuple[str, float]] = []  # and when each ends
+        self.left: dict[str, int] = {}  # sequences of requests
+        self.waits: list[tuple[float, float]] = []  # when a request came and how long it waited
+        self.num_refused = self.num_late = self.num_ended = 0
+
+    def send(self, seconds: float, sequences: int = 1) -> None:
+        try:
+            name = self.admit(sequences=sequences)
+        except QueueFullError:
+            self.num_refused += 1
+            return
+        self.left[name] = sequences
+        self.queue += [(name, self.now, seconds)] * sequences
+
+    def turn(self) -> None:
+        """One step."""
+        self.now += self.STEP_S
+        for name, _ in [one for one in self.running if one[1] <= self.now]:
+            self.left[name] -= 1
+            self.ledger.sequence_ended(name)
+            if not self.left[name]:
+                self.num_ended += 1
+                self.ledger.ended(name)
+        self.running = [one for one in self.running if one[1] > self.now]
+        waiting = self.ledger._waiting
+        late = {name for name, came, _ in self.queue if self.now - came > self.wait}
+        for name in late & waiting.keys():
+            self.ledger.ended(name)
+            self.num_late += 1
+            self.queue = [one for one in self.queue if one[0] != name]
+        begun = {}
+        while self.queue and len(self.running) < SLOTS:
+            name, came, seconds = self.queue.pop(0)
+            self.running.append((name, self.now + seconds))
+            if name in waiting and name not in begun:
+                begun[name] = None
+                self.waits.append((came, self.now - came))
+        self.ledger.stepped(begun, len(self.running), self.now)
+
+
+def test_a_steady_overload_is_refused_and_what_is_let_in_begins_in_time() -> None:
+    for each, sequences in ((0.2, 1), (0.05, 1), (0.4, 3)):
+        bench = Simulated(wait=1.0)
+        rate = 3 * SLOTS / each / sequences  # a second: three times what can be served
+        sent, seconds = 0.0, 20
+        while bench.now < seconds:
+            sent += rate * bench.STEP_S
+            while sent >= 1:
+                sent -= 1
+                bench.send(each, sequences)
+            bench.turn()
+        assert max(wait for came, wait in bench.waits if came > 3) <= 1.2
+        taken = each + bench.STEP_S  # in steps
+        assert bench.num_ended >= 0.9 * seconds * SLOTS / taken / sequences, "no slot is left free"
+        # the prediction does it, not the end of those that have waited in vain
+        assert bench.num_refused > 8 * bench.num_late
+
+
+def test_after_a_burst_of_long_groups_short_requests_are_let_in() -> None:
+    bench = Simulated(wait=1.0)
+    bench.now = 3600.0  # a server that was idle
+    for _ in range(20):
+        bench.send(5.0, sequences=16)
+    while bench.ledger.num_waiting:
+        bench.turn()
+        assert bench.ledger.predicted_wait("", 0) < 21 * 16 / SLOTS * 10
+    assert bench.num_late == 19, "one group has begun and holds all slots"
+    while bench.running:
+        bench.turn()
+    assert bench.num_ended == 1 and bench.refused() is None
+    # a little more than there are slots, at all times
+    for _ in range(300):
+        for _ in range(SLOTS + 2 - len(bench.running) - len(bench.queue)):
+            bench.send(0.1)
+        bench.turn()
+    assert bench.num_ended > 100 and bench.num_refused < bench.num_ended / 4
+    refused = bench.num_refused
+    for _ in range(50):
+        for _ in range(SLOTS + 2 - len(bench.running) - len(bench.queue)):
+            bench.send(0.1)
+        bench.turn()
+    assert bench.num_refused == refused, "none at last"
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6))
 def test_nothing_is_left_of_what_has_ended(seed: int) -> None:
@@ -287,9 +500,11 @@ def test_nothing_is_left_of_what_has_ended(seed: int) -> None:
     ledger, live, entries = bench.ledger, dict[str, int](), []
     for _ in range(200):
         client = rng.choice("abc")
-        match rng.randrange(6):
+        match rng.randrange(8):
             case 0:
-                live[bench.admit(client, sequences=rng.randint(1, 5))] = 0
+                compiles = rng.random() < 0.3
+                name = bench.admit(client, sequences=rng.randint(1, 5), compiles=compiles)
+                live[name] = 0
             case 1 if live:
                 ledger.sequence_ended(rng.choice([*live]))
             case 2 if live:
@@ -304,13 +519,23 @@ def test_nothing_is_left_of_what_has_ended(seed: int) -> None:
                 entries[-1].arrive()
             case 5 if entries:
                 entries.pop().leave()
+            case 6 if live:
+                ledger.compiled(rng.choice([*live]))
+            case 7 if rng.random() < 0.1:
+                ledger.restarted()
         assert ledger.num_waiting == len(ledger._waiting) <= len(live)
         assert ledger._sequences == sum(one.sequences for one in ledger._admitted.values())
         assert ledger._sequences == sum(one.sequences for one in ledger._accounts.values())
         assert ledger._tokens == sum(one.tokens for one in ledger._accounts.values()) >= 0
+        assert len(ledger._begun) == len(live) - ledger.num_waiting
+        for one in ledger._accounts.values():
+            counts = one.entering, one.admitted, one.waiting, one.tokens, one.sequences
+            assert min(counts) >= 0 and min(one.waiting_by_rank.values(), default=1) > 0
+        assert ledger._held >= 0 and ledger._freed >= 0 and ledger.predicted_wait(client, 0) >= 0
     for name in live:
         ledger.ended(name)
     for entry in entries:
         entry.leave()
-    assert not ledger._accounts and not ledger._admitted and not ledger._waiting
+    assert not ledger._accounts and not ledger._admitted
+    assert not ledger._waiting and not ledger._begun
     assert ledger._sequences == ledger._tokens == ledger.num_entering == 0

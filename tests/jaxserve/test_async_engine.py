@@ -1,0 +1,142 @@
+"""The asyncio front and its timer, with a client that knows deadlines alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxserve.async_engine import AsyncEngine
+from jaxserve.config import EngineConfig
+from jaxserve.deadlines import Deadlines
+from jaxserve.inputs import PreparedRequest
+from jaxserve.outputs import RequestOutput
+
+
+class Client:
+    """Its requests get nothing until their time is over."""
+
+    is_dead, processes = False, None
+    metrics = SimpleNamespace(watch_processes=lambda processes: None)
+
+    def __init__(self) -> None:
+        self.deadlines = Deadlines()
+        self.num_asked = 0
+        self.over: list[str] = []
+        self.told: list[Any] = []  # what it has to say next
+
+    def check_alive(self) -> None: ...
+
+    def take_view(self) -> None: ...
+
+    def num_generated(self, request_id: str) -> int:
+        return 0
+
+    def add(self, prepared: PreparedRequest) -> None:
+        timeout = prepared.group.queueing.timeout
+        assert timeout is not None
+        self.deadlines.add(prepared.request_id, time.monotonic() + timeout)
+
+    def drop(self, request_id: str) -> None:
+        self.deadlines.discard(request_id)
+
+    def next_deadline(self) -> float | None:
+        return self.deadlines.next
+
+    def outputs(self) -> list[Any]:
+        self.num_asked += 1
+        self.over = self.deadlines.due(time.monotonic())
+        told, self.told = self.told, []
+        return told
+
+    def take_failures(self) -> dict[str, Exception]:
+        return {name: TimeoutError(name) for name in self.over}
+
+
+class Engine(AsyncEngine):
+    def _make_client(self, *given: Any) -> Any:
+        return Client()
+
+
+@pytest.fixture
+def engine() -> Any:
+    return Engine(EngineConfig(model="none"), start=False)
+
+
+def stream(engine: Any, name: str, timeout: float) -> AsyncGenerator[RequestOutput, None]:
+    prepared: Any = SimpleNamespace(
+        request_id=name,
+        params=SimpleNamespace(output_kind=None),
+        group=SimpleNamespace(queueing=SimpleNamespace(timeout=timeout)),
+    )
+    return engine.stream(prepared)
+
+
+def begun(engine: Any, name: str, timeout: float) -> asyncio.Future[RequestOutput]:
+    """A request that is waited for."""
+    return asyncio.ensure_future(anext(stream(engine, name, timeout)))
+
+
+def left_behind(engine: Any, name: str, timeout: float) -> AsyncGenerator[RequestOutput, None]:
+    """A stream of which an output was read in a loop that is closed now."""
+    left = stream(engine, name, timeout)
+
+    async def read_one() -> None:
+        reading = asyncio.ensure_future(anext(left))
+        await asyncio.sleep(0)
+        engine.client.told = [SimpleNamespace(request_id=name, finished=False)]
+        engine._deliver()
+        await reading
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(read_one())
+    loop.close()
+    return left
+
+
+def test_a_timer_of_a_loop_that_was_closed_is_set_again(engine: Any) -> None:
+    left = left_behind(engine, "a", 0.01)
+
+    async def wait_for_b() -> None:
+        with pytest.raises(TimeoutError, match="b"):
+            await asyncio.wait_for(begun(engine, "b", 0.05), 20)
+
+    asyncio.run(wait_for_b())
+    asyncio.run(left.aclose())
+
+
+def test_a_stream_of_a_loop_that_was_closed_ends(engine: Any) -> None:
+    left = [left_behind(engine, "a", 60.0), left_behind(engine, "b", 90.0)]
+    for one in left:
+        asyncio.run(one.aclose())
+    assert engine.client.deadlines.next is None
+
+
+def test_no_timer_is_left_of_streams_that_have_ended(engine: Any) -> None:
+    async def main() -> None:
+        one, other = begun(engine, "a", 60.0), begun(engine, "b", 90.0)
+        await asyncio.sleep(0)
+        due = engine._due
+        one.cancel()
+        await asyncio.wait([one])
+        assert engine._due == engine.client.deadlines.next > due + 20
+        other.cancel()
+        await asyncio.wait([other])
+        assert engine._due is None and engine._timer is None
+
+    asyncio.run(main())
+    assert engine.client.num_asked == 0
+
+
+def test_a_deadline_ends_a_stream(engine: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match="a"):
+            await asyncio.wait_for(begun(engine, "a", 0.01), 20)
+
+    for _ in range(2):
+        asyncio.run(main())
+    assert engine.client.num_asked == 2 and engine._timer is None
