@@ -41,7 +41,9 @@ class PolicyAlone(ClientTurns):
         self._with_slot: list[Request] = []
         for name in ("rank", "key", "push", "discard", "peek", "lets_pass", "requests"):
             setattr(self, name, getattr(self._policy, name))
-        self.arrange, self.computes = self._policy.arrange, self._policy.computes
+        self.arrange = lambda prefilling, fits: self._policy.arrange(prefilling)
+        self.computes = self._policy.computes
+        self.passed = None
 
     def __len__(self) -> int:
         return len(self._policy)

@@ -1,0 +1,234 @@
+"""A request that waits for pages keeps no other client's from beginning, and is not kept either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.request import Request, RequestState
+from jaxserve.scheduling.client_turns import LOOKS
+from jaxserve.scheduling.plan import StepPlan
+from jaxserve.scheduling.policies import FirstComeFirstServed
+from jaxserve.scheduling.scheduler import Scheduler
+from tests.jaxserve.scheduling.fake_device import FakeDevice
+from tests.jaxserve.scheduling.test_client_turns import finish, full, sequences, slots_of
+from tests.jaxserve.scheduling.test_scheduler import (
+    MAX_LEN,
+    Run,
+    Workload,
+    alone,
+    simple,
+    start,
+    step,
+    workloads,
+)
+
+
+def small_pool(**changes) -> tuple[Scheduler, FakeDevice]:
+    """31 pages of a token each, for 8 slots; a whole prompt fits into a step."""
+    base = {"max_num_seqs": 8, "page_size": 1, "spare_pages": 7, "max_lanes": 8}
+    return start(simple(**(base | {"token_budget": 30, "max_prefill": 24} | changes)))
+
+
+def waiting_for_pages() -> tuple[Scheduler, FakeDevice, Request]:
+    """Two clients have 12 of 31 pages, and get 8 more; the request of a third one needs 23."""
+    scheduler, device = small_pool()
+    for client in "ab":
+        scheduler.add(full(client, client, [ord(client) % 8] * 5, 5))
+    step(scheduler, device)
+    large = full("large", "c", [3] * 22, 2)
+    scheduler.add(large)
+    step(scheduler, device)
+    assert slots_of(scheduler) == {"a": 1, "b": 1}
+    return scheduler, device, large
+
+
+def test_another_client_begins_in_the_step_in_which_it_comes() -> None:
+    scheduler, device, large = waiting_for_pages()
+    for name in ("short", "shorter"):
+        request = full(name, name, [4], 2)
+        scheduler.add(request)
+        step(scheduler, device)
+        assert len(request.output_token_ids) == 1, "it waits for one that needs other pages"
+        assert scheduler.short_of_pages is large
+    finish(scheduler, device)
+    assert scheduler.num_preemptions == 0, "there was time for all of it"
+
+
+def test_those_that_began_beside_it_give_way_and_no_others() -> None:
+    scheduler, device, large = waiting_for_pages()
+    beside = full("beside", "d", [4] * 7, 17)
+    scheduler.add(beside)
+    while large.state is RequestState.WAITING:
+        step(scheduler, device)
+    assert (beside.num_preemptions, beside.state) == (1, RequestState.WAITING)
+    assert scheduler.num_preemptions == 1
+    finish(scheduler, device)
+    assert beside.output_token_ids == alone([4] * 7, 17)[0]
+
+
+def test_they_give_way_once() -> None:
+    scheduler, device, large = waiting_for_pages()
+    beside = full("beside", "d", [4] * 7, 17)
+    beside.has_given_way = True
+    scheduler.add(beside)
+    while beside.state is not RequestState.FINISHED:
+        assert large.state is RequestState.WAITING
+        step(scheduler, device)
+    step(scheduler, device)
+    assert large.state is RequestState.RUNNING and scheduler.num_preemptions == 0
+
+
+def test_a_client_that_is_ahead_in_the_line_does_not_give_way() -> None:
+    scheduler, device = small_pool()
+    for index in range(2):
+        scheduler.add(full(f"a{index}", "a", [index + 1] * 4, 6))
+    step(scheduler, device)
+    scheduler.add(full("large", "a", [3] * 22, 2))
+    step(scheduler, device)
+    scheduler.add(full("b", "b", [4] * 2, 20))
+    step(scheduler, device)
+    assert slots_of(scheduler) == {"a": 2, "b": 1}
+    finish(scheduler, device)
+    assert scheduler.num_preemptions == 0
+
+
+def test_what_groups_hold_is_let_go_for_one_that_was_passed() -> None:
+    scheduler, device = small_pool(max_num_seqs=2, caching=False)
+    scheduler.add(sequences(400, "a", [1] * 12))
+    for _ in range(2):
+        step(scheduler, device)
+    request = full("b", "b", [2] * 22, 1)
+    scheduler.add(request)
+    for _ in range(2 * MAX_LEN):
+        step(scheduler, device)
+        scheduler.check_integrity()
+    assert request.state is RequestState.FINISHED
+
+
+def test_within_a_client_none_passes() -> None:
+    scheduler, device, _ = waiting_for_pages()
+    request = full("behind", "c", [4], 2)
+    scheduler.add(request)
+    step(scheduler, device)
+    assert request.state is RequestState.WAITING
+
+
+def test_one_that_was_passed_and_ends_leaves_nothing_behind() -> None:
+    scheduler, device, large = waiting_for_pages()
+    beside = full("beside", "d", [4] * 3, 2)
+    scheduler.add(beside)
+    step(scheduler, device)
+    assert scheduler.waiting.passed is large and scheduler.waiting.beside() == [beside]
+    scheduler.abort("large")
+    assert scheduler.waiting.passed is None and scheduler.waiting.beside() == []
+    finish(scheduler, device)
+
+
+class OpenRun(Run):
+    """Looks behind each plan for requests that could have begun in it.
+
+    Attributes:
+        num_passed: plans in which some began before one whose turn it was.
+    """
+
+    num_passed = 0
+    preempted = 0
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        super()._check_plan(plan)
+        scheduler, w = self.scheduler, self.workload
+        self.num_passed += len(scheduler.waiting.beside()) > 0
+        before, self.preempted = self.preempted, scheduler.num_preemptions
+        waiting = scheduler.waiting.requests()
+        total = sum(plan.rows.lengths)
+        prefilled = sum(plan.rows.lengths[plan.num_decode :])
+        lanes = max(len(plan.tokens), len(plan.samples) - plan.num_decode)
+        if (
+            before != scheduler.num_preemptions
+            or any(request.pending for request in waiting)
+            or len(scheduler.running) == w.max_num_seqs
+            or lanes == w.max_lanes
+            or total == w.token_budget
+            or prefilled == w.max_prefill
+        ):
+            return
+        first: dict[str, Request] = {}
+        for request in sorted(waiting, key=lambda r: r.order):
+            first.setdefault(request.queueing.client, request)
+        assert len(first) <= LOOKS
+        assert all(map(scheduler.lacks_pages, first.values())), "it fits, and does not begin"
+
+
+def of_clients(workload: Workload) -> Workload:
+    """The same with four clients and single sequences."""
+    arrivals = [
+        replace(arrival, client="abcd"[index % 4], n=1)
+        for index, arrival in enumerate(workload.arrivals)
+    ]
+    # what is computed in a step makes room in the next one, where it can be found
+    return replace(workload, arrivals=arrivals, policy=FirstComeFirstServed, caching=False)
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_whatever_fits_begins(examples: int) -> None:
+    num_passed = 0
+
+    @settings(max_examples=examples, deadline=None)
+    @given(workloads.filter(lambda w: len(w.arrivals) > 4))
+    def holds(workload: Workload) -> None:
+        nonlocal num_passed
+        run = OpenRun(of_clients(workload))
+        run.to_the_end()
+        num_passed += run.num_passed
+        for request in run.requests:
+            arrival = workload.arrivals[int(request.request_id.split(".")[0])]
+            expected, _ = alone(arrival.prompt, arrival.max_tokens)
+            assert request.output_token_ids == expected[: len(request.output_token_ids)]
+            assert len(request.output_token_ids) == len(expected) or arrival.abort_after is not None
+
+    holds()
+    assert num_passed, "else it was not put to the test"
+
+
+sizes = st.tuples(st.integers(1, 8), st.integers(1, 12))  # of prompt and output
+
+
+@pytest.mark.parametrize("examples", [8, pytest.param(300, marks=pytest.mark.slow)])
+def test_others_without_end_do_not_keep_it_waiting(examples: int) -> None:
+    """As long as the longest of those that ran before it, and those that gave way once."""
+
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        first=st.lists(st.tuples(st.sampled_from("abc"), sizes), min_size=1, max_size=6),
+        stream=st.lists(sizes, min_size=3, max_size=9),
+        clients=st.integers(1, 5),
+        size=st.integers(16, MAX_LEN - 1),
+        page_size=st.sampled_from([1, 2, 4]),
+        spare_pages=st.integers(0, 8),
+        max_num_seqs=st.integers(2, 8),
+    )
+    def holds(first, stream, clients, size, **changes) -> None:
+        scheduler, device = small_pool(**changes)
+        for index, (client, (prompt, output)) in enumerate(first):
+            scheduler.add(full(f"{index}", client, [index + 1] * prompt, output))
+        number = 0
+        large: list[Request] = []
+        for now in range(200):
+            waiting = {r.queueing.client for r in scheduler.waiting.requests()}
+            for client in {f"{index}" for index in range(clients)} - waiting:
+                prompt, output = stream[number % len(stream)]
+                scheduler.add(full(f"s{number}", client, [number % 11] * prompt, output))
+                number += 1
+            if now % 50 == 5:
+                large.append(full(f"large{now}", "large", [now % 7] * size, 1))
+                scheduler.add(large[-1])
+            step(scheduler, device)
+            scheduler.check_integrity()
+            if now % 50 == 49 and now > 50:
+                assert large[-2].state is RequestState.FINISHED
+
+    holds()
