@@ -296,11 +296,15 @@ class Counted(FirstComeFirstServed):
         return super().__len__()
 
 
-def test_a_step_does_not_go_through_the_clients() -> None:
+@pytest.mark.parametrize("prompt, slots", [(1, 4), (20, 16)])
+def test_a_step_does_not_go_through_the_clients(prompt: int, slots: int) -> None:
+    """Neither where slots are short nor where pages are."""
+
     def asked(clients: int) -> int:
-        scheduler, device = start(simple(policy=Counted, max_num_seqs=4))
+        scheduler, device = start(simple(policy=Counted, max_num_seqs=slots, caching=False))
         for index in range(clients):
-            scheduler.add(make_request(f"{index}", [5], 20, client=f"{index}"))
+            request = make_request(f"{index}", [5] * prompt, 20, client=f"{index}")
+            scheduler.add(request)
         step(scheduler, device)
         Counted.asked = 0
         for _ in range(20):
