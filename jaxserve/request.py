@@ -133,6 +133,7 @@ class Request:
             seen tokens.
         lacks_pages_since: when it lost its pages, or its turn came and too few were free, by
             `time.monotonic()`; None: it has them, or it was not its turn yet. The engine says it.
+        has_given_way: it lost its slot to a request that it had passed, and does so once.
         takes_drafts: its rows may verify drafts. A feature decides this and the one before.
         group: of the sequences that share its prompt; None for an only one.
         num_bias: logit_bias values that each of its sampling rows takes along.
@@ -153,6 +154,7 @@ class Request:
         "decode_until",
         "grammar",
         "group",
+        "has_given_way",
         "is_beam",
         "is_paused",
         "lacks_pages_since",
@@ -209,6 +211,7 @@ class Request:
         self.bad_words = [] if bad_words is None else bad_words
         self.needs_seen_tokens = False
         self.is_beam = self.is_paused = False
+        self.has_given_way = False
         self.lacks_pages_since: float | None = None
         self.takes_drafts = True
         self.num_bias = len(params.logit_bias or ())

@@ -10,7 +10,7 @@ virtual time decides where a client begins, so that neither a pause nor a new na
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count, zip_longest
 from typing import Any
 
@@ -18,6 +18,7 @@ from jaxserve.request import Request
 from jaxserve.scheduling.policies import Policy
 
 REMEMBERED = 64  # clients without work
+LOOKS = 8  # clients of the line that are asked in a step
 
 
 class _Client:
@@ -44,6 +45,11 @@ class _Client:
         self.held: _Held | None = None
 
     @property
+    def turn(self) -> tuple[int, float, int]:
+        """Its place in the line: slots, tokens served, number."""
+        return len(self.running), self.served, self.number
+
+    @property
     def has_work(self) -> bool:
         return bool(self.running or len(self.policy))
 
@@ -65,6 +71,8 @@ class ClientTurns:
     Attributes:
         rank: see `Policy.rank`: of requests of one client.
         key: see `Policy.key`: of two clients' requests as of one's.
+        passed: its turn came, but it did not fit, and others may begin before it; None if there is
+            no such request.
     """
 
     def __init__(self, make: Callable[[], Policy]):
@@ -79,20 +87,13 @@ class ClientTurns:
         self._changed: set[_Client] = set()  # whose places are to be looked at again
         self._now = 0.0  # virtual time: tokens that a client with work was served, were all equal
         self._step = 0
+        self.passed: Request | None = None
+        self._beside: dict[Request, None] = {}  # the last one last
 
     @property
     def num_clients(self) -> int:
         """Clients that have work."""
         return len(self._clients)
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether some client holds two slots more than the next one that waits.
-
-        With one slot more the two would change places for ever.
-        """
-        self._sort()
-        return bool(self._line and self._holders and self._holders[-1][0] >= self._line[0][0] + 2)
 
     def push(self, request: Request) -> None:
         """A request waits: it is new, or has lost its slot."""
@@ -108,23 +109,68 @@ class ClientTurns:
         if client is not None:
             client.policy.discard(request)
             self._changed.add(client)
+            if request is self.passed:
+                self._forget_passed()
             self._forget_if_idle(request, client)
 
     def peek(self, fits: Callable[[Request], bool]) -> Request | None:
-        """See `Policy.peek`: the next request of the client that is first in the line."""
+        """See `Policy.peek`: the next request of the client that is first in the line.
+
+        If it does not fit it is passed over by the next of the first clients whose request does.
+        """
         if len(self._clients) == 1:
             (only,) = self._clients.values()
             return only.policy.peek(fits)
-        self._sort()
-        return self._asked(self._line[0][-1]).peek(fits) if self._line else None
+        first: Request | None = None
+        for _, client in self._first():
+            found = self._next_of(client, fits)
+            if found.pending or fits(found):
+                return found
+            self.pass_over(found)
+            first = first or found
+        return first
+
+    def below(self, fits: Callable[[Request], bool]) -> Iterator[Request]:
+        """The next requests of the first clients that hold two slots fewer than another client.
+
+        With one slot more the two would change places for ever.
+        """
+        for slots, client in self._first():
+            if not self._holders or self._holders[-1][0] < slots + 2:
+                return
+            yield self._next_of(client, fits)
+
+    def pass_over(self, request: Request) -> None:
+        """A request whose turn it is does not fit: others may begin before it.
+
+        This is remembered of the client that is first in the line, until one of its requests
+        begins.
+        """
+        client, passed = self._of(request), self._passed_client
+        if passed is None or client.turn < passed.turn:
+            self._beside = {}
+        elif client is not passed:
+            return
+        self.passed = request
+
+    def passed_over(self, fits: Callable[[Request], bool]) -> Request | None:
+        """What the client of `passed` would begin with now."""
+        client = self._passed_client
+        return None if client is None else self._next_of(client, fits)
+
+    def beside(self) -> list[Request]:
+        """The sequences that have begun before `passed` from behind it, the last one first."""
+        return [*reversed(self._beside)]
 
     def lets_pass(self, request: Request) -> bool:
-        """See `Policy.lets_pass`: before no other client whose turn it is."""
+        """See `Policy.lets_pass`: before no other client whose turn it is and that could begin."""
         client = self._of(request)
         if len(self._clients) == 1:
             return client.policy.lets_pass(request)
         self._sort()
-        if self._line and self._line[0] < (len(client.running), client.served, client.number):
+        passed = self._passed_client
+        first = next((place for place in self._line[:2] if place[-1] is not passed), None)
+        if first is not None and first[:-1] < client.turn:
             return False
         return self._asked(client).lets_pass(request)
 
@@ -142,16 +188,23 @@ class ClientTurns:
         """A step of several clients is planned from now on."""
         self._step += 1
 
-    def arrange(self, prefilling: list[Request]) -> tuple[list[Request], list[Request]]:
-        """See `Policy.arrange`: by clients, the one first that was served the fewest tokens."""
+    def arrange(
+        self, prefilling: list[Request], fits: Callable[[Request], bool]
+    ) -> tuple[list[Request], list[Request]]:
+        """See `Policy.arrange`: by clients, the one first that was served the fewest tokens.
+
+        Those served fewer than the client of the request that begins next come before it.
+        """
         if len(self._clients) == 1:
             (only,) = self._clients.values()
             return only.policy.arrange(prefilling)
+        if not prefilling:
+            return [], []
         parts: dict[_Client, list[Request]] = {}
         for request in prefilling:
             parts.setdefault(self._of(request), []).append(request)
-        self._sort()
-        following = self._line[0][-1] if self._line else None
+        first = self.peek(fits)
+        following = None if first is None else self._of(first)
         before: list[Request] = []
         after: list[Request] = []
         for client in sorted(parts, key=_turn):
@@ -174,6 +227,11 @@ class ClientTurns:
     def entered(self, request: Request) -> None:
         """A request has got a slot."""
         client = self._of(request)
+        passed = self._passed_client
+        if client is passed:
+            self._forget_passed()
+        elif passed is not None and passed.turn < client.turn and not request.has_given_way:
+            self._beside[request] = None
         running, key = client.running, self.key
         if running and key(request) < key(running[-1]):
             insort(running, request, key=key)
@@ -187,6 +245,7 @@ class ClientTurns:
         client = self._of(request)
         client.policy.left(request)
         client.running.remove(request)
+        self._beside.pop(request, None)
         # chunks were counted when they were planned
         self._serve(client, max(0, request.num_computed - request.prefill_target))
         self._forget_if_idle(request, client)
@@ -232,15 +291,37 @@ class ClientTurns:
         clients = self._clients.values()
         if {*running} != {r for client in clients for r in client.running}:
             raise AssertionError("a request with a slot is not counted for its client")
-        line = [(len(c.running), c.served, c.number, c) for c in clients if len(c.policy)]
+        line = [(*c.turn, c) for c in clients if len(c.policy)]
         if self._line != sorted(line):
             raise AssertionError("the line of clients is out of order")
         if self._holders != sorted((len(c.running), c.number, c) for c in clients if c.running):
             raise AssertionError("the slots of clients are counted wrongly")
+        if not {*self._beside} <= {*running}:
+            raise AssertionError("a request without a slot has begun beside another")
+        if self.passed is not None and self.passed not in self.requests():
+            raise AssertionError("a request that does not wait is passed over")
         if not all(client.has_work for client in clients):
             raise AssertionError("a client without work is not forgotten")
         if any(client.has_work for client in self._idle.values()):
             raise AssertionError("a client with work is forgotten")
+
+    def _first(self) -> list[tuple[int, _Client]]:
+        """The clients that are first in the line, and how many slots they have."""
+        self._sort()
+        return [(slots, client) for slots, _, _, client in self._line[:LOOKS]]
+
+    def _next_of(self, client: _Client, fits: Callable[[Request], bool]) -> Request:
+        """The next request of a client that waits."""
+        request = self._asked(client).peek(fits)
+        assert request is not None
+        return request
+
+    @property
+    def _passed_client(self) -> _Client | None:
+        return None if self.passed is None else self._of(self.passed)
+
+    def _forget_passed(self) -> None:
+        self.passed, self._beside = None, {}
 
     def _of(self, request: Request) -> _Client:
         """The client of a request that runs or waits, or is about to."""
@@ -281,7 +362,7 @@ class ClientTurns:
 
     def _put_in_place(self, client: _Client) -> None:
         slots = len(client.running)
-        place = (slots, client.served, client.number, client) if len(client.policy) else None
+        place = (*client.turn, client) if len(client.policy) else None
         _move(self._line, client.place, place)
         client.place = place
         held = (slots, client.number, client) if slots else None

@@ -97,15 +97,23 @@ class HeldPages:
         group.pages = []
         self._groups.pop(group, None)
 
-    def drop_one(self) -> bool:
+    def counts(self, spared: SequenceGroup | None) -> Counter[int]:
+        """How many groups hold each page, the spared one left out."""
+        counts = self._counts.copy()
+        if spared is not None:
+            counts.subtract(spared.pages)
+        return counts
+
+    def drop_one(self, spared: SequenceGroup | None = None) -> bool:
         """Let go of what one group holds, if a page of it is owned by groups alone.
 
         Such a page is free once the last of them has let go. The next sequence of the group looks
-        for the prompt again, and may have to compute it. False if no group has such a page.
+        for the prompt again, and may have to compute it. False if no group has such a page, the
+        spared one left out.
         """
         owners, counts = self._pool.num_owners, self._counts
         for group in self._groups:
-            if any(owners(page) == counts[page] for page in group.pages):
+            if group is not spared and any(owners(page) == counts[page] for page in group.pages):
                 self.drop(group)
                 return True
         return False

@@ -15,10 +15,12 @@ from jaxserve.messages import PageStats
 from jaxserve.request import End, Request, RequestState
 from jaxserve.scheduling.bias_turns import BiasTurns
 from jaxserve.scheduling.client_turns import ClientTurns
+from jaxserve.scheduling.giving_way import GivingWay
 from jaxserve.scheduling.group import HeldPages, SequenceGroup
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import FirstComeFirstServed
+from jaxserve.scheduling.room import Room
 from jaxserve.scheduling.slots import Slots
 
 
@@ -65,6 +67,8 @@ class Scheduler:
         self._slots = Slots(limits.max_num_seqs, self.waiting, self._turns)
         self.running = self._slots.running
         self._held = HeldPages(pages.pool)
+        self._room = Room(pages, limits.max_model_len)
+        self._giving_way = GivingWay(self.waiting, self._slots, pages, self._room, self._held)
         self._forks: list[Fork] = []  # to be done before the next step
         self._preempted: list[Request] = []
         self._num_computed = 0  # tokens of all running requests
@@ -141,7 +145,7 @@ class Scheduler:
         """
         output = parent.followed_by(tokens, child.stop_rule.max_tokens)
         computed = parent.num_computed
-        wanted = self._with_one_more(parent.num_prompt + len(output))
+        wanted = self._room.with_one_more(parent.num_prompt + len(output))
         if not self._slots.num_free or (
             (copied := self.pages.fork(parent, child, computed, wanted)) is None
         ):
@@ -162,7 +166,7 @@ class Scheduler:
             ValueError: as for `fork`.
         """
         self._set_tokens(request, request.followed_by(tokens, request.stop_rule.max_tokens))
-        self._make_room(request, self._wanted(request))
+        self._make_room(request, self._room.wanted(request))
 
     def _set_tokens(self, request: Request, output: list[int]) -> None:
         request.output_token_ids = output
@@ -172,7 +176,7 @@ class Scheduler:
 
     def lacks_pages(self, request: Request) -> bool:
         """Whether a request waits and the pages that it needs are not free."""
-        return request.state is RequestState.WAITING and not self._fits(request)
+        return request.state is RequestState.WAITING and not self._room.fits(request)
 
     def plan(self) -> StepPlan:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
@@ -196,7 +200,7 @@ class Scheduler:
         self._num_computed += num_decoded
         budget = limits.max_num_batched_tokens - num_decoded
         budget = min(budget, limits.max_prefill_tokens)
-        before, after = self.waiting.arrange(prefilling)
+        before, after = self.waiting.arrange(prefilling, self._room.fits)
         budget -= self._plan_chunks(plan, before, budget)
         if self.num_preemptions == preemptions:
             budget -= self._admit(plan, budget)
@@ -259,45 +263,21 @@ class Scheduler:
                 self._num_computed -= rejected
 
     def _give_way(self, plan: StepPlan) -> None:
-        """Give slots of clients that hold too many to requests of those that hold too few.
+        """Begin requests in the place of other clients' sequences.
 
         This comes before the rows: a sequence that loses its slot has none in this step.
         """
         self.waiting.begin_step()
         for _ in range(self.limits.max_lanes):
-            if not self.waiting.is_uneven:
+            found = self._giving_way.next()
+            if found is None:
                 return
-            request = self.waiting.peek(self._fits)
-            if request is None or request.pending:
-                return
-            victims = self._victims(request)
-            for victim in victims:
-                self._preempt(victim)
-            if not victims or not self._begin(plan, request):
-                return
-
-    def _victims(self, request: Request) -> list[Request]:
-        """Which sequences of other clients lose their slots to a request that waits.
-
-        None if it needs nothing that they have, or if they would not make room for it. For pages
-        none is preempted where the client would have more than its share of them.
-        """
-        wanted = self.pages.pages_for(self._wanted(request))
-        wanted += sum(len(one.pages) for one in self.waiting.of_client(request))
-        while not self._fits(request):
-            if wanted * self.waiting.num_clients >= self.pages.pool.num_pages:
-                return []
-            if not self._held.drop_one():
-                break
-        shared = self._shared(request)
-        lacking = self.pages.lacking(shared, self._wanted(request))
-        victims: list[Request] = []
-        for victim in self.waiting.above(request):
-            if lacking <= 0 and (victims or self._slots.num_free):
-                break
-            victims.append(victim)
-            lacking -= self.pages.num_own(victim, shared)
-        return victims if lacking <= 0 else []
+            request, losers = found
+            for loser in losers:
+                self._preempt(loser)
+            while not self._begin(plan, request):
+                if not self._held.drop_one(request.group):
+                    return
 
     def _plan_decodes(self, plan: StepPlan) -> list[Request]:
         """Add a decode row for every request past its prefill; returns the others, in order."""
@@ -440,7 +420,7 @@ class Scheduler:
         used = 0
         self.short_of_pages = None
         while used < budget and self._slots.num_free and self._has_lane(plan):
-            request = self.waiting.peek(self._fits)
+            request = self.waiting.peek(self._room.fits)
             # of one that was preempted, a token in flight is not known yet
             if request is None or request.pending:
                 break
@@ -451,12 +431,14 @@ class Scheduler:
                     break
                 continue
             used += self._plan_chunk(plan, request, budget - used)
+        self.short_of_pages = self.short_of_pages or self.waiting.passed
         return used
 
     def _begin(self, plan: StepPlan, request: Request) -> bool:
         """Give a waiting request a slot, of which one is free; False: too few pages are."""
-        if not self._reserve(request):
+        if not self._room.reserve(request):
             return False
+        self._num_computed += request.num_computed
         self._slots.enter(request)
         self.waiting.discard(request)
         request.start_prefill()
@@ -465,36 +447,6 @@ class Scheduler:
             shared = request.pages[: request.num_published]
             known = request.prefill_tokens[: request.num_computed]
             plan.uploads.append(Upload(request.slot, known, shared))
-        return True
-
-    def _fits(self, request: Request) -> bool:
-        """Whether `_reserve` would find the pages for a waiting request."""
-        return self.pages.has_room(self._shared(request), self._wanted(request))
-
-    def _wanted(self, request: Request) -> int:
-        """Tokens that a request gets pages for with what the host knows of it.
-
-        One is generated: without room for it the request would be preempted at once.
-        """
-        return self._with_one_more(request.num_tokens)
-
-    def _with_one_more(self, num_tokens: int) -> int:
-        return min(num_tokens + 1, self.limits.max_model_len)
-
-    def _shared(self, request: Request) -> list[int]:
-        """Pages that hold what a waiting request begins with."""
-        shared = self.pages.find(request)
-        if request.group is not None and len(request.group.pages) > len(shared):
-            shared = request.group.pages
-        return shared
-
-    def _reserve(self, request: Request) -> bool:
-        """Give a waiting request its pages, shared ones among them; False: too few are free."""
-        shared = self._shared(request)
-        if not self.pages.reserve(request, shared, self._wanted(request)):
-            return False
-        request.num_computed = len(shared) * self.pages.page_size
-        self._num_computed += request.num_computed
         return True
 
     def _go_ahead(self, plan: StepPlan, request: Request, row: int) -> None:

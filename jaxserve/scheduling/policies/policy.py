@@ -41,7 +41,7 @@ class Policy(Protocol):
     def peek(self, fits: Callable[[Request], bool]) -> Request | None:
         """Who gets the next slot, None if nobody waits.
 
-        If it does not fit, nobody gets a slot in this step.
+        If it does not fit, none of its client gets a slot in this step.
 
         Args:
             fits: whether the free pages hold a request's tokens and one more.

@@ -41,7 +41,9 @@ class PolicyAlone(ClientTurns):
         self._with_slot: list[Request] = []
         for name in ("rank", "key", "push", "discard", "peek", "lets_pass", "requests"):
             setattr(self, name, getattr(self._policy, name))
-        self.arrange, self.computes = self._policy.arrange, self._policy.computes
+        self.arrange = lambda prefilling, fits: self._policy.arrange(prefilling)
+        self.computes = self._policy.computes
+        self.passed = None
 
     def __len__(self) -> int:
         return len(self._policy)
@@ -294,11 +296,15 @@ class Counted(FirstComeFirstServed):
         return super().__len__()
 
 
-def test_a_step_does_not_go_through_the_clients() -> None:
+@pytest.mark.parametrize("prompt, slots", [(1, 4), (20, 16)])
+def test_a_step_does_not_go_through_the_clients(prompt: int, slots: int) -> None:
+    """Neither where slots are short nor where pages are."""
+
     def asked(clients: int) -> int:
-        scheduler, device = start(simple(policy=Counted, max_num_seqs=4))
+        scheduler, device = start(simple(policy=Counted, max_num_seqs=slots, caching=False))
         for index in range(clients):
-            scheduler.add(make_request(f"{index}", [5], 20, client=f"{index}"))
+            request = make_request(f"{index}", [5] * prompt, 20, client=f"{index}")
+            scheduler.add(request)
         step(scheduler, device)
         Counted.asked = 0
         for _ in range(20):
