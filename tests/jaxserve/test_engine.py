@@ -28,7 +28,7 @@ SIZES = {"num_pages": 26, "max_num_seqs": 4}
 @pytest.fixture(scope="module")
 def llm(model_folder, make_llm) -> LLM:
     """An engine with several fast and full programs compiled."""
-    return make_llm(model_folder(CASE, **ONE_LAYER), compile_ahead=9, **SIZES)
+    return make_llm(model_folder(CASE, **ONE_LAYER), compile_ahead=4, **SIZES)
 
 
 @pytest.fixture(scope="module")

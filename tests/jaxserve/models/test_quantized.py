@@ -172,7 +172,8 @@ def test_gguf_of_other_families(
     assert error(logits(load(file)), logits(load(floats))) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["qwen3_moe", "mixtral"])
 def test_gguf_with_experts(model_folder: Callable[..., Path], tmp_path: Path, case: str) -> None:
     inner = "moe_intermediate_size" if case == "qwen3_moe" else "intermediate_size"
     sizes = {"hidden_size": 64, inner: 32, "num_hidden_layers": 2}
