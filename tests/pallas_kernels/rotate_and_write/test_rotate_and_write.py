@@ -133,7 +133,7 @@ def test_against_float64(problem, backend, padding, seed):
     np.testing.assert_array_equal(np.asarray(written[:, 1], np.float64), want_v)
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton"])
+@pytest.mark.parametrize("backend", ["xla", pytest.param("triton", marks=pytest.mark.slow)])
 def test_a_norm_is_rounded_where_the_model_rounds(backend):
     """Before its weight and behind it: what is not turned shows it."""
     rng = np.random.default_rng(0)
