@@ -31,7 +31,7 @@ SEARCHES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def folder(model_folder):
-    return model_folder("llama_gqa", num_hidden_layers=2, eos_token_id=EOS)
+    return model_folder("llama_gqa", num_hidden_layers=1, eos_token_id=EOS)
 
 
 @pytest.fixture(scope="module")

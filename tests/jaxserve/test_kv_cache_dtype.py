@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from jaxserve import LLM, BeamSearchParams, SamplingParams
 from jaxserve.errors import ValidationError
 from tests.jaxserve import oracle
 from tests.pallas_kernels.strategies import SEEDS, examples
+from tests.quantized_models import CASES, quantize_folder
 from tests.tiny_models import VOCAB_SIZE
 
 SIZES: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 3}
@@ -179,15 +182,24 @@ def test_an_unknown_kv_cache_dtype_is_refused(model_folder) -> None:
         LLM(str(model_folder("llama_gqa")), kv_cache_dtype="int4")
 
 
-@pytest.mark.slow
-def test_perplexity_of_the_bundled_model() -> None:
-    """On documentation that it was not trained on."""
+@pytest.fixture(scope="module")
+def perplexity(tmp_path_factory) -> Callable[..., float]:
+    """(quantization, kv_cache_dtype) -> of the bundled model on what it was not trained on."""
     texts = [item.document for item in load_docstrings() if item.held_out]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
-    def perplexity(kv_cache_dtype: str) -> float:
+    @cache
+    def measure(quantization: str | None, kv_cache_dtype: str) -> float:
+        folder = bundled_model_path()
+        if quantization == "awq":
+            config, pack = CASES["awq"]
+            folder, _ = quantize_folder(
+                folder, tmp_path_factory.mktemp("awq"), config, lambda _: pack
+            )
         llm = LLM(
-            str(bundled_model_path()),
+            str(folder),
+            tokenizer=str(bundled_model_path()),
+            quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             compile_ahead=2,
             compile_in_background=False,
@@ -200,6 +212,14 @@ def test_perplexity_of_the_bundled_model() -> None:
         llm.close()
         return math.exp(sum(losses) / len(losses))
 
-    plain = perplexity("auto")
-    assert perplexity("int8") <= 1.005 * plain
-    assert perplexity("fp8_e4m3") <= 1.005 * plain
+    return measure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    ("quantization", "most"),
+    [(None, 1.005), ("int8", 1.005), ("int4", 1.06), ("awq", 1.04), ("fp8", 1.006)],
+)
+def test_perplexity_of_the_bundled_model(perplexity, quantization, most, kv_cache_dtype) -> None:
+    assert perplexity(quantization, kv_cache_dtype) <= most * perplexity(None, "auto")

@@ -49,7 +49,7 @@ class System:
 
 
 def test_a_request_that_waits_holds_two_kilobytes_beside_its_tokens() -> None:
-    system, count = System(), 3000
+    system, count = System(), 1000
     params = [SamplingParams(seed=index, detokenize=False) for index in range(count)]
     gc.collect()
     tracemalloc.start()

@@ -57,10 +57,18 @@ def test_each_command_is_registered_by_its_name() -> None:
     ("words", "expected"),
     [
         (["serve", "/nowhere"], "/nowhere"),
-        (["serve", "--port", "70000"], "70000"),
-        (["serve", "--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
-        (["serve", "--host", "no.such.host.invalid"], "no.such.host.invalid"),
         (["generate", "/nowhere", "--prompt", "x"], "/nowhere"),
+        pytest.param(["serve", "--port", "70000"], "70000", marks=pytest.mark.slow),
+        pytest.param(
+            ["serve", "--gpu-memory-utilization", "2"],
+            "gpu_memory_utilization",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["serve", "--host", "no.such.host.invalid"],
+            "no.such.host.invalid",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(words: list[str], expected: str) -> None:

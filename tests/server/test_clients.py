@@ -19,8 +19,6 @@ pytestmark = pytest.mark.slow
 
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
-anthropic = pytest.importorskip("anthropic", reason="needs the extra `test`")
-langchain_openai = pytest.importorskip("langchain_openai", reason="needs the extra `test`")
 
 FLAGS = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--reasoning-parser", "qwen3")
 # Every role is one that the model knows.
@@ -76,7 +74,12 @@ def client(server: Server) -> Any:
 
 
 @pytest.fixture(scope="module")
-def claude(server: Server) -> Any:
+def anthropic() -> Any:  # imported by the tests that use it: it takes seconds
+    return pytest.importorskip("anthropic", reason="needs the extra `test`")
+
+
+@pytest.fixture(scope="module")
+def claude(server: Server, anthropic: Any) -> Any:
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
 
 
@@ -233,7 +236,7 @@ def test_tools_of_messages(claude: Any) -> None:
     assert message(claude, messages=past, tools=[ANTHROPIC_TOOL]).content
 
 
-def test_errors_of_messages(claude: Any) -> None:
+def test_errors_of_messages(claude: Any, anthropic: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         message(claude, extra_body={"temperature": -1})
     image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}}
@@ -247,6 +250,7 @@ def test_errors_of_messages(claude: Any) -> None:
 
 
 def test_langchain(server: Server) -> None:
+    langchain_openai = pytest.importorskip("langchain_openai", reason="needs the extra `test`")
     given: Any = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0}
     given |= {"model": "tiny", "temperature": 0}
     model = langchain_openai.ChatOpenAI(**given, max_tokens=100)

@@ -19,8 +19,6 @@ import pytest
 
 from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
 
-pytestmark = pytest.mark.slow  # each starts an engine or a server, or takes seconds
-
 httpx = pytest.importorskip("httpx", reason="needs the extra `test`")
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
 
@@ -66,10 +64,12 @@ def test_embeddings(client: openai.OpenAI, server: Server) -> None:
     server.wait_until_idle()
 
 
+@pytest.mark.slow
 def test_health_was_503_while_the_model_loaded(server: Server) -> None:
     assert server.saw_loading and server.health() == 200
 
 
+@pytest.mark.slow
 def test_it_announces_itself_with_a_curl_line_that_works(server: Server) -> None:
     deadline = time.monotonic() + 60
     while not (curl := [line for line in server.lines if line.startswith("curl ")]):
@@ -82,12 +82,14 @@ def test_it_announces_itself_with_a_curl_line_that_works(server: Server) -> None
     assert httpx.post(url, json=json.loads(data[1]), timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_models(client: openai.OpenAI) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.0, "seed": 7}])
 def test_completion_streamed_or_not(client: openai.OpenAI, options: dict[str, Any]) -> None:
     whole = client.completions.create(model="tiny", prompt="What is", max_tokens=24, **options)
@@ -117,6 +119,7 @@ def test_chat_streamed_or_not(client: openai.OpenAI) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_character_is_never_split(client: openai.OpenAI, temperature: float) -> None:
     options: dict[str, Any] = {"temperature": temperature, "seed": 11, "max_tokens": 120}
@@ -127,12 +130,14 @@ def test_a_character_is_never_split(client: openai.OpenAI, temperature: float) -
     assert streamed.count("\ufffd") == whole.count("\ufffd")
 
 
+@pytest.mark.slow
 def test_an_echoed_prompt_comes_back_whole(client: openai.OpenAI) -> None:
     """Every character of the prompt costs several tokens; none may be lost on the way."""
     answer = client.completions.create(model="tiny", prompt=CHINESE, max_tokens=1, echo=True)
     assert answer.choices[0].text.startswith(CHINESE)
 
 
+@pytest.mark.slow
 def test_forced_bytes_of_a_character_come_in_one_piece(server: Server) -> None:
     """Each Chinese character is several byte tokens; the stream must hold them back until whole."""
     body = {"model": "tiny", "prompt": "学", "add_special_tokens": False}
@@ -156,6 +161,7 @@ def test_forced_bytes_of_a_character_come_in_one_piece(server: Server) -> None:
     assert "学" in whole or "\ufffd" in whole
 
 
+@pytest.mark.slow
 def test_seeds_reproduce_and_differ(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "top_p": 1.0, "max_tokens": 24}
     options["extra_body"] = {"ignore_eos": True}
@@ -163,6 +169,7 @@ def test_seeds_reproduce_and_differ(client: openai.OpenAI) -> None:
     assert one == again != other
 
 
+@pytest.mark.slow
 def test_two_choices(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Tell me a story."}]
     options: dict[str, Any] = {"model": "tiny", "messages": messages, "n": 2, "seed": 3}
@@ -180,6 +187,7 @@ def test_two_choices(client: openai.OpenAI) -> None:
     assert whole.usage is not None and whole.usage.completion_tokens == 48
 
 
+@pytest.mark.slow
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny",
@@ -200,6 +208,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
         assert ordered == sorted(ordered, reverse=True)
 
 
+@pytest.mark.slow
 def test_completion_logprobs_and_scoring(client: openai.OpenAI) -> None:
     prompt = "What is 12 + 30?"
     answer = client.completions.create(
@@ -221,6 +230,7 @@ def test_completion_logprobs_and_scoring(client: openai.OpenAI) -> None:
     assert all(value <= 0 for value in prompt_scores.token_logprobs[1:])
 
 
+@pytest.mark.slow
 def test_stop_strings(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "tiny", "prompt": "Once upon", "temperature": 0}
     options |= {"max_tokens": 32, "extra_body": {"ignore_eos": True}}
@@ -233,6 +243,7 @@ def test_stop_strings(client: openai.OpenAI) -> None:
     assert "".join(piece.choices[0].text for piece in pieces) == text[:first]
 
 
+@pytest.mark.slow
 def test_tokens_go_there_and_back(server: Server) -> None:
     text = "What is 12 + 30? 量子"
     body = {"prompt": text, "add_special_tokens": False}
@@ -242,6 +253,7 @@ def test_tokens_go_there_and_back(server: Server) -> None:
     assert back == {"prompt": text}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "status", "param"),
     [
@@ -278,6 +290,7 @@ def test_bad_input_keeps_it_alive(
     assert server.health() == 200
 
 
+@pytest.mark.slow
 def test_the_client_sees_its_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-x", prompt="a")
@@ -286,6 +299,7 @@ def test_the_client_sees_its_own_exceptions(client: openai.OpenAI) -> None:
     assert caught.value.param == "temperature"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slots(server: Server, stream: bool) -> None:
     body = {"prompt": "a", "max_tokens": CONTEXT - 8, "ignore_eos": True, "n": 4, "stream": stream}
@@ -313,6 +327,7 @@ def open_request(server: Server, **fields: Any) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 def test_clients_that_vanish_during_their_prompts_leave_nothing(server: Server) -> None:
     prompt = [20] * (CONTEXT - 60)  # takes several steps
     clients = [open_request(server, prompt=prompt, max_tokens=50) for _ in range(12)]
@@ -334,6 +349,7 @@ def test_a_client_that_never_reads_holds_no_slot(server: Server) -> None:
     assert server.health() == 200
 
 
+@pytest.mark.slow
 def test_many_clients_at_once(server: Server) -> None:
     """More requests than slots, each with the tokens that it gets alone."""
     body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -349,6 +365,7 @@ def test_many_clients_at_once(server: Server) -> None:
     assert [choice["index"] for choice in together] == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_ends_in_time(server: Server, stream: bool) -> None:
     body = {"prompt": "a", "ignore_eos": True, "max_tokens": CONTEXT - 10, "stream": stream}
@@ -383,6 +400,7 @@ def test_what_would_wait_too_long_is_refused_and_the_rest_is_whole() -> None:
     assert all(answer.json()["usage"]["completion_tokens"] == 60 for answer in whole)
 
 
+@pytest.mark.slow
 def test_chat_in_a_terminal(server: Server) -> None:
     command = "import sys; from server.cli import main; sys.exit(main())"
     words = ["chat", "--url", server.url, "--max-tokens", "16", "--temperature", "0"]
@@ -399,6 +417,7 @@ def test_chat_in_a_terminal(server: Server) -> None:
     assert result.stdout.count("> ") == 3 and len(result.stdout) > len("> > > \n\n\n")
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_one_line(server: Server) -> None:
     process, lines = start("--port", server.url.rpartition(":")[2])
     assert process.wait(timeout=30) == 1
@@ -408,6 +427,7 @@ def test_a_taken_port_is_one_line(server: Server) -> None:
     assert len(lines) == 1 and "cannot listen" in lines[0]
 
 
+@pytest.mark.slow
 def test_beams_over_http(client: openai.OpenAI) -> None:
     def ask(**options: Any) -> Any:
         return client.completions.create(
@@ -435,6 +455,7 @@ def test_beams_over_http(client: openai.OpenAI) -> None:
     assert chat.usage is not None and chat.usage.completion_tokens > 0
 
 
+@pytest.mark.slow
 def test_sigterm_ends_it_cleanly(server: Server) -> None:
     """The last test of the module: a signal in the middle of a stream."""
     body = {"prompt": "a", "max_tokens": CONTEXT - 8, "ignore_eos": True, "stream": True, "n": 4}

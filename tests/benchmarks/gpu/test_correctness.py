@@ -45,7 +45,9 @@ def test_whole_rows_are_written_directly_and_cut_rows_in_pieces(block_tokens):
         assert (pieces > 1) == cut
 
 
-@pytest.mark.parametrize("queries", [None, 1, 4])
+@pytest.mark.parametrize(
+    "queries", [*(pytest.param(n, marks=pytest.mark.slow) for n in (None, 1)), 4]
+)
 def test_rows_of_several_queries_are_right(queries):
     small = Small("bfloat16", 64, 4, 16, 200, {}, queries)
     section = correctness.decode(SETTING, json.dumps(small), chosen=False)

@@ -99,6 +99,7 @@ def test_special_rows_are_the_same_in_every_program(special: int, many: bool) ->
             np.testing.assert_array_equal(few[places[index]], others[index])
 
 
+@pytest.mark.slow
 def test_greedy_rows_against_numpy() -> None:
     rng = np.random.default_rng(1)
     requests = mixture(rng)

@@ -119,7 +119,14 @@ def test_native_linear_layers(models, tmp_path: Path, case: str) -> None:
         start += len(chunk)
 
 
-@pytest.mark.parametrize("case", ["llama_gqa", "llama_rope_dynamic", "mistral_window"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama_rope_dynamic",
+        pytest.param("llama_gqa", marks=pytest.mark.slow),
+        pytest.param("mistral_window", marks=pytest.mark.slow),
+    ],
+)
 def test_prompt_in_chunks(models, case: str) -> None:
     """A prompt cut into chunks gives the logits of the whole prompt."""
     model, oracle = models(case)
@@ -149,7 +156,7 @@ def test_dynamic_rope_grows_while_decoding(models) -> None:
         assert relative_error(np.concatenate(found), expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ["llama_biases", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_half_precision_is_as_close_as_torch(tmp_path: Path, case: str, dtype: str) -> None:
     """Against float32 on the same rounded weights, our RMS error is no larger than torch's."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +33,10 @@ TOKENS = np.arange(3, 11)
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
 # 256 inputs everywhere, what Q4_K's blocks need
 GGUF_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 1}
-BACKENDS = [
-    "xla",
-    pytest.param(
-        "native",
-        marks=pytest.mark.skipif(
-            not native.availability().available, reason=native.availability().reason
-        ),
-    ),
-]
+needs_native = pytest.mark.skipif(
+    not native.availability().available, reason=native.availability().reason
+)
+BACKENDS = ["xla", pytest.param("native", marks=needs_native)]
 # without a product of their own outside of the native kernels: 8 bits and a scale a row
 NOT_IN_XLA = ("gptq-8", "w8a16-groups", "w8a8-zeros", "fp8-block")
 
@@ -66,18 +62,20 @@ def quantized_places(model: Model) -> dict[str, QuantArray]:
     return {place: value for place, value in values.items() if isinstance(value, QuantArray)}
 
 
-QUICK = ("awq",)
+# one case of each format, with the kernels that compile fastest
+QUICK = ("awq", "gptq", "w4a16", "w8a16", "w8a8", "fp8-rows", "fp8-block")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "case",
-    [
-        c if c in QUICK else pytest.param(c, marks=pytest.mark.slow)
-        for c in CASES
-        if "static" not in c
-    ],
-)
+def formats() -> Iterator[Any]:
+    """Cases and backends."""
+    for case in CASES:
+        if "static" not in case:
+            yield pytest.param(case, "xla", marks=[] if case == "awq" else pytest.mark.slow)
+            slow = [] if case in QUICK else [pytest.mark.slow]
+            yield pytest.param(case, "native", marks=[needs_native, *slow])
+
+
+@pytest.mark.parametrize(("case", "backend"), list(formats()))
 def test_every_format(
     model_folder: Callable[..., Path], tmp_path: Path, case: str, backend: str
 ) -> None:
@@ -172,7 +170,8 @@ def test_gguf_of_other_families(
     assert error(logits(load(file)), logits(load(floats))) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["qwen3_moe", "mixtral"])
 def test_gguf_with_experts(model_folder: Callable[..., Path], tmp_path: Path, case: str) -> None:
     inner = "moe_intermediate_size" if case == "qwen3_moe" else "intermediate_size"
     sizes = {"hidden_size": 64, inner: 32, "num_hidden_layers": 2}

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 def compare(folder: Path) -> dict[str, Any]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
     done = subprocess.run(
         [sys.executable, "-m", "tests.jaxserve.models.tensor_parallel", str(folder)],
@@ -33,10 +33,12 @@ def compare(folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "vocab_size", "vocab_rows"),
-    [("llama_biases", 200, 100), ("qwen3_tied_biases", 199, 199)],
+    [
+        ("llama_biases", 200, 100),
+        pytest.param("qwen3_tied_biases", 199, 199, marks=pytest.mark.slow),
+    ],
 )
 def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab_rows: int) -> None:
     result = compare(make_case(tmp_path, case, vocab_size=vocab_size))

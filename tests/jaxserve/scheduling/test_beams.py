@@ -279,7 +279,7 @@ def run(sizes: Sizes, arrivals: list[Arrival]) -> Bench:
     return bench
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes, st.lists(arrivals, min_size=1, max_size=6))
 def test_searches_among_others_find_what_they_find_alone(sizes, arrivals) -> None:
     run(sizes, arrivals)

@@ -42,7 +42,7 @@ def one() -> tuple[Scheduler, FakeDevice]:
     return start(simple(token_budget=24, max_prefill=24))  # pages of 4 tokens
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(workloads)
 def test_tokens_are_the_same_with_the_cache_and_without(workload: Workload) -> None:
     def outcome(caching: bool) -> dict[str, tuple[list[int], str | None]]:

@@ -242,7 +242,7 @@ class Run:
         self.plans.append([*zip(ids, rows.starts, rows.lengths)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(workloads)
 def test_every_request_gets_the_tokens_it_would_get_alone(workload: Workload) -> None:
     run = Run(workload).to_the_end()

@@ -105,8 +105,9 @@ def test_weights_of_few_bits(kind: str) -> None:
             blocks = [pack_native(elements, True) for elements in nibbles]
             given = NativeWeight(jnp.asarray(np.stack(blocks)), scales)
     whole = np.stack([np.asarray(dequantize(w, INPUTS), np.float64) for w in each])
+    run = jax.jit(lambda s: grouped_linear(x, given, s, backend=backend))
     for name, sizes in SIZES.items():
-        found = grouped_linear(x, given, jnp.asarray(sizes, jnp.int32), backend=backend)
+        found = run(jnp.asarray(sizes, jnp.int32))
         want = expected(x, whole, sizes, False)
         atol = 1e-5 * max(np.abs(want).max(), 1)
         np.testing.assert_allclose(found, want, rtol=0, atol=atol, err_msg=name)

@@ -11,6 +11,10 @@ from tests.jaxserve.sampling.oracle import probabilities
 SHAPES = {"peaked": 3.0, "flat": 0.02, "even": 0.0}
 
 
+def slow(vocab):
+    return pytest.param(vocab, marks=pytest.mark.slow)
+
+
 def kept(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     weights = np.exp((logits - logits.max(-1, keepdims=True)) / np.float32(temperature))
     num_rows = len(logits)
@@ -35,7 +39,7 @@ def check(logits, mask, top_p=1.0, **options):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("vocab", [5, 100, 128, 1000, 2049, 20011])
+@pytest.mark.parametrize("vocab", [5, slow(100), 128, slow(1000), 2049, slow(20011)])
 def test_top_k_is_exact(shape, vocab):
     rng = np.random.default_rng(vocab)
     logits = rng.normal(0, SHAPES[shape], (6, vocab)).astype(np.float32)
@@ -55,7 +59,7 @@ def test_top_k_keeps_ties():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("vocab", [5, 128, 1000, 20011])
+@pytest.mark.parametrize("vocab", [5, slow(128), slow(1000), 20011])
 @pytest.mark.parametrize("temperature", [0.5, 1.7])
 def test_top_p(shape, vocab, temperature):
     rng = np.random.default_rng(vocab + 1)

@@ -57,22 +57,27 @@ def test_elements_come_back() -> None:
 
 SHAPES = [
     # kind, outputs, inputs, group, offset
-    ("int4", 48, 256, 128, False),
     ("int4", 37, 192, 64, True),
-    ("int4", 32, 160, 32, False),
-    ("int4", 33, 96, 32, True),
     ("int4", 16, 250, None, False),
     ("int8", 20, 192, 64, False),
-    ("int8", 37, 96, 32, True),
     ("int8", 16, 72, None, True),
-    ("int8", 18, 64, 16, False),
     ("fp8", 20, 128, 64, False),
     ("fp8", 37, 75, None, False),
+]
+MORE_SHAPES = [
+    ("int4", 48, 256, 128, False),
+    ("int4", 32, 160, 32, False),
+    ("int4", 33, 96, 32, True),
+    ("int8", 37, 96, 32, True),
+    ("int8", 18, 64, 16, False),
 ]
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "outputs", "inputs", "group", "offset"), SHAPES)
+@pytest.mark.parametrize(
+    ("kind", "outputs", "inputs", "group", "offset"),
+    [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in MORE_SHAPES)],
+)
 def test_products(kind: str, outputs: int, inputs: int, group: int | None, offset: bool) -> None:
     weight, values = weight_of(kind, outputs, inputs, group, offset)
     for rows in (1, 2, 3, 7, 9, 16, 35):

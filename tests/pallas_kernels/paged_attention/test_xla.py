@@ -45,10 +45,17 @@ SEVERAL = [
     ("reference", Program(6, 2, 80, 8, "float32", window=11, queries=5, **ALL)),
     ("reference", Program(4, 1, 64, 16, "int8", queries=8)),
 ]
-EVERY = [*PROGRAMS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
 
 
-@pytest.mark.parametrize(("backend", "program"), EVERY, ids=str)
+def quick(*numbers: int) -> list:
+    """All cases; but for those of `PROGRAMS` with these numbers they are slow."""
+    chosen = [PROGRAMS[number] for number in numbers]
+    rest = [case for case in [*PROGRAMS, *MORE] if case not in chosen]
+    return [*chosen, *(pytest.param(*case, marks=pytest.mark.slow) for case in rest)]
+
+
+# each program is quick in one of both operations
+@pytest.mark.parametrize(("backend", "program"), quick(0, 3, 4, 6), ids=str)
 @examples(8)
 @given(data=st.data())
 def test_decode(backend, program, data):
@@ -63,14 +70,18 @@ def test_decode_of_several_queries(backend, program, data):
     check_decode(program, data.draw(slots(program)), backend=backend)
 
 
-@pytest.mark.parametrize(("backend", "program"), [SEVERAL[1], SEVERAL[-1]], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "program"),
+    [SEVERAL[1], pytest.param(*SEVERAL[-1], marks=pytest.mark.slow)],
+    ids=str,
+)
 @examples(2)
 @given(data=st.data())
 def test_several_queries_are_as_many_calls_of_one(backend, program, data):
     check_queries_as_rows(program, data.draw(slots(program)), backend=backend)
 
 
-@pytest.mark.parametrize(("backend", "program"), EVERY, ids=str)
+@pytest.mark.parametrize(("backend", "program"), quick(1, 2, 5), ids=str)
 @examples(6)
 @given(data=st.data())
 def test_prefill(backend, program, data):

@@ -36,8 +36,18 @@ def problem(rows: int, columns: int, parts: int, dtype: str, seed: int):
     return residual, product, jnp.asarray(rng.uniform(0.5, 2, columns), dtype)
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton"])
-@pytest.mark.parametrize(("columns", "parts", "dtype"), PROBLEMS)
+@pytest.mark.parametrize(
+    ("columns", "parts", "dtype", "backend"),
+    [
+        *((*one, "xla") for one in PROBLEMS),
+        (*PROBLEMS[1], "triton"),
+        *(
+            pytest.param(*one, "triton", marks=pytest.mark.slow)
+            for one in PROBLEMS
+            if one != PROBLEMS[1]
+        ),
+    ],
+)
 @examples(4)
 @given(rows=st.sampled_from((1, 5)), eps=st.sampled_from((1e-6, 1e-1)), seed=SEEDS)
 def test_against_float64(columns, parts, dtype, backend, rows, eps, seed):

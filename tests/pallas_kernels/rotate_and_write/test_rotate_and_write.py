@@ -79,8 +79,16 @@ def operands(problem: Problem, padding: int, seed: int):
     return qkv, angles, before, where, places, norms
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton"])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+# the interpreter takes seconds: one problem of its is quick
+INTERPRETED = [
+    pytest.param(p, "triton", marks=() if p.pool == "uint16" else pytest.mark.slow)
+    for p in PROBLEMS
+]
+
+
+@pytest.mark.parametrize(
+    ("problem", "backend"), [*((p, "xla") for p in PROBLEMS), *INTERPRETED], ids=str
+)
 @examples(2)
 @given(padding=st.integers(0, 7), seed=SEEDS)
 def test_against_float64(problem, backend, padding, seed):
@@ -125,7 +133,7 @@ def test_against_float64(problem, backend, padding, seed):
     np.testing.assert_array_equal(np.asarray(written[:, 1], np.float64), want_v)
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton"])
+@pytest.mark.parametrize("backend", ["xla", pytest.param("triton", marks=pytest.mark.slow)])
 def test_a_norm_is_rounded_where_the_model_rounds(backend):
     """Before its weight and behind it: what is not turned shows it."""
     rng = np.random.default_rng(0)

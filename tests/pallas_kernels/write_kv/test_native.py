@@ -57,8 +57,15 @@ def test_layers_of_one_donated_pool() -> None:
     np.testing.assert_array_equal(compiled(*operands), want)
 
 
-@pytest.mark.parametrize("pool", ["int8", "uint8"])
-@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize(
+    ("pool", "head_dim"),
+    [
+        ("int8", 64),
+        ("uint8", 80),
+        pytest.param("int8", 80, marks=pytest.mark.slow),
+        pytest.param("uint8", 64, marks=pytest.mark.slow),
+    ],
+)
 def test_scaled_rows_are_the_bits_of_xla(pool, head_dim) -> None:
     """So that a request can go on where another backend has written."""
     rng = np.random.default_rng(1)

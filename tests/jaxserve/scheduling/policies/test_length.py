@@ -226,7 +226,7 @@ class BoundRun(Run):
 def test_what_later_arrivals_are_given_is_bounded() -> None:
     num_overtaken = 0
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(workloads, st.integers(0, 120))
     def holds(workload: Workload, bound: int) -> None:
         nonlocal num_overtaken

@@ -99,7 +99,7 @@ def test_a_policy_arranges_running_and_waiting_requests() -> None:
     assert (names(plan)[1], plan.rows.lengths) == (["short", "long"], [4, 2])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workloads)
 def test_whatever_the_policy_tokens_and_pages_are_right(workload: Workload) -> None:
     for policy in (LastComeFirstServed, FewestLeft):

@@ -300,11 +300,11 @@ def decode_operands(heads, kv_heads, head_dim, page_size, pool):
 @pytest.mark.parametrize(
     "shape",
     [
-        (8, 8, 64, 16, "bfloat16"),
         (12, 4, 80, 64, "bfloat16"),
-        (64, 1, 256, 128, "float16"),
         (32, 8, 128, 16, "int8"),
-        (32, 8, 96, 32, "float8_e4m3fn"),
+        pytest.param((8, 8, 64, 16, "bfloat16"), marks=pytest.mark.slow),
+        pytest.param((64, 1, 256, 128, "float16"), marks=pytest.mark.slow),
+        pytest.param((32, 8, 96, 32, "float8_e4m3fn"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

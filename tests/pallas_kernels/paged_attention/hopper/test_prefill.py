@@ -178,7 +178,13 @@ def prefill_operands(heads, kv_heads, head_dim, page_size, dtype):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "pool"), [(64, jnp.bfloat16), (64, jnp.int8), (80, jnp.float16), (96, jnp.int8)]
+    ("head_dim", "pool"),
+    [
+        (64, jnp.int8),
+        (80, jnp.float16),
+        pytest.param(64, jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param(96, jnp.int8, marks=pytest.mark.slow),
+    ],
 )
 def test_lowers_for_cuda_without_a_gpu(head_dim, pool):
     operands = prefill_operands(8, 8, head_dim, 64, pool)

@@ -84,6 +84,7 @@ def test_decode_of_every_kind(capfd, program, data):
     assert no_races(capfd)
 
 
+@pytest.mark.slow
 @examples(1)
 @given(data=st.data())
 def test_decode_of_several_queries(capfd, data):

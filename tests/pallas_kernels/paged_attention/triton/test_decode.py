@@ -49,8 +49,6 @@ MORE = [
 # several queries: one tile and several, one split and more than some queries see
 SEVERAL = [
     Program(6, 2, 64, 16, "bfloat16", splits=3, window=21, queries=3, **ALL),
-]
-MORE_SEVERAL = [
     Program(4, 2, 64, 16, "float32", splits=1, queries=8, sinks=True),
     Program(20, 2, 80, 8, "float8_e4m3fn", splits=7, window=5, queries=8, **ALL),
     Program(8, 2, 128, 32, "float32", splits=2, queries=5, soft_cap=3.0, rows=4),
@@ -76,9 +74,8 @@ def test_ragged(program, data):
     check_decode(program, data.draw(slots(program)), **CALL)
 
 
-@pytest.mark.parametrize(
-    "program", [*SEVERAL, *(pytest.param(p, marks=pytest.mark.slow) for p in MORE_SEVERAL)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("program", SEVERAL, ids=str)
 @pytest.mark.usefixtures("poison_outside")
 @examples(4)
 @given(data=st.data())

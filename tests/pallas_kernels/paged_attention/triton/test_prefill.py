@@ -29,10 +29,10 @@ CALL = {
 ALL = {"soft_cap": 2.0, "sinks": True}
 
 QUICK = [
-    Program(2, 1, 16, 8, "float32", edge=16),
     Program(3, 1, 80, 8, "float32", window=17, edge=16, **ALL),
 ]
 MORE = [
+    Program(2, 1, 16, 8, "float32", edge=16),
     Program(2, 2, 64, 32, "float8_e4m3fn"),
     Program(4, 2, 64, 16, "bfloat16"),
     Program(20, 1, 96, 64, "float16", soft_cap=20.0, chunk=70),
