@@ -237,7 +237,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._is_refused:
             self._is_complete = True
-            if not self._is_over and not self.transport.is_closing():
+            if not (self._is_over or self._last is not None or self.transport.is_closing()):
                 self._become_idle()
             return
         if self._entry is not None and len(self._cycles) == 1:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import deque
 from time import monotonic
-
-import numpy as np
 
 WINDOW_S = 10.0
 INTERVAL_S = 1.0  # between two of the moments that are kept
@@ -35,7 +35,9 @@ class BusyWindow:
     def fraction(self) -> float:
         """0 to 1, of the last ten seconds, or of the time since the start where that is less."""
         moments, now = [*self._moments, self._newest], monotonic()
-        times, busy = zip(*moments, strict=True)
-        since = max(times[0], now - WINDOW_S)
-        seconds = busy[-1] - float(np.interp(since, times, busy))
+        since = max(moments[0][0], now - WINDOW_S)
+        after = min(bisect_right(moments, (since, math.inf)), len(moments) - 1)
+        (begin, before), (end, busy) = moments[after - 1], moments[after]
+        part = min(1.0, (since - begin) / max(end - begin, 1e-9))
+        seconds = moments[-1][1] - before - part * (busy - before)
         return min(1.0, max(0.0, seconds / max(now - since, 1e-9)))

@@ -125,8 +125,9 @@ class Ledger:
         self._limits, self._slots = config.server, config.scheduler.max_num_seqs
         self._clock = clock
         self._policy = make_policy(config.scheduler)  # asked for ranks alone
-        ranks = self._policy.rank(1, FIRST), self._policy.rank(MOST_TOKENS, -FIRST - 1)
-        self._serves_by_arrival = ranks[0] == ranks[1]
+        first = self._policy.rank(1, FIRST)
+        last = self._policy.rank(MOST_TOKENS, -FIRST - 1, MOST_TOKENS)
+        self._serves_by_arrival = first == last
         self._accounts: dict[str, _Account] = {}
         self._admitted: dict[str, _Admitted] = {}  # by request id
         # of these, those without a first step, and the others and when that was; the oldest first

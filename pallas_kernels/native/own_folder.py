@@ -26,7 +26,7 @@ def make(folder: Path) -> None:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        if not os.listdir(folder):
+        if set(os.listdir(folder)) <= {"lost+found"}:  # which a new volume has
             (folder / MARKER).write_text(TEXT)
     except OSError as error:
         logger.warning("the cache %s will not be cleared: %s", folder, error)

@@ -260,3 +260,19 @@ def test_where_descriptors_run_out_health_is_told_and_the_log_says_so(
         assert silent[0].recv(1) == b"", "the newest of them may still ask"
         silent[-1].sendall(HEALTH)
         assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_websocket_behind_a_request_does_not_end_its_answer(
+    port: int, engine: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is not idle while an answer is being made, however it was refused more."""
+
+    def soon(self: Connection) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(0.05, self.timeout_keep_alive_handler)
+
+    monkeypatch.setattr(Connection, "_keep_for_a_while", soon)
+    engine.delay = 0.5
+    asked = b"GET / HTTP/1.1\r\n" + UPGRADE % b"websocket" + b"\r\n"
+    ok, refusal = answer(port, post() + asked).split(b"HTTP/1.1 ")[1:]
+    assert ok.startswith(b"200 ")
+    check_error(b"HTTP/1.1 " + refusal, 400)

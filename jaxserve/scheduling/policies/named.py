@@ -33,10 +33,16 @@ def policy_of_name(name: str, inputs: PolicyInputs) -> Policy:
         lacks = f"it lacks {', '.join(missing)}" if missing else "it is no class"
         allowed = f"a class with the methods of jaxserve.scheduling.policies.Policy ({lacks})"
         raise ValidationError("scheduling_policy", name, allowed)
+    for method in _METHODS:
+        parameters = inspect.signature(getattr(Policy, method)).parameters
+        try:
+            inspect.signature(getattr(found, method)).bind(*parameters)
+        except TypeError as error:
+            allowed = f"a class whose {method} takes ({', '.join(parameters)}) ({error})"
+            raise ValidationError("scheduling_policy", name, allowed) from error
     try:
-        inspect.signature(found).bind(inputs)
-    except TypeError as error:
-        allowed = f"a class that is made with one argument, PolicyInputs ({error})"
+        made: Policy = found(inputs)
+    except Exception as error:  # as above
+        allowed = f"a class that is made with one argument, PolicyInputs ({error!r})"
         raise ValidationError("scheduling_policy", name, allowed) from error
-    made: Policy = found(inputs)
     return made

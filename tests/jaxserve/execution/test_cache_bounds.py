@@ -139,6 +139,7 @@ def test_nothing_goes_from_a_folder_that_was_there_before(
 
 
 def test_a_folder_that_was_there_and_empty_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()  # of a volume that is new
     own_folder.make(tmp_path)
     assert own_folder.is_own(tmp_path)
     entry(tmp_path, named("old"), MOST_AGE_S + DAY)

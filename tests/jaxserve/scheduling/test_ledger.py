@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import QueueFullError
+from jaxserve.scheduling import ledger as ledger_module
 from jaxserve.scheduling.ledger import MEMORY_S, Ledger, Work
+from jaxserve.scheduling.policies import FirstComeFirstServed
 from tests.resolved_config import resolved_config
 
 SLOTS = 4
@@ -353,6 +355,23 @@ def test_only_requests_that_go_before_count() -> None:
     assert bench.refused(priority=5) == "max_queue_wait"
     assert bench.refused(priority=4) is None
     bench.ledger.check()
+
+
+def test_what_enters_does_not_hold_up_who_asks_for_less_under_a_policy_by_output() -> None:
+    class ByOutput(FirstComeFirstServed):
+        def rank(self, num_prompt: int, priority: int, num_output: int = 0) -> int:
+            return num_output
+
+    waits = []
+    for policy in (FirstComeFirstServed, ByOutput):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ledger_module, "make_policy", lambda config, made=policy: made())
+            bench = Bench()
+        bench.crawl(0.1)
+        for _ in range(40):
+            bench.ledger.enter("").arrive()
+        waits.append(bench.ledger.predicted_wait("", 0))
+    assert waits[0] > 5 * waits[1]
 
 
 def test_under_length_those_that_ask_for_much_output_go_later() -> None:

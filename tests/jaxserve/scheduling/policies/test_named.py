@@ -44,6 +44,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     members = vars(FirstComeFirstServed) | {"peek": None}
     vars(module)["Incomplete"] = type("Incomplete", (), members)
     vars(module)["Alone"] = type("Alone", (own,), {"__init__": lambda self: None})
+    vars(module)["Fails"] = type("Fails", (own,), {"__init__": lambda self, inputs: 1 / 0})
+    older = {"rank": lambda self, num_prompt, priority: 0}
+    vars(module)["Older"] = type("Older", (own,), older)
     vars(module)["value"] = own(None)
     monkeypatch.setitem(sys.modules, "short_answers", module)
     return module
@@ -68,6 +71,8 @@ def test_the_example_of_the_docs_is_a_policy(module: ModuleType) -> None:
         ("short_answers:Incomplete", "it lacks peek"),
         ("short_answers:value", "it is no class"),
         ("short_answers:Alone", "made with one argument, PolicyInputs"),
+        ("short_answers:Fails", r"made with one argument, PolicyInputs \(ZeroDivisionError"),
+        ("short_answers:Older", r"whose rank takes \(self, num_prompt, priority, num_output\)"),
         ("short_answers", "one of fcfs, priority, length, or module:Class"),
         ("short answers:Policy", "or module:Class"),
         ("os;x:y", "or module:Class"),
