@@ -80,6 +80,7 @@ assert not bad, bad
 """
 
 
+@pytest.mark.slow
 def test_the_bundled_model_answers_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
