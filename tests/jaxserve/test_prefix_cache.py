@@ -135,6 +135,7 @@ def test_a_salt_and_a_reset_keep_requests_apart(llm) -> None:
 
 
 def test_the_memory_report_tells_what_the_metrics_tell(llm, capsys) -> None:
+    llm.generate([[5] * 20], SamplingParams(max_tokens=2), use_tqdm=False)
     told = llm.memory_report()
     printed = capsys.readouterr().out
     samples = {

@@ -16,7 +16,6 @@ from tests.server.server_process import free_port
 from tests.server.unconstrained import UnconstrainedEngine
 
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
-anthropic = pytest.importorskip("anthropic", reason="needs the extra `test`")
 
 ENGINE = UnconstrainedEngine(max_model_len=512)
 ANSWER = '<think>Hm</think>Yes <tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
@@ -60,6 +59,8 @@ def test_openai(url: str) -> None:
 
 
 def test_anthropic(url: str) -> None:
+    # here, for all others would wait for it: it takes seconds
+    anthropic = pytest.importorskip("anthropic", reason="needs the extra `test`")
     ENGINE.reply = ANSWER
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     given: Any = {

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.server.server_process import CONTEXT, ROOT, Server, running_server, start
@@ -117,6 +118,14 @@ def test_chat_streamed_or_not(client: openai.OpenAI) -> None:
     assert streamed_text(client, "What is 12 + 30?", **options) == chat_text(
         client, "What is 12 + 30?", **options
     )
+
+
+def test_no_process_of_it_imports_torch(server: Server) -> None:
+    first = psutil.Process(server.process.pid)
+    every = [first, *first.children(recursive=True)]
+    files = {one.pid: {part.path for part in one.memory_maps()} for one in every}
+    assert any("jaxlib" in file for held in files.values() for file in held), "the engine is there"
+    assert not [file for held in files.values() for file in held if "libtorch" in file]
 
 
 @pytest.mark.slow

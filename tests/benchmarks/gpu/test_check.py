@@ -264,6 +264,7 @@ def test_a_process_that_does_not_start_again_ends_the_section(monkeypatch, tmp_p
     assert rest.startswith("Not run: 2 of 3 cases (the device's process does not start again")
 
 
+@pytest.mark.slow
 def test_what_the_cases_of_a_section_share_is_given_back_before_the_next_one(monkeypatch):
     closed = []
 

@@ -64,7 +64,7 @@ def oracle_steps(oracle: torch.nn.Module, chunks: list[np.ndarray]) -> list[np.n
     return logits
 
 
-QUICK = ("llama_gqa", "mistral_window", "phi4_mini", "gemma3", "qwen3_moe")
+QUICK = ("llama_gqa", "gemma3", "qwen3_moe")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def stored(weight):
 
 
 @at_boundaries
-@examples(6)
+@examples(4)
 @given(layer=layers(("bfloat16", "float32")))
 def test_against_float64(layer):
     check(layer, "native")

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 @at_boundaries
-@examples(4)
+@examples(2)
 @given(layer=layers(("bfloat16", "float32", "float16")))
 def test_linear(layer):
     check(layer, "xla", slack=2)  # gate, product and sum are rounded one after the other
