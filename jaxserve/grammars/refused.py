@@ -11,10 +11,8 @@ _REFUSED = {
     "uniqueItems": "items may be equal; an object can have a boolean for each value",
     "propertyNames": "'properties' or 'patternProperties' can name them",
     "not": "'enum', 'pattern' or 'anyOf' can say what may be",
-    **dict.fromkeys(("if", "then", "else"), "'anyOf' can list the cases"),
-    **dict.fromkeys(
-        ("contains", "minContains", "maxContains"), "'prefixItems' can say where an item is"
-    ),
+    "if": "'anyOf' can list the cases",
+    "contains": "'prefixItems' can say where an item is",
     **dict.fromkeys(
         ("dependentRequired", "dependentSchemas", "dependencies"), "'anyOf' can list the cases"
     ),
@@ -73,9 +71,8 @@ def _silent(schema: dict[str, Any]) -> list[str]:
     cases = [name for name in ("then", "else") if name in schema]
     if "if" not in schema or all(_takes_anything(schema[name]) for name in cases):
         found += [name for name in ("if", *cases) if name in schema]
-    if "contains" not in schema:
-        found += [name for name in ("minContains", "maxContains") if name in schema]
-    return found
+    counts = ("minContains", "maxContains")  # of what `contains` tells of, which is refused itself
+    return found + [name for name in counts if name in schema]
 
 
 def _takes_anything(schema: Any) -> bool:
