@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 from jaxserve.grammars.schemas import lowered
 from jaxserve.grammars.text import GBNF
 
+# A rule's name that the translation gives to `root`; texts, classes and comments are passed over.
+_START = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?<![\w-])(start)(?![\w-])', re.DOTALL
+)
 MAX_ERROR = 200  # characters of what a translation says
 
 
@@ -33,6 +38,10 @@ def in_notation(text: str) -> tuple[str, str]:
 def _lark_of(gbnf: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    other = "start-rule"
+    while other in gbnf:
+        other += "s"
+    gbnf = _START.sub(lambda found: other if found[1] else found[0], gbnf)
     try:
         return str(gbnf_to_lark(gbnf))
     except Exception as error:  # its parser raises whatever comes

@@ -5,55 +5,32 @@ A text that the result allows holds to the schema, but for what docs/structured_
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from jaxserve.errors import shown
 from jaxserve.grammars.exclusive import Exclusive
 from jaxserve.grammars.formats import BUILT_IN, EXPRESSIONS, MAX_HOSTNAME
+from jaxserve.grammars.limits import is_exact, lower_limits
 from jaxserve.grammars.patterns import not_carried, without_look_ahead
+from jaxserve.grammars.refused import SchemaError, check_keywords
 
 # what a schema holds others under: by names that anybody may choose, in a list, or alone
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _ALONE = ("items", "additionalItems", "additionalProperties")
-# keywords that no grammar carries, and what may say the same
-_REFUSED = {
-    "uniqueItems": "items may be equal; an object can have a boolean for each value",
-    "propertyNames": "'properties' or 'patternProperties' can name them",
-    "not": "'enum', 'pattern' or 'anyOf' can say what may be",
-    **dict.fromkeys(("if", "then", "else"), "'anyOf' can list the cases"),
-    **dict.fromkeys(
-        ("contains", "minContains", "maxContains"), "'prefixItems' can say where an item is"
-    ),
-    **dict.fromkeys(
-        ("dependentRequired", "dependentSchemas", "dependencies"), "'anyOf' can list the cases"
-    ),
-    "unevaluatedItems": "'items' can be false",
-    "unevaluatedProperties": "'additionalProperties' can be false",
-    **dict.fromkeys(
-        ("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
-        "'$ref' can refer to a definition",
-    ),
-}
 _ONE_OF = (
     "alternatives of 'oneOf' that types, constants or required properties tell apart; "
     "'anyOf' takes any"
 )
-_ANNOTATIONS = {"title", "description", "$comment", "default", "examples", "deprecated"}
-_LIMITS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
-LARGEST = 2**63 - 1024  # llguidance counts with floats and with 64-bit integers: both have it
+# what means something beside a `$ref` where nothing else does: places and names of others
+_BESIDE_REFERENCE = {"$ref", "$schema", "$id", "id", "x-guidance", *_DEFINITIONS}
 MAX_NOTED = 5  # formats that are told of
 _DRAFT = re.compile(r"/draft-0([3467])/")  # that know nothing beside a `$ref`
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # that JSON has no short escape of
-
-
-class SchemaError(ValueError):
-    """A schema says what no grammar carries: its text is what would have been allowed."""
 
 
 def lowered(schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -68,7 +45,8 @@ def lowered(schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
 class _Lowering:
     def __init__(self, schema: dict[str, Any]):
         self._root = schema
-        self._seen: set[int] = set()
+        self._seen: dict[int, dict[str, Any]] = {}
+        self._moved: dict[int, list[str]] = {}  # where the `oneOf` of a schema has gone
         self._left: list[tuple[Any, str]] = []
         self._notes: list[str] = []
         draft = _DRAFT.search(str(schema.get("$schema", "")))
@@ -78,15 +56,20 @@ class _Lowering:
             _is_pointer(one.get("$ref")) and (one is schema or not isinstance(one.get(base), str))
             for one in _objects(schema)
         )
-        self._exclusive = Exclusive(self._resolve, draft is not None)
+        self._is_dynamic = any("$dynamicRef" in s or "$recursiveRef" in s for s in _objects(schema))
+        self._lone_references = draft is not None
+        self._exclusive = Exclusive(self._resolve, self._lone_references)
 
     def run(self) -> tuple[dict[str, Any], str]:
         self._left.append((self._root, "#"))
         while self._left:
             schema, at = self._left.pop()
             if isinstance(schema, dict) and id(schema) not in self._seen:
-                self._seen.add(id(schema))
+                self._seen[id(schema)] = schema
                 self._lower(schema, at)
+        for schema in self._seen.values():
+            if self._moved and isinstance(schema.get("$ref"), str):
+                schema["$ref"] = self._followed(schema["$ref"])[1]
         return self._root, self._note()
 
     def _note(self) -> str:
@@ -97,21 +80,15 @@ class _Lowering:
         return f"any text passes for {', '.join(self._notes[:MAX_NOTED])}{more}"
 
     def _lower(self, schema: dict[str, Any], at: str) -> None:
-        if schema.get("uniqueItems") is False:
-            del schema["uniqueItems"]
-        if _takes_any_name(schema.get("propertyNames")):
-            del schema["propertyNames"]
-        for keyword, hint in _REFUSED.items():
-            if keyword in schema:
-                where = shown(f"{at}/{keyword}")
-                raise SchemaError(f"a schema without {keyword!r}, which is at {where}: {hint}")
+        if self._lone_references and isinstance(schema.get("$ref"), str):
+            for keyword in schema.keys() - _BESIDE_REFERENCE:
+                del schema[keyword]
+        check_keywords(schema, at, self._is_dynamic)
         _check_constants(schema, at)
-        for keyword, towards in _LIMITS.items():
-            if keyword in schema:
-                schema[keyword] = _limit(schema[keyword], towards, f"{at}/{keyword}")
+        lower_limits(schema, at)
         self._lower_format(schema, at)
         _lower_pattern(schema, at)
-        if isinstance(schema.get("oneOf"), list):
+        if isinstance(schema.get("oneOf"), list) and isinstance(schema.get("allOf", []), list):
             self._lower_one_of(schema, at)
         self._visit(schema, at)
 
@@ -133,18 +110,25 @@ class _Lowering:
 
     def _resolve(self, reference: str) -> Any:
         """What it leads to in this schema; None: nothing, or it is not plain."""
+        return self._followed(reference)[0]
+
+    def _followed(self, reference: str) -> tuple[Any, str]:
+        """What a reference into the given schema leads to, and how it is written now."""
         if not self._is_plain or not _is_pointer(reference):
-            return None
+            return None, reference
         found: Any = self._root
+        path = list[str]()
+        is_moved = False
         for name in unquote(reference).split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict):
-                found = found.get(name)
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                return None
-        return found
+            names = [name]
+            if name == "oneOf" and id(found) in self._moved:
+                names, is_moved = self._moved[id(found)], True
+            for one in names:
+                found = _part(found, one)
+            path += names
+        text = "/".join(quote(_escaped(name), safe="~") for name in path)
+        return found, f"#/{text}" if is_moved else reference
 
     def _lower_format(self, schema: dict[str, Any], at: str) -> None:
         name = schema.get("format")
@@ -175,7 +159,9 @@ class _Lowering:
         if "anyOf" in schema:
             del schema["oneOf"]
             _add_all_of(schema, {"anyOf": branches})
+            self._moved[id(schema)] = ["allOf", str(len(schema["allOf"]) - 1), "anyOf"]
             return
+        self._moved[id(schema)] = ["anyOf"]
         items = [*schema.items()]
         schema.clear()
         schema.update(("anyOf" if name == "oneOf" else name, value) for name, value in items)
@@ -209,15 +195,18 @@ def _objects(schema: Any) -> Iterator[dict[str, Any]]:
             left += one
 
 
+def _part(value: Any, name: str) -> Any:
+    """What a name of a JSON pointer leads to; None: nothing."""
+    if isinstance(value, dict):
+        return value.get(name)
+    if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        return value[int(name)]
+    return None
+
+
 def _is_pointer(reference: Any) -> bool:
     """Whether it names a place in the schema that it is in; no string is no reference."""
     return not isinstance(reference, str) or reference == "#" or reference.startswith("#/")
-
-
-def _takes_any_name(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return schema is True
-    return schema.keys() <= {*_ANNOTATIONS, "type"} and schema.get("type", "string") == "string"
 
 
 def _check_constants(schema: dict[str, Any], at: str) -> None:
@@ -230,7 +219,7 @@ def _check_constants(schema: dict[str, Any], at: str) -> None:
                 left += [*value, *value.values()]
             elif isinstance(value, list):
                 left += value
-            elif isinstance(value, int) and not _is_exact(value):
+            elif isinstance(value, int) and not is_exact(value):
                 raise SchemaError(
                     f"numbers that a 64-bit float has, below 2^63; {shown(value)} is at "
                     f"{shown(place)}"
@@ -239,31 +228,6 @@ def _check_constants(schema: dict[str, Any], at: str) -> None:
                 raise SchemaError(
                     f"texts without control characters; {shown(value)} is at {shown(place)}"
                 )
-
-
-def _is_exact(value: int) -> bool:
-    return abs(value) <= LARGEST and int(float(value)) == value
-
-
-def _limit(value: Any, towards: int, at: str) -> Any:
-    """A limit that llguidance does not round outwards.
-
-    Args:
-        value: of the keyword.
-        towards: the sign of the direction in which values are allowed.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    if value * towards > LARGEST:
-        raise SchemaError(f"a limit from -2^63 to 2^63; {shown(value)} is at {shown(at)}")
-    if value * towards < -LARGEST:
-        return -LARGEST * towards
-    if isinstance(value, int) and not _is_exact(value):
-        near = float(value)
-        if int(near) * towards < value * towards:
-            near = math.nextafter(near, towards * math.inf)
-        return int(near)
-    return value
 
 
 def _lower_pattern(schema: dict[str, Any], at: str) -> None:

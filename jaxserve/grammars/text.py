@@ -19,7 +19,7 @@ ESCAPES = 'nrbtf\\"'
 # what a JSON schema holds others under, by names that anybody may choose
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 GBNF = "gbnf_grammar"  # for a grammar that llguidance's notation has no name for
-_LARK_LINE = re.compile(r"%llguidance\b|[?!]{0,2}start\s*[.:\[]")
+_LARK_LINE = re.compile(r"%llguidance\b|[?!]{0,2}start\s*(?:[.\[]|:(?!:=))")
 # Marks of Lark's for trees and for the choice between them, which say nothing of what is accepted.
 _MARKED = re.compile(
     r"^([ \t]*)[?!]{0,2}([A-Za-z_][\w-]*)(?:[ \t]*\.[ \t]*-?\d+)?(?=[ \t]*[:\[])", re.MULTILINE

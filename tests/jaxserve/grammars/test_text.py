@@ -32,3 +32,18 @@ def test_only_marks_of_rules_are_left_out() -> None:
 def test_what_llguidance_lacks_of_lark_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="params not supported"):
         compiled(grammar='start: pair{a}\na: "x"\npair{b}: b b\n')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right"),
+    [
+        ('root ::= start\nstart ::= "a"', "a"),
+        (
+            'start ::= "start" [start] # start\nroot ::= start start-rule\nstart-rule ::= "\\"b"',
+            'startt"b',
+        ),
+    ],
+)
+def test_a_rule_of_gbnf_can_be_called_start(grammar: str, right: str) -> None:
+    matcher = compiled(grammar=grammar)
+    assert allows(matcher, right) and not allows(matcher, "b")
