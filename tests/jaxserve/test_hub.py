@@ -218,7 +218,7 @@ def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
     tensors = load(BUNDLED["model.safetensors"])
     tensors["lm_head.weight"] = -tensors["model.embed_tokens.weight"]
     server.repositories["o/headed"] = BUNDLED | {"model.safetensors": save(tensors)}
-    monkeypatch.setattr(loading, "locate", lambda config: locate(config, hub))
+    monkeypatch.setattr(loading, "locate", lambda config, told: locate(config, hub, told))
     sizes = {"max_num_seqs": 1, "max_model_len": 64, "num_pages": 32, "skip_tokenizer_init": True}
     for model in ("o/headed", str(hub.fetch_small_files("o/headed", None))):
         loaded = loading.load_engine(EngineConfig(model=model, **sizes))  # type: ignore[arg-type]

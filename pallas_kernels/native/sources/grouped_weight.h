@@ -81,9 +81,10 @@ struct RoundedRows {
   const int32_t* begin;  // [live rows, groups]: what sums of products begin with, for the elements' middle
 };
 
-// There are as many as fill groups of `multiple` rows, the last of them zeros.
-inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int64_t multiple, Threads& threads,
-                              Scratch& memory) {
+// There are as many as fill groups of `multiple` rows, the last of them zeros. `middle` is the element that stands for
+// zero where the products are made: 0 where that is done with signed elements.
+inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int32_t middle, int64_t multiple,
+                              Threads& threads, Scratch& memory) {
   const int64_t padded = w.group * w.groups, count = int64_t(p.live.size());
   const int64_t whole = (count + multiple - 1) / multiple * multiple;
   const int64_t stride = (padded + 63) / 64 * 64 + 64;  // powers of two would share few places of the cache
@@ -93,7 +94,6 @@ inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int64_t m
   auto* scale = memory.take<float>(count * w.groups);
   auto* sum = memory.take<float>(count * w.groups);
   auto* begin = memory.take<int32_t>(count * w.groups);
-  const int32_t middle = JAXSERVE_PAIRS && !w.nibbles() ? 0 : w.middle();  // pairs of bytes are signed
   const auto stage_one = [&](int64_t i) {
     Scratch& scratch = thread_scratch();
     scratch.reserve((padded + 32) * 4 + 128);

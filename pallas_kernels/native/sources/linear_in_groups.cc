@@ -144,7 +144,8 @@ template <bool NIBBLES>
 void run_rounded(const Linear& p, const GroupedWeight& w, Threads& threads) {
   // the caller's own scratch is in use while it works on rows itself
   static thread_local Scratch memory, turns_memory;
-  const RoundedRows x = round_rows(p, w, 1, threads, memory);
+  const int32_t middle = JAXSERVE_PAIRS && !NIBBLES ? 0 : w.middle();  // pairs of bytes are signed
+  const RoundedRows x = round_rows(p, w, middle, 1, threads, memory);
   const int64_t count = int64_t(p.live.size());
 #if !JAXSERVE_PAIRS
   const RowsByTurns turns = by_turns(x, w, count, threads, turns_memory);

@@ -76,7 +76,7 @@ inline IntegerPanel integer_panel(const GroupedWeight& w, int64_t first, int64_t
 inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& threads) {
   // the caller's own scratch is in use while it works on rows itself
   static thread_local Scratch memory;
-  const RoundedRows x = round_rows(p, w, 32, threads, memory);
+  const RoundedRows x = round_rows(p, w, w.middle(), 32, threads, memory);
   const int64_t count = int64_t(p.live.size()), most_rows = kPartGroups * kLanes;
   const int64_t parts = (count + most_rows - 1) / most_rows;
   const int64_t part = (count + parts * 32 - 1) / (parts * 32) * 32;
