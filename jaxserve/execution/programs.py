@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jaxserve.errors import EngineDeadError
-from jaxserve.execution.features import KINDS, Facts, Feature, FeatureSets, feature_sets
+from jaxserve.execution.features import KINDS, Feature, FeatureSets, feature_sets
 from jaxserve.execution.host_memory import trim
 from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
 from jaxserve.execution.shapes import StepShape
@@ -116,14 +116,14 @@ def wanted_shapes(
 
 
 def predicted_cost(
-    shape: StepShape, features: Sequence[Feature], facts: Facts, numbers_per_token: float
+    shape: StepShape, features: Sequence[Feature], numbers_per_token: float
 ) -> float:
     """float32 numbers that a step moves beside the weights, which every step reads once.
 
     A token's share of the matrix products counts as `numbers_per_token`.
     """
     tokens = shape.num_decode_tokens + shape.num_prefill
-    costs = (feature.cost(shape, facts) for feature in contained(features, shape))
+    costs = (feature.cost(shape) for feature in contained(features, shape))
     return tokens * numbers_per_token + sum(costs)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from jaxserve import LLM, PoolingParams, SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features import make_features
+from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.programs import MOST_PROGRAMS
 from jaxserve.inputs import InputProcessor
 from jaxserve.pooling_params import POOLINGS
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow  # each starts an engine or a server, or takes sec
 CASE, LAYERS, HIDDEN = "llama_gqa", 3, 64
 SWITCHES = {"enable_embeddings": True, "enable_prompt_embeds": True}
 LENGTHS = (1, 7, 33, 100, 8, 64, 2)  # chunks are of 32 tokens, pages of 8
+FACTS = Facts(9, 1)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 
 
@@ -211,7 +212,9 @@ def test_without_the_switches_both_are_refused_by_their_names(llm: LLM) -> None:
         inputs.prepare([5], PoolingParams(), "r")
     with pytest.raises(ValidationError, match="enable_prompt_embeds=False"):
         inputs.prepare({"prompt_embeds": np.zeros((2, HIDDEN), "f")}, GREEDY, "r")
-    assert not {"pooling", "prompt_embeds"} & {feature.name for feature in make_features()}
+    assert not {"pooling", "prompt_embeds"} & {
+        feature.name for feature in make_features(Facts(9, 1))
+    }
 
 
 def test_one_program_has_them_and_none_is_added(llm: LLM) -> None:

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from jaxserve.errors import EngineDeadError
+from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.control import CopyProgram, MoveProgram, UploadProgram
 from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
 from jaxserve.execution.features import (
@@ -43,7 +44,7 @@ def fake_program(shape: StepShape) -> Program:
 
 
 def cost(shape: StepShape) -> float:
-    return predicted_cost(shape, make_features(), FACTS, numbers_per_token=1e4)
+    return predicted_cost(shape, make_features(FACTS), numbers_per_token=1e4)
 
 
 def table(ahead: int) -> ProgramTable:
@@ -209,7 +210,7 @@ def test_the_parameters_stay_while_a_program_is_traced() -> None:
     runner = Runner.__new__(Runner)
     runner.programs = table(2)
     runner._readers_left, runner._num_readers, runner._death = threading.Condition(), 0, None
-    runner._leaves = ("parameters",)
+    runner._leaves, runner._buffers = ("parameters",), DeviceBuffers([], None)
     closing = threading.Thread(target=runner.close)
     with runner._reading_parameters():
         closing.start()
