@@ -97,7 +97,7 @@ class PolicyName:
 class Classes:
     """Classes of the operator's own, or their names; kept as a tuple."""
 
-    metavar = "NAME"
+    metavar = "MODULE:CLASS"
     allowed = "a list of classes, or of their names as module:Class"
 
     def checked(self, name: str, value: Any) -> tuple[str | type, ...]:

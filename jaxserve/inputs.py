@@ -53,6 +53,8 @@ _ONE_TOKEN = SamplingParams(
 )
 MAX_SALT_CHARACTERS = 1024
 _NONE = frozenset[int]()
+# one for all, since hundreds of thousands may wait: lists of a message are not changed
+_NO_LIST: list[Any] = []
 # Of a long text so many characters a token of the context, and at least so many, are tokenised
 # before the others; and so many tokens may change with what follows them.
 HEAD_CHARACTERS, LEAST_HEAD, SPARE_TOKENS = 8, 2**15, 64
@@ -285,10 +287,11 @@ class InputProcessor:
             prompt_token_ids=tokens,
             params=params.for_engine(),
             stop_rule=rule,
-            bad_words=words,
+            bad_words=words or _NO_LIST,
             queueing=queueing,
             cache_salt=cache_salt,
             grammar=grammar,
+            output_token_ids=_NO_LIST,
             thoughts=self._thoughts(params),
         )
 

@@ -274,7 +274,8 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) ->
         max_model_len=settings.max_model_len,
         num_drafts=runner.num_drafts,
     )
-    pages = PageManager(cache.num_pages, cache.page_size, caching=config.asked.enable_prefix_caching)
+    caching = config.asked.enable_prefix_caching
+    pages = PageManager(cache.num_pages, cache.page_size, caching=caching)
     inputs = PolicyInputs(
         num_found=lambda request: len(pages.find(request)) * pages.page_size,
         device_busy=busy.fraction,
