@@ -202,7 +202,7 @@ def test_the_program_of_pictures_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_program_of_the_memory_report_runs() -> None:
-    (program,) = blocks(ROOT / "docs" / "scheduling.md", "python")
+    _, program = blocks(ROOT / "docs" / "scheduling.md", "python")  # the first is a policy
     done = subprocess.run(
         [sys.executable, "-c", program.replace("MODEL", str(bundled_model_path()))],
         cwd=ROOT,

@@ -205,8 +205,8 @@ def test_other_bad_input_is_named(llm: LLM) -> None:
 
 
 def test_without_the_switches_both_are_refused_by_their_names(llm: LLM) -> None:
-    programs = replace(llm.config.programs, enable_embeddings=False, enable_prompt_embeds=False)
-    off = replace(llm.config, programs=programs)
+    asked = replace(llm.config.asked, enable_embeddings=False, enable_prompt_embeds=False)
+    off = replace(llm.config, asked=asked)
     inputs = InputProcessor(off, llm.model_config, None)
     with pytest.raises(ValidationError, match="enable_embeddings=False"):
         inputs.prepare([5], PoolingParams(), "r")
