@@ -282,7 +282,7 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) ->
     )
     resources = [feature.resource for feature in runner.features if feature.resource is not None]
     turns = ClientTurns(partial(make_policy, config.asked, inputs))
-    return Scheduler(limits, pages, turns, resources)
+    return Scheduler(limits, pages, turns, resources, runner.drafts_for)
 
 
 def _compile(

@@ -54,8 +54,8 @@ class EngineFeatures:
 
     def prepare(self, request: Request) -> None:
         """Settle what features keep of a request, and how they bind its steps; once."""
-        if request.shared:
-            own = ((feature.name, feature.own(request)) for feature in self._owning)
+        own = [(feature.name, feature.own(request)) for feature in self._owning]
+        if any(state is not None for _, state in own):
             request.own = {name: state for name, state in own if state is not None}
         self.settle(request)
         front = None if request.group is None else request.group.front

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from jaxserve.engine.arrivals import Arrivals
 from jaxserve.engine.features import EngineFeatures, Reports
+from jaxserve.engine.integrity import Integrity
 from jaxserve.engine.pace import Pace
 from jaxserve.errors import MessageError, RowError
 from jaxserve.execution.results import Dispatched, PackedStep
@@ -43,8 +43,6 @@ from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.view import view_of
 
 logger = logging.getLogger(__name__)
-
-CHECK_INTERVAL_S = 60.0  # least time between two checks of pages and slots
 
 
 class Engine:
@@ -91,13 +89,12 @@ class Engine:
         self._num_preempted = 0  # when the last step was dispatched
         self._clock = StepClock()
         self._busy = BusyWindow() if busy is None else busy
-        self._beams = BeamGroups(scheduler)
         self.features = EngineFeatures(
             runner.features, runner.ropes, grammars, scheduler.force, runner.write_rows
         )
+        self._beams = BeamGroups(scheduler, self.features.ended)
         self._arrivals = Arrivals(scheduler, self.features, self._beams, self._clock)
-        self._next_check = 0.0
-        self._num_integrity_failures = 0
+        self._integrity = Integrity(scheduler)
         self._is_watched = False  # the next output brings a view
 
     @property
@@ -169,7 +166,7 @@ class Engine:
             preempted[request.request_id] = request.num_preemptions
             self._clock.lacks_pages(request)
         if not self.has_work:
-            self._check_integrity()
+            self._integrity.check()
         return StepOutput(
             sequence_ids=[request.request_id for request in seen.requests],
             tokens=seen.tokens,
@@ -281,7 +278,7 @@ class Engine:
             num_programs=len(self.runner.programs.programs),
             times=replace(self._clock.times),
             pages=s.page_stats(),
-            num_integrity_failures=self._num_integrity_failures,
+            num_integrity_failures=self._integrity.num_failures,
             num_beam_shrinks=self._beams.num_shrinks,
             work=self._work,
         )
@@ -299,15 +296,3 @@ class Engine:
         self.features.close()
         self.runner.close()
         gc.unfreeze()  # `load_engine` froze what was alive then
-
-    def _check_integrity(self) -> None:
-        """See that no page and no slot got lost; idle, where it holds up nobody."""
-        now = time.monotonic()
-        if now < self._next_check:
-            return
-        self._next_check = now + CHECK_INTERVAL_S
-        try:
-            self.scheduler.check_integrity()
-        except AssertionError:
-            self._num_integrity_failures += 1
-            logger.exception("pages or slots of the KV cache are lost, or owned twice")

@@ -75,11 +75,13 @@ class Runner:
         model: the model, its parameters `jax.ShapeDtypeStruct`s with their shardings.
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
-        extra_features: beside those that every engine has, and their options.
+        own_features: beside those that every engine has, and their options.
 
     Attributes:
         features: of the engine, in their order.
         ropes: of the model.
+        num_drafts: most tokens that a decode row may compute beside its newest one.
+        drafts_for: see `Feature.drafts_for`; None without drafts.
         first_runs: seconds that programs took to run idle while it was warmed up.
     """
 
@@ -90,7 +92,7 @@ class Runner:
         model: Model,
         mesh: Mesh,
         cache: KVCache,
-        extra_features: Sequence[FeatureChoice] = (),
+        own_features: Sequence[FeatureChoice] = (),
     ):
         scheduler, self._settings = config.scheduler, config.programs
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
@@ -122,12 +124,14 @@ class Runner:
             threshold_on(mesh, backends),
         )
         own = make_features(facts, partial(getattr, config.asked))
-        self.features = (*own, *(kind(facts, options) for kind, options in extra_features))
+        self.features = (*own, *(kind(facts, options) for kind, options in own_features))
         self.ropes = model_config.ropes
         self._fed = [f for f in self.features if overrides(f, "step_buffers")]
         self.packer = RowPacker(self._max_num_seqs, self.features)
         defaults = mesh_defaults(mesh)
-        self.num_drafts = max((feature.num_drafts for feature in self.features), default=0)
+        drafting = [feature for feature in self.features if feature.num_drafts]
+        self.num_drafts = drafting[0].num_drafts if drafting else 0
+        self.drafts_for = drafting[0].drafts_for if drafting else None
         self._shapes = wanted_shapes(
             self._max_num_seqs,
             self.max_prefill_tokens,
@@ -280,6 +284,7 @@ class Runner:
             max(len(needs.lanes), len(plan.samples) - plan.num_decode if needs.lanes else 0),
             needs.features,
             len(needs.special),
+            max(plan.rows.lengths[: plan.num_decode], default=1) if self.num_drafts else 1,
         )
         program = self.programs.select(wanted)
         return PackedStep(program, needs, self.packer.pack(plan, needs, program.layout))
@@ -323,8 +328,7 @@ class Runner:
             ValueError: other shapes or types than the feature has declared.
             EngineDeadError: a call failed.
         """
-        program, operands = self._buffers.pack(feature, start, arrays)
-        for operand in operands:
+        for program, operand in self._buffers.pack(feature, start, arrays):
             self.run(program, operand)
 
     def run(self, program: str, operand: np.ndarray) -> Any:
@@ -368,7 +372,8 @@ class Runner:
         except BaseException as error:
             if isinstance(error, Exception):
                 raise self._die(name, error) from error
-            if self._state is None:  # an interrupt is harmless where the state has come back
+            # an interrupt is harmless where what was given away has come back
+            if self._state is None or not self._buffers.is_whole:
                 self._die(name, error)
             raise
         return result

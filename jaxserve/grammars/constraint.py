@@ -83,6 +83,9 @@ def start_compiling(compiler: GrammarCompiler, asked: AddGroup) -> Future[Demand
     demand: Future[Demand] = Future()
 
     def compiled(done: Future[Any]) -> None:
+        if done.cancelled():  # the engine is closed
+            demand.cancel()
+            return
         try:
             demand.set_result(_demand(compiler, asked, done))
         except Exception as error:  # the one who waits for it raises it
@@ -96,7 +99,8 @@ def _demand(compiler: GrammarCompiler, asked: AddGroup, done: Future[Any]) -> De
     thoughts, most = asked.thoughts, asked.params.thinking_token_budget
     budget = None
     if thoughts is not None and most is not None and most != -1:
-        done.result()
+        if asked.grammar is None:
+            done.result()
         budget = compiler.budget(thoughts, most)
     if asked.grammar is None:
         return Demand(None, budget)

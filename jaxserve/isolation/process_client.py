@@ -32,6 +32,7 @@ from jaxserve.messages import (
     EngineStats,
     StepOutput,
 )
+from jaxserve.named_class import CLASS_NAME
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ class ProcessClient(EngineClient):
         early: EarlyProcess | None = None,
     ):
         super().__init__(asked.model_names[0], asked.metrics_prefix, clock)
+        asked = replace(asked, features=tuple(map(_importable, asked.features)))
         self.asked = asked
         self._supervisor = Supervisor(
             asked,
@@ -362,3 +364,18 @@ class ProcessClient(EngineClient):
 def _number(sequence_id: str) -> str:
     """What all sequences of a group have in common."""
     return sequence_id.partition(".")[0]
+
+
+def _importable(feature: str | type) -> str:
+    """The name by which another process finds a feature.
+
+    Raises:
+        ValidationError: it has none.
+    """
+    if isinstance(feature, str):
+        return feature
+    name = f"{feature.__module__}:{feature.__qualname__}"
+    if feature.__module__ == "__main__" or not CLASS_NAME.fullmatch(name):
+        allowed = "a class of a module that another process can import"
+        raise ValidationError("features", name, allowed)
+    return name

@@ -84,12 +84,17 @@ class BeamGroups:
     blocks nobody. One that may shrink gives its least likely beams up instead while another beam
     waits for pages.
 
+    Args:
+        scheduler: computes the beams.
+        ended: told the id of each sequence that is dropped.
+
     Attributes:
         num_shrinks: beams that were given up for want of pages.
     """
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, ended: Callable[[str], None] = lambda name: None):
         self.num_shrinks = 0
+        self._ended = ended
         self._scheduler = scheduler
         self._groups: dict[str, _Group] = {}
         self._by_request: dict[str, _Group] = {}
@@ -248,5 +253,6 @@ class BeamGroups:
         request, member.request = member.request, None
         if request is not None:
             self._scheduler.abort(request.request_id)
+            self._ended(request.request_id)
             del self._by_request[request.request_id]
             insort(group.orders, request.order)

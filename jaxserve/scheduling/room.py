@@ -38,7 +38,11 @@ class Room:
 
     def fits(self, request: Request) -> bool:
         """Whether `reserve` would find what a waiting request needs."""
-        return self._resources.has_room(request) and self.has_pages(request)
+        return self.has_resources(request) and self.has_pages(request)
+
+    def has_resources(self, request: Request) -> bool:
+        """Whether there is what features have too little of."""
+        return self._resources.has_room(request)
 
     def has_pages(self, request: Request) -> bool:
         """Whether the pages that a waiting request needs are free."""
@@ -46,7 +50,7 @@ class Room:
 
     def reserve(self, request: Request) -> bool:
         """Give a waiting request its pages, shared ones among them; False: too little is free."""
-        if not self._resources.has_room(request):
+        if not self.has_resources(request):
             return False
         shared = self.shared(request)
         if not self._pages.reserve(request, shared, self.wanted(request)):

@@ -9,7 +9,7 @@ docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
@@ -39,6 +39,8 @@ class Scheduler:
         turns: in which order requests get slots and keep pages; of each client by arrival when
             None.
         resources: of the features, see `StepResource`.
+        drafts_for: of the requests that run, how many drafts each row may have now; None: as many
+            as `limits` say.
 
     Attributes:
         waiting: the turns, which hold the requests that wait for a slot.
@@ -52,6 +54,7 @@ class Scheduler:
         pages: PageManager,
         turns: ClientTurns | None = None,
         resources: Sequence[StepResource] = (),
+        drafts_for: Callable[[int], int] | None = None,
     ):
         needed = pages.pages_for(limits.max_model_len)
         if pages.pool.num_pages - 1 < needed:
@@ -71,6 +74,8 @@ class Scheduler:
         self._requests: dict[str, Request | SequenceGroup] = {}
         self._next_order = 0
         self._resources = Resources(resources)
+        self._drafts_for = drafts_for or (lambda num_running: limits.num_drafts)
+        self._most_drafts = 0  # of a row of the step that is planned
         self._slots = Slots(limits.max_num_seqs, self.waiting, self._resources)
         self.running = self._slots.running
         self._held = HeldPages(pages.pool)
@@ -194,6 +199,7 @@ class Scheduler:
         forks, self._forks = self._forks, []
         if self.waiting.num_clients > 1:
             self._give_way(plan)
+        self._most_drafts = self._drafts_now() if self.limits.num_drafts else 0
         preemptions = self.num_preemptions
         prefilling: list[Request] = []
         seen = -1
@@ -341,7 +347,7 @@ class Scheduler:
             return 0
         if not self._resources.may_sample(request):
             return 0
-        drafts = self._num_drafts(request) if self.limits.num_drafts else 0
+        drafts = self._num_drafts(request) if self._most_drafts else 0
         num_tokens = request.num_computed + 1 + drafts
         if not self.pages.grow(request, num_tokens) and not self._make_room(request, num_tokens):
             return 0
@@ -367,13 +373,20 @@ class Scheduler:
                 return False
         return True
 
+    def _drafts_now(self) -> int:
+        """Drafts that a row of this step may have; none beside prompts, see `wanted_shapes`."""
+        begins = len(self.waiting) > 0 and self._slots.num_free > 0
+        if begins or any(request.is_prefilling for request in self.running):
+            return 0
+        return min(self._drafts_for(len(self.running)), self.limits.num_drafts)
+
     def _num_drafts(self, request: Request) -> int:
         """Drafts that the next row may have: no more than can be wanted, nor beyond the slot."""
         if not request.takes_drafts:
             return 0
         wanted = request.stop_rule.max_tokens - len(request.output_token_ids) - request.pending - 1
         room = self.limits.max_model_len - request.num_computed - 1
-        return max(0, min(self.limits.num_drafts, wanted, room))
+        return max(0, min(self._most_drafts, wanted, room))
 
     def _has_lane(self, plan: StepPlan) -> bool:
         """Whether one more request fits into the prefill region."""
@@ -435,14 +448,21 @@ class Scheduler:
             if request is None or request.pending:
                 break
             if not self._begin(plan, request):
+                is_short = self._is_short(request)
                 # held for sequences that wait behind this request, they would be held for ever
-                if self.running or plan or not self._held.drop_one():
-                    self.short_of_pages = request
+                if not is_short or self.running or plan or not self._held.drop_one():
+                    self.short_of_pages = request if is_short else None
                     break
                 continue
             used += self._plan_chunk(plan, request, budget - used)
-        self.short_of_pages = self.short_of_pages or self.waiting.passed
+        passed = self.waiting.passed
+        if self.short_of_pages is None and passed is not None and self._is_short(passed):
+            self.short_of_pages = passed
         return used
+
+    def _is_short(self, request: Request) -> bool:
+        """Whether pages are what a request lacks that does not fit."""
+        return not request.takes_turns or not self._room.has_pages(request)
 
     def _begin(self, plan: StepPlan, request: Request) -> bool:
         """Give a waiting request a slot, of which one is free; False: too few pages are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from jaxserve.request import Request
@@ -18,7 +17,7 @@ class Turns:
 
     def __init__(self, most: int, amount_of: Callable[[Request], int]):
         self._most, self._amount_of = most, amount_of
-        self._requests: deque[Request] = deque()  # running ones, next to sample first
+        self._requests: list[Request] = []  # running ones, next to sample first
         self._total = 0  # of all of them
         self._turn: set[Request] | None = None  # that may sample; None: all of them
         self._new: set[Request] = set()  # got their slots in the step that is planned
@@ -48,7 +47,7 @@ class Turns:
             request = self._requests[0]
             left -= self._amount_of(request)
             self._turn.add(request)
-            self._requests.rotate(-1)
+            self._requests.append(self._requests.pop(0))
 
     def may_sample(self, request: Request) -> bool:
         if self._turn is None:

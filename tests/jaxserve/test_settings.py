@@ -14,7 +14,7 @@ import pytest
 from jaxserve import EngineConfig, SamplingParams
 from jaxserve.errors import ValidationError
 from jaxserve.flags import add_flag
-from jaxserve.sampling_params import CLIENT, FEATURES, SCHEDULER
+from jaxserve.sampling_params import CLIENT, SCHEDULER
 from jaxserve.settings import (
     Choice,
     Number,
@@ -52,7 +52,7 @@ def test_every_field_is_declared_and_its_default_allowed(kind: type) -> None:
 def test_who_reads_a_parameter_is_there() -> None:
     files = {path.stem for path in FOLDER.glob("*.py")}
     readers = {item.reader for item in settings_of(SamplingParams).values()}
-    assert readers <= files | {CLIENT, SCHEDULER, FEATURES}
+    assert readers <= files | {CLIENT, SCHEDULER}
 
 
 @pytest.mark.parametrize(

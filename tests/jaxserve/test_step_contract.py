@@ -89,6 +89,10 @@ class Bigrams(Feature):
     def __init__(self, facts: Facts, options: Mapping[str, Any]):
         super().__init__(facts, options)
         self.num_drafts = options["num_drafts"]
+        self._most_rows = options.get("most_rows", 99)
+
+    def drafts_for(self, num_running: int) -> int:
+        return self.num_drafts if num_running <= self._most_rows else 0
 
     def buffers(self) -> Any:
         return Buffer((self.facts.vocab_size,), jnp.int32)
@@ -135,6 +139,23 @@ def test_drafts_change_the_number_of_steps_and_no_token(
     drafting.runner.write_rows("bigrams", 0, np.full(VOCAB_SIZE, 1, np.int32))
     assert finish(drafting, workload()) == expected
     assert drafting.stats().num_steps - steps > steps, "and others are not"
+
+
+@pytest.mark.slow
+def test_steps_without_drafts_take_programs_without_them(engine) -> None:
+    expected = finish(engine(overlap=False, kv_cache_dtype="auto"), workload())
+    drafting = engine((Bigrams, {"num_drafts": 3, "most_rows": 2}), compile_ahead=99)
+    queries = []
+    dispatch = drafting.runner.dispatch
+
+    def noted(plan, packed):
+        queries.append((len(drafting.scheduler.running), packed.program.layout.shape.num_queries))
+        return dispatch(plan, packed)
+
+    drafting.runner.dispatch = noted
+    assert finish(drafting, workload()) == expected
+    assert {q for rows, q in queries if rows > 2} == {1}
+    assert 4 in {q for rows, q in queries if rows <= 2}
 
 
 @pytest.mark.slow

@@ -257,7 +257,8 @@ class Feature:
     def begins(self, asked: AddGroup) -> Future[Any] | None:
         """What a message has to wait for before it is queued; None: nothing.
 
-        The result is `Request.shared[name]` of its sequences. An error ends the request.
+        The result is `Request.shared[name]` of its sequences. An error ends the request. The client
+        counts that wait as one in the queue, but for grammars and budgets of thoughts.
         """
         return None
 
@@ -272,15 +273,26 @@ class Feature:
     def took(self, step: TakenStep) -> dict[str, Any] | None:
         """Take in a step's tokens; what is to be told of its sequences, by their ids.
 
-        What it tells is of the type that `reports.REPORTS` names.
+        It is of the type that `reports.REPORTS` names for the feature; of others plain data: text,
+        numbers, lists, mappings. A beam's own token is replaced by another one afterwards.
         """
         return None
 
     def ended(self, sequence_id: str) -> None:
-        """A sequence was aborted, perhaps one that has had no step."""
+        """A sequence was aborted, or dropped by its search, perhaps before it had a step.
+
+        `took` tells of the other ends.
+        """
 
     def close(self) -> None:
         """The engine is closed."""
+
+    def drafts_for(self, num_running: int) -> int:
+        """Of the one feature that drafts: drafts that rows may have while so many requests run.
+
+        Asked for each step. 0: the step takes a program without drafts, which costs less.
+        """
+        return self.num_drafts
 
     # -- the packing side -----------------------------------------------------------------------
 
@@ -321,8 +333,8 @@ class Feature:
     def buffers(self) -> Any:
         """A pytree of `Buffer`s: arrays on the device that the host writes to.
 
-        Rows of them are replaced between steps, see `Host.write_rows`; they start as zeros. None:
-        the feature has none.
+        All have as many rows, which are replaced between steps, see `Host.write_rows`; they start
+        as zeros. None: the feature has none.
         """
         return None
 

@@ -61,7 +61,8 @@ class PromptEmbeds(Feature):
         return Buffer(shape, jnp.float32)
 
     def step_buffers(self, chunks: list[Chunk]) -> np.ndarray:
-        rows = np.zeros((self.facts.max_prefill_tokens, self.facts.hidden_size), np.float32)
+        size = sum(chunk.length for chunk in chunks)
+        rows = np.zeros((size, self.facts.hidden_size), np.float32)
         begin = 0
         for request, start, length in chunks:
             embeds = self._embeds(request)

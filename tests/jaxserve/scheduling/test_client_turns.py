@@ -77,6 +77,7 @@ def test_with_one_client_plans_are_those_of_its_policy(workload: Workload) -> No
         scheduler.pages,
         PolicyAlone(workload.policy),
         [Turns(MAX_BIAS, num_bias_of)],
+        workload.drafts_for,
     )
     assert run.to_the_end().plans == without.to_the_end().plans
 

@@ -54,8 +54,12 @@ class Workload:
     spare_pages: int
     overlap: bool
     num_drafts: int = 0
+    drafting_rows: int = 99  # with more requests there are no drafts
     caching: bool = True
     policy: Callable[[], Policy] = FirstComeFirstServed
+
+    def drafts_for(self, num_running: int) -> int:
+        return self.num_drafts if num_running <= self.drafting_rows else 0
 
 
 MAX_LEN = 24
@@ -99,6 +103,7 @@ workloads = st.builds(
     spare_pages=st.integers(0, 12),
     overlap=st.booleans(),
     num_drafts=st.sampled_from([0, 0, 1, 3]),
+    drafting_rows=st.sampled_from([99, 2]),
     caching=st.sampled_from([True, True, False]),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
@@ -134,7 +139,8 @@ def make_scheduler(w: Workload) -> Scheduler:
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
-    return Scheduler(limits, pages, ClientTurns(w.policy), [Turns(MAX_BIAS, num_bias_of)])
+    turns = Turns(MAX_BIAS, num_bias_of)
+    return Scheduler(limits, pages, ClientTurns(w.policy), [turns], w.drafts_for)
 
 
 def alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:
