@@ -87,8 +87,8 @@ class EngineFeatures:
         needs, outputs = step.step.needs, result.outputs
         chunks = needs.chunks(step.plan) if outputs and needs.lanes else []
         reports: Reports = {}
+        given = TakenStep(seen, outputs, result.special, chunks, step)
         for feature in self._taking:
-            given = TakenStep(seen, outputs.get(feature.name), result.special, chunks, step)
             told = feature.took(given)
             if told:
                 reports[feature.name] = told

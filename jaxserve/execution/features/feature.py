@@ -112,18 +112,18 @@ class Host(NamedTuple):
 
 
 class TakenStep(NamedTuple):
-    """A step whose tokens the host has seen, for one feature.
+    """A step whose tokens the host has seen.
 
     Attributes:
         seen: the tokens. A feature may append what follows them, and say how they end.
-        outputs: the feature's; None: the step's program does not contain it.
+        outputs: by feature, where the step's program contains it.
         special: index among the plan's samples -> place among the special rows.
         chunks: of the prefill region, in its order.
         step: with what features have set aside by `Tokens.tap`, see `Dispatched.set_aside`.
     """
 
     seen: SeenTokens
-    outputs: Any
+    outputs: dict[str, Any]
     special: dict[int, int]
     chunks: list[Chunk]
     step: Dispatched

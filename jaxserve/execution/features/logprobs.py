@@ -102,12 +102,12 @@ class Logprobs(Feature):
         return LogprobOutputs(*scored, scored.sampled[:, None] + (named - known))
 
     def took(self, step: TakenStep) -> dict[str, TokenLogprobs] | None:
-        if step.outputs is None:
+        seen, values = step.seen, step.outputs.get(self.name)
+        if values is None:
             return None
-        seen = step.seen
         return {
             request.request_id: _told(
-                step.outputs, step.special[seen.samples[entry]], request, seen.tokens[entry]
+                values, step.special[seen.samples[entry]], request, seen.tokens[entry]
             )
             for entry, request in enumerate(seen.requests)
             if request.params.logprobs is not None

@@ -79,10 +79,9 @@ class Mask(Feature):
     def took(self, step: TakenStep) -> None:
         """Take the tokens that grammars force, and say why sequences cannot go on."""
         seen, host = step.seen, self._host
-        for entry in range(len(seen.requests)):
+        constrained = [i for i, one in enumerate(seen.requests) if one.own and self.name in one.own]
+        for entry in constrained:
             request = seen.requests[entry]
-            if self.name not in request.own:
-                continue
             assert host is not None
             grammar, budget = constraint_of(request)
             ended = entry in seen.ends

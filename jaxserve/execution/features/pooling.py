@@ -71,12 +71,13 @@ class Pooling(Feature):
         self._totals: dict[str, np.ndarray] = {}  # by sequence: of its chunks so far
 
     def took(self, step: TakenStep) -> dict[str, list[float]] | None:
-        if step.outputs is None and not self._totals:
+        values = step.outputs.get(self.name)
+        if values is None and not self._totals:
             return None
         ended = {request.request_id for request in step.seen.requests}
-        if step.outputs is not None:
+        if values is not None:
             for lane, (request, start, _) in enumerate(step.chunks):
-                name, total = request.request_id, step.outputs.total[lane]
+                name, total = request.request_id, values.total[lane]
                 # a request that was aborted while the step ran has nobody left to tell
                 is_live = name in ended or request.state is not RequestState.FINISHED
                 if request.asked.pooling is not None and is_live:

@@ -64,17 +64,18 @@ class PromptScores(Feature):
         return scores_prompt(chunk.request, chunk.start)
 
     def took(self, step: TakenStep) -> dict[str, list[TokenLogprobs]] | None:
-        if step.outputs is None and not self._scored:
+        values: Any = step.outputs.get(self.name)
+        if values is None and not self._scored:
             return None
         counts = Counter(request.request_id for request in step.seen.requests)
         begin = 0
-        for chunk in step.chunks if step.outputs is not None else ():
+        for chunk in step.chunks if values is not None else ():
             request = chunk.request
             num_seen = counts[request.request_id]
             # a request that was aborted while the step ran has nobody left to tell
             is_live = num_seen > 0 or request.state is not RequestState.FINISHED
             if is_live and scores_prompt(request, chunk.start, num_seen):
-                self._take(chunk, begin, step.outputs)
+                self._take(chunk, begin, values)
             begin += chunk.length
         return {name: self._scored.pop(name) for name in counts if name in self._scored}
 

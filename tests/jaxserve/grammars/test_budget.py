@@ -105,7 +105,7 @@ def test_the_mask_leaves_the_closing_tag_alone_and_then_nothing_of_it() -> None:
             inputs = MaskInputs(forbidden=np.zeros((1, 1), np.uint32))
             mask.pack(inputs, [SpecialRow(0, request, 0)], [])
             masks.append(int(~inputs.forbidden[0, 0]))
-        mask.took(TakenStep(SeenTokens([request], [A], [0]), None, {}, [], NO_STEP))
+        mask.took(TakenStep(SeenTokens([request], [A], [0]), {}, {}, [], NO_STEP))
         waited.append(request.needs_seen_tokens)
     assert masks[:4] == [0xFFFFFFFF, 1 << 2, 1 << 4, 1 << 5] and masks[-1] == 0xFFFFFFFF
     assert waited == [False, True, True, True, False, False]

@@ -50,7 +50,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone() -> None:
     state.grammar.allow([], words)
     assert state.grammar.error is not None and words[0] == 1 << 2
     seen = SeenTokens([request], [2], [0], {0: End(FinishReason.STOP, None)})
-    mask.took(TakenStep(seen, None, {}, [], NO_STEP))
+    mask.took(TakenStep(seen, {}, {}, [], NO_STEP))
     assert seen.ends[0].reason is FinishReason.NOT_COMPILED, "which is no fault of the request"
     assert waiting  # the other one waits
     assert waiting.abort("waits") and not waiting.abort("fails")
