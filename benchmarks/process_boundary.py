@@ -22,7 +22,7 @@ from typing import Any
 
 from jaxserve.bench.measure import environment
 from jaxserve.isolation.wire import Channel, decode, encode
-from jaxserve.messages import Begun, EngineStats, Outbox, PageStats, StepOutput
+from jaxserve.messages import Begun, EngineStats, PageStats, StepOutput
 from jaxserve.observability.step_times import StepTimes
 
 PREFIX = 4  # bytes of a frame before the message
@@ -35,14 +35,14 @@ def decode_step(streams: int) -> StepOutput:
     stats = EngineStats(streams, 3, 0.5, 7, 123456, 12, times, pages)
     ids = [f"{100000 + index}.0" for index in range(streams)]
     tokens = [(7919 * index) % 128000 for index in range(streams)]
-    return StepOutput(ids, tokens, {}, {}, {}, {}, {}, {}, stats)
+    return StepOutput(ids, tokens, {}, {}, {}, {}, stats)
 
 
 def codec_times(streams: int, steps: int) -> tuple[float, float]:
     """Processor seconds of writing and of reading one step."""
-    outbox, step = Outbox(), decode_step(streams)
+    step = decode_step(streams)
     begin = time.process_time()
-    frames = [encode(outbox.seal(step)) for _ in range(steps)]
+    frames = [encode(step) for _ in range(steps)]
     written = time.process_time()
     for frame in frames:
         decode(frame[PREFIX:])
@@ -55,10 +55,10 @@ def round_trip(streams: int, steps: int) -> list[float]:
     command = [sys.executable, __file__, "--answer", str(theirs.fileno()), str(streams)]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
-        channel, outbox, seconds = Channel(ours), Outbox(), []
+        channel, seconds = Channel(ours), []
         for _ in range(steps):
             begin = time.perf_counter()
-            channel.send(outbox.seal(Begun([])))
+            channel.send(Begun([]))
             assert channel.receive() is not None
             seconds.append(time.perf_counter() - begin)
         channel.close()
@@ -68,10 +68,10 @@ def round_trip(streams: int, steps: int) -> list[float]:
 
 def answer(descriptor: int, streams: int) -> None:
     """The other process: a step for every message."""
-    channel, outbox = Channel(socket.socket(fileno=descriptor)), Outbox()
+    channel = Channel(socket.socket(fileno=descriptor))
     step = decode_step(streams)
     while channel.receive() is not None:
-        channel.send(outbox.seal(step))
+        channel.send(step)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         write, read = (statistics.median(part) * 1e6 for part in zip(*samples))
         trips = round_trip(streams, options.steps * 2)
         whole = statistics.median(trips) * 1e6
-        size = len(encode(Outbox().seal(decode_step(streams))))
+        size = len(encode(decode_step(streams)))
         report["us_per_step"][streams] = {"write": write, "read": read, "round_trip": whole}
         print(f"| {streams} | {size} | {write:.0f} | {read:.0f} | {whole:.0f} |", flush=True)
     if options.output_json is not None:

@@ -258,13 +258,13 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
     setting = with_pages(setting, weights)
     assert setting.num_pages
-    features = make_features(threshold_on(mesh, backends))
-    facts = Facts(config.vocab_size, MAX_LOGPROBS)
+    threshold = threshold_on(mesh, backends)
+    facts = Facts(config.vocab_size, MAX_LOGPROBS, model=config, threshold=threshold)
+    features = make_features(facts)
     layout = BlobLayout(step, features, facts, setting.page_size)
     spec = StepSpec(
         config=config,
         features=features,
-        facts=facts,
         layout=layout,
         result=ResultLayout(step, features, facts),
         cache=setting.cache(),

@@ -23,7 +23,8 @@ from typing import Any
 from benchmarks.proved_search import EOS, VOCAB, Search
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import TokenLogprobs
+from jaxserve.messages import AddGroup
+from jaxserve.reports import TokenLogprobs
 from jaxserve.request import Queueing, Request, RequestState, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.beams import BeamGroups
@@ -33,6 +34,7 @@ from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.turns import Turns
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token
 
 EPISODE = 500  # operations before another scheduler of other sizes is taken
@@ -75,12 +77,12 @@ class Episode:
             max_prefill_tokens=rng.randint(1, budget),
             max_lanes=rng.randint(1, 4),
             max_model_len=self._longest,
-            max_bias_entries=self._most_bias,
             num_drafts=self._drafts,
         )
         policy = rng.choice(sorted(POLICIES))
         pages = PageManager(num_pages, size, caching=rng.random() < 0.8)
-        self.scheduler = Scheduler(limits, pages, ClientTurns(POLICIES[policy]))
+        turns = Turns(self._most_bias, lambda request: len(request.params.logit_bias or ()))
+        self.scheduler = Scheduler(limits, pages, ClientTurns(POLICIES[policy]), [turns])
         self._beams = BeamGroups(self.scheduler)
         self._searches: dict[str, Search] = {}
         self._search_of: dict[str, Search] = {}  # by the ids of members
@@ -147,17 +149,18 @@ class Episode:
             params.prompt_logprobs = 1
         salt = rng.choice([None, None, "a"])
 
+        count = rng.choice([1, 1, 1, 2, 5])
+        first, *behind = ((f"{self._num_added + index}", index) for index in range(count))
+        ids, seeds = map(list, zip(first, *behind))
+        asked = AddGroup(ids, seeds, prompt, params, rule, [], queueing, salt)
+
         def make(name: str, seed: int, group: SequenceGroup | None) -> Request:
-            request = Request(
-                name, prompt, params, rule, seed, queueing=queueing, group=group, cache_salt=salt
-            )
+            request = Request(name, asked, seed, group)
             request.needs_seen_tokens = needs_seen
             request.takes_drafts = not (needs_seen or num_bias)
             self._know(request)
             return request
 
-        count = rng.choice([1, 1, 1, 2, 5])
-        first, *behind = ((f"{self._num_added + index}", index) for index in range(count))
         self._num_added += count
         self._live += (name for name, _ in (first, *behind))
         self._counts["groups"] += count > 1
@@ -181,18 +184,21 @@ class Episode:
         search, queueing = Search(prompt, params), self._queueing()
         salt = rng.choice([None, None, "a"])
 
-        def make(member: str) -> Request:
-            request = Request(
-                member, prompt, SamplingParams(), search.rule, 0, queueing=queueing, cache_salt=salt
-            )
+        name = f"search {len(self._search_of)}"
+        asked = AddGroup(
+            [name], [0], prompt, SamplingParams(), search.rule, [], queueing, salt, params
+        )
+
+        def make(member: str, asked: AddGroup) -> Request:
+            request = Request(member, asked)
+            request.needs_seen_tokens = True
             self._search_of[member] = search
             search.members.append(request)
             return request
 
-        name = f"search {len(self._search_of)}"
         self._searches[name] = search
         self._live.append(name)
-        self._beams.add(name, search.begin(), params.beam_width, make)
+        self._beams.add(asked, make)
         self._counts["searches"] += 1
 
     def abort(self) -> None:
@@ -239,10 +245,7 @@ class Episode:
         if found is None:
             return
         parent, tokens = found
-        child = Request(
-            f"{self._num_added}", parent.prompt_token_ids, parent.params, parent.stop_rule, 0
-        )
-        child.queueing, child.cache_salt = parent.queueing, parent.cache_salt
+        child = Request(f"{self._num_added}", parent.asked)
         child.needs_seen_tokens, child.takes_drafts = (
             parent.needs_seen_tokens,
             parent.takes_drafts,
@@ -309,8 +312,8 @@ class Episode:
                 assert token == next_token(context, VOCAB)
                 ids, values = zip(*likely_tokens(context, VOCAB, search.count))
                 ranks = [1, *range(1, len(ids) + 1)]
-                logprobs[entry] = TokenLogprobs([token, *ids], [-1.0, *values], ranks)
-        rest, _, found = self._beams.take(seen, logprobs)
+                logprobs[request.request_id] = TokenLogprobs([token, *ids], [-1.0, *values], ranks)
+        rest, found = self._beams.take(seen, logprobs)
         for name, sequences in found.items():
             assert self._searches[name].found is None, "a search ended twice"
             self._searches[name].found = sequences

@@ -25,6 +25,7 @@ from jaxserve import SamplingParams
 from jaxserve.bench.measure import describe, environment
 from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
 from jaxserve.memory.manager import PageManager
+from jaxserve.messages import AddGroup
 from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
@@ -64,7 +65,8 @@ def plan_times(count: int, policy: str, steps: int, clients: int = 1) -> list[fl
         nonlocal added
         prompt = [added % 7] * (8 + added % 90)
         turn = Queueing(0.0, client=str(added % clients))
-        scheduler.add(Request(str(added), prompt, params, rule, 0, queueing=turn))
+        asked = AddGroup([str(added)], [0], prompt, params, rule, [], turn)
+        scheduler.add(Request(str(added), asked))
         added += 1
 
     for _ in range(count):

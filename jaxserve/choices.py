@@ -82,13 +82,13 @@ def choose(
             "dtype=float16: a CPU has no products of it and converts every operand; "
             "bfloat16 and float32 are faster here"
         )
-    kv_format = KVFormat.of(config.cache.kv_cache_dtype, config.model.dtype)
+    kv_format = KVFormat.of(config.asked.kv_cache_dtype, config.model.dtype)
     if backends is None and quantized is not None:
         # what no weight could change is refused before they are fetched
         known = backends_for(asked, config, model, kv_format, device, integers=False)
         if device.platform != "cpu":
             LinearForm.of(known, online, asked.row_invariant)
-    if config.model.load_format != "dummy":
+    if config.asked.load_format != "dummy":
         if quantized is not None:
             fetch_weights(files, report)
         model = as_weights_say(files, model)
@@ -140,7 +140,7 @@ def _quantized(
     if quantized is None:
         yield None
         return
-    if config.model.load_format == "dummy":
+    if config.asked.load_format == "dummy":
         allowed = f"auto, for the checkpoint is quantised ({quantized[0]})"
         raise ValidationError("load_format", "dummy", allowed)
     with open_checkpoint(files.model) as checkpoint:

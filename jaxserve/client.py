@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from jaxserve.deadlines import Deadlines
 from jaxserve.errors import QueueFullError, ValidationError
@@ -24,9 +24,6 @@ from jaxserve.messages import (
     Body,
     Control,
     EngineStats,
-    Inbox,
-    Message,
-    Outbox,
     StepOutput,
 )
 from jaxserve.model_facts import ModelFacts
@@ -49,103 +46,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EngineClient(Protocol):
+class EngineClient(ABC):
     """What serves requests; used by one thread, but for `prepare`, which any may call.
+
+    Clients differ in how messages get to the engine and back.
 
     Attributes:
         config: of the engine, once it is there.
         metrics: of the requests and the engine.
         history: its last steps.
+        ledger: what was let in, and what may still be.
     """
-
-    config: ResolvedConfig
-    metrics: Metrics
-    history: StepHistory
-
-    @property
-    def model_config(self) -> ModelFacts: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Raises ValidationError where the engine has none."""
-
-    @property
-    def has_work(self) -> bool:
-        """True while a request is unfinished."""
-
-    def check_alive(self) -> None:
-        """Raises EngineDeadError once the engine has failed or was closed."""
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        params: Params,
-        request_id: str,
-        queueing: Queueing | None = None,
-    ) -> PreparedRequest:
-        """Check and tokenise one request; see `InputProcessor.prepare`."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What was let in, and what may still be."""
-
-    def check_room(self, client: str = "", requests: int = 1) -> None:
-        """Refuse requests of a client before any work is spent on them; see `Ledger.check`.
-
-        Raises:
-            QueueFullError: too much waits already, by the configured limits.
-        """
-
-    def admit(self, prepared: Sequence[PreparedRequest]) -> None:
-        """Let the requests of one call in, all of them or none; each is added or ended next.
-
-        Raises:
-            ValidationError: an id is in use.
-            QueueFullError: too much waits already, by the configured limits.
-        """
-
-    def add(self, prepared: PreparedRequest) -> None:
-        """Begin a request, which is admitted if it has not been.
-
-        Raises:
-            ValidationError: its id is in use.
-            QueueFullError: too much waits already, by the configured limits.
-            EngineDeadError: the engine has ended.
-        """
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; its last output, None if it is not live."""
-
-    def drop(self, request_id: str) -> None:
-        """End a request now whose caller has gone, so that no output need be made."""
-
-    def outputs(self) -> list[RequestOutput]:
-        """What has come since the last call, and the last outputs of requests whose time is over.
-
-        Raises EngineDeadError if nothing more can come.
-        """
-
-    def take_failures(self) -> dict[str, Exception]:
-        """Requests that have ended without a last output since the last call, and why."""
-
-    def stats(self) -> EngineStats:
-        """The engine's newest snapshot: queues, pages, steps, where their time went."""
-
-    def reset_prefix_cache(self) -> None:
-        """Have nothing found any more that was computed so far; requests that run go on."""
-
-    def look(self) -> None:
-        """Ask for a view of the engine, which comes with the outputs of a step."""
-
-    def take_view(self) -> EngineView | None:
-        """What came since the last call; its slots bear the ids of requests."""
-
-    def close(self) -> None:
-        """End the engine, which gives back its device memory."""
-
-
-class MessagingClient(ABC):
-    """What clients have in common: they differ in how messages get to the engine and back."""
 
     config: ResolvedConfig
     resumes: ClassVar[bool] = False  # whether requests may be sent to a second engine
@@ -156,7 +67,6 @@ class MessagingClient(ABC):
         self.metrics = Metrics(_label(model_name), metrics_prefix)
         self.history = StepHistory()
         self._clock = clock
-        self._inbox, self._outbox = Inbox(), Outbox()
         self._deadlines = Deadlines()
         self._queue_deadlines = Deadlines()  # of first steps
         self._failures: dict[str, Exception] = {}
@@ -190,7 +100,19 @@ class MessagingClient(ABC):
         self.ledger = Ledger(config, self._clock.now)
 
     @abstractmethod
-    def _send(self, message: Message) -> None: ...
+    def _post(self, body: Body) -> None:
+        """Have a message get to the engine."""
+
+    @abstractmethod
+    def check_alive(self) -> None:
+        """Raises EngineDeadError once the engine has failed or was closed."""
+
+    @abstractmethod
+    def outputs(self) -> list[RequestOutput]:
+        """What has come since the last call, and the last outputs of requests whose time is over.
+
+        Raises EngineDeadError if nothing more can come.
+        """
 
     @property
     def model_config(self) -> ModelFacts:
@@ -198,12 +120,14 @@ class MessagingClient(ABC):
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """Raises ValidationError where the engine has none."""
         if self._tokenizer is None:
             raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
         return self._tokenizer
 
     @property
     def has_work(self) -> bool:
+        """True while a request is unfinished."""
         return self._processor.has_live
 
     def prepare(
@@ -213,6 +137,7 @@ class MessagingClient(ABC):
         request_id: str,
         queueing: Queueing | None = None,
     ) -> PreparedRequest:
+        """Check and tokenise one request; see `InputProcessor.prepare`."""
         return self.inputs.prepare(prompt, params, request_id, queueing)
 
     @property
@@ -222,12 +147,25 @@ class MessagingClient(ABC):
         return self._inputs
 
     def admit(self, prepared: Sequence[PreparedRequest]) -> None:
+        """Let the requests of one call in, all of them or none; each is added or ended next.
+
+        Raises:
+            ValidationError: an id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+        """
         for one in prepared:
             self._check_id(one.request_id)
         with self._counted():
             self.ledger.admit({one.request_id: _work(one.group) for one in prepared})
 
     def add(self, prepared: PreparedRequest) -> None:
+        """Begin a request, which is admitted if it has not been.
+
+        Raises:
+            ValidationError: its id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+            EngineDeadError: the engine has ended.
+        """
         request_id, turn = prepared.request_id, prepared.group.queueing
         if not self.ledger.is_admitted(request_id):
             self.admit([prepared])
@@ -250,13 +188,20 @@ class MessagingClient(ABC):
         return min((one for one in times if one is not None), default=None)
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
+        """Refuse requests of a client before any work is spent on them; see `Ledger.check`.
+
+        Raises:
+            QueueFullError: too much waits already, by the configured limits.
+        """
         with self._counted():
             self.ledger.check(client, requests)
 
     def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its last output, None if it is not live."""
         return self._end(request_id, None)
 
     def take_failures(self) -> dict[str, Exception]:
+        """Requests that have ended without a last output since the last call, and why."""
         found, self._failures = self._failures, {}
         return found
 
@@ -265,31 +210,34 @@ class MessagingClient(ABC):
         return self._processor.num_generated(request_id)
 
     def drop(self, request_id: str) -> None:
+        """End a request now whose caller has gone, so that no output need be made."""
         self._end_sequences(request_id, self._processor.drop(request_id))
 
     def stats(self) -> EngineStats:
+        """The engine's newest snapshot: queues, pages, steps, where their time went."""
         return self.metrics.stats
 
     def reset_prefix_cache(self) -> None:
+        """Have nothing found any more that was computed so far; requests that run go on."""
         self._post(Control(Action.RESET_PREFIX_CACHE))
 
     def look(self) -> None:
+        """Ask for a view of the engine, which comes with the outputs of a step."""
         self._post(Control(Action.LOOK))
 
     def take_view(self) -> EngineView | None:
+        """What came since the last call; its slots bear the ids of requests."""
         found, self._view = self._view, None
         return found
 
     def close(self) -> None:
+        """End the engine, which gives back its device memory."""
         self._end_checks()
         self._post(Control(Action.CLOSE))
 
     def _end_checks(self) -> None:
         if self._inputs is not None:
             self._inputs.close()
-
-    def _post(self, body: Body) -> None:
-        self._send(self._outbox.seal(body))
 
     def _end(self, request_id: str, why: str | None) -> RequestOutput | None:
         output, sequences = self._processor.abort(request_id, why)
@@ -344,18 +292,13 @@ class MessagingClient(ABC):
             self.metrics.record_refused(error.limit)
             raise
 
-    def _take(self, message: Message) -> list[RequestOutput]:
+    def _take(self, step: StepOutput) -> list[RequestOutput]:
         """Make outputs of one step's tokens; sequences that met a stop string are ended."""
-        step = self._inbox.open(message)
-        assert isinstance(step, StepOutput)
-        return self._take_step(step)
-
-    def _take_step(self, step: StepOutput) -> list[RequestOutput]:
         if step.step is not None:
             self.history.record(step.step)
         self.metrics.record_step(step)
         name_of, ledger = self._processor.request_of, self.ledger
-        for one in step.compiled:
+        for one in step.queued:
             if (name := name_of(one)) is not None and ledger.compiled(name):
                 self._queued(name)
         begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
@@ -405,7 +348,7 @@ def _label(model_name: str) -> str:
     return Path(model_name).name if Path(model_name).exists() else model_name
 
 
-class LocalClient(MessagingClient):
+class LocalClient(EngineClient):
     """The client of an engine that the caller's own thread steps.
 
     Attributes:
@@ -417,7 +360,8 @@ class LocalClient(MessagingClient):
 
     def __init__(self, loaded: Loaded):
         server = loaded.config.server
-        super().__init__(server.model_names[0], server.metrics_prefix, ClientClock())
+        prefix = loaded.config.asked.metrics_prefix
+        super().__init__(server.model_names[0], prefix, ClientClock())
         self.engine = loaded.engine
         self.lives = RequestLives()
         self.engine.on_dispatch = self.lives.planned
@@ -434,7 +378,6 @@ class LocalClient(MessagingClient):
     def outputs(self) -> list[RequestOutput]:
         """Those of one step, which is run."""
         expired = self._expired()
-        self._inbox.next = self.engine.outbox.next  # see `_post`
         found = expired + self._take(self.engine.step())
         self.lives.ended(found)
         return found
@@ -449,17 +392,12 @@ class LocalClient(MessagingClient):
             raise
         self.lives.added(prepared)
 
-    def _take_step(self, step: StepOutput) -> list[RequestOutput]:
+    def _take(self, step: StepOutput) -> list[RequestOutput]:
         self.lives.took(step, self._clock.now())
-        return super()._take_step(step)
+        return super()._take(step)
 
     def stats(self) -> EngineStats:
         return self._with_own_times(self.engine.stats())
 
     def _post(self, body: Body) -> None:
-        # between two calls nothing is on its way: what a Ctrl-C has cost is not waited for
-        self._outbox.next = self.engine.inbox.next
-        super()._post(body)
-
-    def _send(self, message: Message) -> None:
-        self.engine.handle(message)
+        self.engine.handle(body)

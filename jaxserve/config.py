@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Any, ClassVar
 
 from jaxserve.errors import ValidationError
+from jaxserve.named_class import CLASS_NAME
 from jaxserve.settings import (
     Choice,
     Number,
@@ -45,7 +46,6 @@ PATHS = (
 )
 # no other policy's
 _OF_LENGTH = ("length_classes", "output_classes", "length_shares", "max_overtaken_tokens")
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP library
 
 # who reads a setting
@@ -66,14 +66,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Keys of a JSON file with their values."""
+    """Keys of something, as a JSON file, with their values."""
 
     metavar: ClassVar[str] = "JSON"
-    file: str = "config.json"
+    file: str = "config.json's keys"
 
     @property
     def allowed(self) -> str:
-        return f"a dictionary of {self.file}'s keys"
+        return f"a dictionary of {self.file}"
 
     def checked(self, name: str, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -88,10 +88,27 @@ class PolicyName:
     allowed = f"one of {', '.join(SCHEDULING_POLICIES)}, or module:Class"
 
     def checked(self, name: str, value: Any) -> str:
-        is_class = isinstance(value, str) and _CLASS.fullmatch(value)
+        is_class = isinstance(value, str) and CLASS_NAME.fullmatch(value)
         if not is_class and value not in SCHEDULING_POLICIES:
             raise ValidationError(name, value, self.allowed)
         return str(value)
+
+
+class Classes:
+    """Classes of the operator's own, or their names; kept as a tuple."""
+
+    metavar = "MODULE:CLASS"
+    allowed = "a list of classes, or of their names as module:Class"
+
+    def checked(self, name: str, value: Any) -> tuple[str | type, ...]:
+        given = [value] if isinstance(value, str | type) else value
+        if not isinstance(given, list | tuple):
+            raise ValidationError(name, value, self.allowed)
+        for one in given:
+            is_name = isinstance(one, str) and CLASS_NAME.fullmatch(one)
+            if not is_name and not isinstance(one, type):
+                raise ValidationError(name, one, self.allowed)
+        return tuple(given)
 
 
 class Names:
@@ -181,7 +198,7 @@ class EngineConfig:
     )
     override_generation_config: Mapping[str, Any] | None = setting(
         None,
-        Overrides("generation_config.json"),
+        Overrides("generation_config.json's keys"),
         "Defaults in place of those of generation_config, as one JSON object.",
         reader=MODEL,
     )
@@ -379,6 +396,19 @@ class EngineConfig:
         "Take prompts as embeddings, which no endpoint does yet; they run on the largest program, "
         "and each of their steps sends the device one float32 row of the hidden size a prompt "
         "token.",
+        reader=PROGRAMS,
+    )
+    features: tuple[str | type, ...] = setting(
+        (),
+        Classes(),
+        "Features of your own beside those that come along, as module:Class (in Python as classes, "
+        "too), which are imported; see [research.md](research.md).",
+        reader=PROGRAMS,
+    )
+    feature_config: Mapping[str, Any] | None = setting(
+        None,
+        Overrides("the names of your features"),
+        "Options of your features, by their names.",
         reader=PROGRAMS,
     )
     max_logprobs: int = setting(

@@ -22,6 +22,7 @@ from jaxserve.settings import (
 )
 
 _INTEGER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+CLASSES = "MODULE:CLASS"
 _FACTORS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
@@ -127,6 +128,8 @@ def add_flag(
             how["type"] = number if item.optional else float
         case Texts():
             how["action"] = "append"
+        case _ if metavar == CLASSES:
+            how["nargs"] = "+"
         case _ if metavar == "JSON":
             how["type"] = json_object
     group.add_argument(*flags, metavar=metavar, **how)

@@ -53,6 +53,8 @@ _ONE_TOKEN = SamplingParams(
 )
 MAX_SALT_CHARACTERS = 1024
 _NONE = frozenset[int]()
+# one for all, since hundreds of thousands may wait: lists of a message are not changed
+_NO_LIST: list[Any] = []
 # Of a long text so many characters a token of the context, and at least so many, are tokenised
 # before the others; and so many tokens may change with what follows them.
 HEAD_CHARACTERS, LEAST_HEAD, SPARE_TOKENS = 8, 2**15, 64
@@ -187,14 +189,17 @@ class InputProcessor:
         if embeds is not None:
             _check_reads_no_tokens(params)
         params.verify(
-            self._model.vocab_size, self._max_model_len, self._config.programs.max_logprobs
+            self._model.vocab_size,
+            self._max_model_len,
+            self._config.asked.max_logprobs,
+            self._config.programs.features,
         )
         if self._tokenizer is None and params.detokenize:
             params = params.clone()
             params.detokenize = False
-        if params.stream_interval is None and self._config.server.stream_interval > 1:
+        if params.stream_interval is None and self._config.asked.stream_interval > 1:
             params = params.clone()
-            params.stream_interval = self._config.server.stream_interval
+            params.stream_interval = self._config.asked.stream_interval
         if self._tokenizer is None and (params.stop or params.bad_words):
             field = "stop" if params.stop else "bad_words"
             raise ValidationError(
@@ -216,7 +221,7 @@ class InputProcessor:
         return PreparedRequest(request_id, text, params, group)
 
     def _pooling(self, params: PoolingParams) -> PoolingParams:
-        if not self._config.programs.enable_embeddings:
+        if not self._config.asked.enable_embeddings:
             raise ValidationError("enable_embeddings", False, "True where prompts are embedded")
         params.verify(self._model.num_layers)
         if params.layer is None:
@@ -229,7 +234,7 @@ class InputProcessor:
         given = prompt.get(EMBEDS) if isinstance(prompt, Mapping) else None
         if given is None:
             return None
-        if not self._config.programs.enable_prompt_embeds:
+        if not self._config.asked.enable_prompt_embeds:
             raise ValidationError(
                 "enable_prompt_embeds", False, "True for prompts of prompt_embeds"
             )
@@ -240,7 +245,7 @@ class InputProcessor:
         return checked_embeds(given, self._model.hidden_size, self._check_length)
 
     def _check_queueing(self, queueing: Queueing) -> None:
-        priority, policy = queueing.priority, self._config.scheduler.scheduling_policy
+        priority, policy = queueing.priority, self._config.asked.scheduling_policy
         if isinstance(priority, bool) or not isinstance(priority, int) or not _is_int64(priority):
             raise ValidationError("priority", priority, "an integer of 64 bits")
         if priority != 0 and policy in WITHOUT_PRIORITIES:
@@ -282,10 +287,11 @@ class InputProcessor:
             prompt_token_ids=tokens,
             params=params.for_engine(),
             stop_rule=rule,
-            bad_words=words,
+            bad_words=words or _NO_LIST,
             queueing=queueing,
             cache_salt=cache_salt,
             grammar=grammar,
+            output_token_ids=_NO_LIST,
             thoughts=self._thoughts(params),
         )
 
@@ -327,7 +333,7 @@ class InputProcessor:
         """A group that searches; the device reports the tokens that may follow each beam."""
         width, limit, vocab_size = (
             beams.beam_width,
-            self._config.programs.max_logprobs,
+            self._config.asked.max_logprobs,
             self._model.vocab_size,
         )
         ends = group.grammar is not None or not beams.ignore_eos
@@ -370,7 +376,7 @@ class InputProcessor:
         """The request's own seed, or one that follows from the engine's and the arrival order."""
         if params.seed is not None:
             return params.seed % 2**64
-        text = f"{self._config.model.seed}:{number}".encode()
+        text = f"{self._config.asked.seed}:{number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:

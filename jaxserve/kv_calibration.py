@@ -34,7 +34,7 @@ def calibrate(llm: LLM, text_ids: Sequence[int], window: int) -> KVScales:
     Raises:
         ValidationError: the cache is a rounded one, or the text is too short to tell anything.
     """
-    stored = llm.config.cache.kv_cache_dtype
+    stored = llm.config.asked.kv_cache_dtype
     if stored != "auto":
         raise ValidationError("kv_cache_dtype", stored, "auto while scales are calibrated")
     if len(text_ids) < LEAST_TOKENS:

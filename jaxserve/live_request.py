@@ -108,6 +108,7 @@ class LiveSequence:
             None if o.logprobs is None else o.logprobs.copy(),
             o.finish_reason,
             o.stop_reason,
+            None if o.reports is None else {name: [*told] for name, told in o.reports.items()},
         )
 
     @property

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from flax import nnx
 from tqdm import tqdm
 
 from jaxserve.beam_search_params import BeamSearchParams
@@ -74,7 +75,7 @@ class LLM(Pictures):
         self._next_id = 0
         self._enqueued: list[str] = []  # whose outputs nobody has waited for
         self._finished: dict[str, RequestOutput] = {}
-        self._sleep = Sleep(self.client, loaded.load_weights)
+        self._sleep = Sleep(self.client)
         self._profile = Profile()
 
     def __enter__(self) -> LLM:
@@ -90,6 +91,18 @@ class LLM(Pictures):
             ValidationError: the engine was made with `skip_tokenizer_init`.
         """
         return self.client.tokenizer
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The model's parameters as Flax has them: nested mappings of arrays.
+
+        They are the engine's own: what donates them ends it.
+
+        Raises:
+            EngineDeadError: the engine was closed.
+        """
+        params: dict[str, Any] = nnx.to_pure_dict(nnx.state(self.client.engine.runner.weights()))
+        return params
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine: queues, pages, steps so far, where their time went."""
@@ -412,7 +425,7 @@ class LLM(Pictures):
             if one.finish_reason == "stop" and not params.include_stop_str_in_output:
                 shown = tokens[:-1]
             text = None
-            if not self.config.model.skip_tokenizer_init:
+            if not self.config.asked.skip_tokenizer_init:
                 text = self.client.tokenizer.decode(shown)
             found.append(BeamSearchSequence(tokens, score, text, one.finish_reason))
         return BeamSearchOutput(found)

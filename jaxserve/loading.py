@@ -21,7 +21,8 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import ValidationError
 from jaxserve.execution import compilation_cache
-from jaxserve.execution.features import Feature
+from jaxserve.execution.features import ALL_NAMES
+from jaxserve.execution.features.named import FeatureChoice, chosen_features
 from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.pool_plan import Sizes, plan_pool
 from jaxserve.execution.runner import Runner
@@ -73,7 +74,6 @@ class Loaded(NamedTuple):
     backends: Backends
     footprint: Footprint
     seconds: float
-    load_weights: Callable[[], Model]  # once more
     files: ModelFiles
 
     @property
@@ -88,7 +88,6 @@ def load_engine(
     progress: Callable[[str], Any] = logger.info,
     devices: list[jax.Device] | None = None,
     backends: Backends | None = None,
-    extra_features: Sequence[Feature] = (),
     with_tokenizer: bool = True,
     keep_steps: bool = False,
     shown: bool = True,
@@ -100,7 +99,6 @@ def load_engine(
         progress: told one line a phase.
         devices: devices to use; all of the default platform when None.
         backends: kernels to use; chosen from the device and `config` when None.
-        extra_features: parts of the step beside those that every engine has.
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
         keep_steps: do not trace what an earlier start has traced, see `execution/kept_steps.py`.
         shown: whether a start that takes long says in between what it is doing.
@@ -114,7 +112,9 @@ def load_engine(
     gc.unfreeze()  # an engine that was dropped without `close` can be collected again
     with LoadProgress(progress, shown=shown) as report:
         cache_folder = compilation_cache.use(config.compilation_cache)
-        make_policy(config)  # a class is imported before anything is fetched
+        # classes are imported before anything is fetched
+        make_policy(config)
+        features = chosen_features(config.features, config.feature_config, ALL_NAMES)
         with report.phase("finding the model") as told:
             files = locate(config, told=told)
         asked = as_stored(replace(config, hf_token=None), files)
@@ -128,24 +128,24 @@ def load_engine(
         tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
         sampling_defaults = generation_defaults(asked, files.model)
         with report.phase("planning memory"):
-            runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
+            runner, kv_cache = _make_runner(asked, choices, files, mesh, features)
             resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, report)
-        if resolved.model.load_format != "dummy" and not files.weights_are_here:
+        if resolved.asked.load_format != "dummy" and not files.weights_are_here:
             fetch_weights(files, report)
             if as_weights_say(files, choices.model) != choices.model:
                 choices = choose(asked, files, mesh, backends, report)
-                runner, kv_cache = _make_runner(asked, choices, files, mesh, extra_features)
+                runner, kv_cache = _make_runner(asked, choices, files, mesh, features)
                 resolved = _plan_memory(asked, choices, mesh, runner, kv_cache, report)
         resolved = resolved.with_sampling_defaults(sampling_defaults)
-        runner.set_weights(_load_weights(resolved, choices, files, mesh, report))
+        resolved = resolved.with_features(tuple(kind.name for kind, _ in features))
+        load = partial(_load_weights, resolved, choices, files, mesh)
+        again = partial(load, LoadProgress(progress, shown=False))
+        runner.set_weights(load(report), again)
         busy = BusyWindow()
         scheduler = _make_scheduler(resolved, runner, busy)
         if keep_steps:
             runner.keep_steps(cache_folder)
         _compile(runner, resolved, cache_folder, report)
-    load_weights = partial(
-        _load_weights, resolved, choices, files, mesh, LoadProgress(progress, shown=False)
-    )
     grammars = None
     if not asked.skip_tokenizer_init:
         grammars = GrammarCompiler(lambda: tokenizer or Tokenizer(files.tokenizer), choices.model)
@@ -153,7 +153,7 @@ def load_engine(
     cost = None
     if asked.enable_mfu_metrics:
         cost = ModelCost(choices.model, *footprint, devices=mesh.size)
-    overlap = resolved.scheduler.overlap
+    overlap = resolved.asked.overlap
     engine = Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
     # hundreds of thousands of objects live as long as the engine; a collection that walks them
     # stops it for tenths of a second. What is garbage already would never be freed.
@@ -169,7 +169,6 @@ def load_engine(
         choices.backends,
         footprint,
         seconds,
-        load_weights,
         files,
     )
 
@@ -199,7 +198,7 @@ def _make_runner(
     choices: Choices,
     files: ModelFiles,
     mesh: Mesh,
-    extra_features: Sequence[Feature],
+    features: Sequence[FeatureChoice],
 ) -> tuple[Runner, KVCache]:
     """A runner that knows shapes alone, and the cache whose pages it will have."""
     config = choices.config
@@ -212,7 +211,7 @@ def _make_runner(
         scales=_kv_scales(asked, config, files, choices),
     )
     model = abstract_model(choices.model, mesh, config.model.dtype, choices.form, choices.plan)
-    return Runner(config, choices.model, model, mesh, kv_cache, extra_features), kv_cache
+    return Runner(config, choices.model, model, mesh, kv_cache, features), kv_cache
 
 
 def _plan_memory(
@@ -246,8 +245,8 @@ def _load_weights(
 ) -> Model:
     """The weights, of the checkpoint or made up."""
     begin = time.monotonic()
-    settings = config.model
-    if settings.load_format != "dummy":
+    settings, asked = config.model, config.asked
+    if asked.load_format != "dummy":
         fetch_weights(files, report)
     with report.phase("loading weights") as told:
         weights = load_model(
@@ -255,13 +254,13 @@ def _load_weights(
             choices.model,
             mesh=mesh,
             dtype=settings.dtype,
-            load_format=settings.load_format,
-            seed=settings.seed,
+            load_format=asked.load_format,
+            seed=asked.seed,
             form=choices.form,
             plan=choices.plan,
             told=told,
         )
-    report.say(f"loaded {settings.model} in {time.monotonic() - begin:.1f} s")
+    report.say(f"loaded {asked.model} in {time.monotonic() - begin:.1f} s")
     return weights
 
 
@@ -275,12 +274,15 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) ->
         max_model_len=settings.max_model_len,
         num_drafts=runner.num_drafts,
     )
-    pages = PageManager(cache.num_pages, cache.page_size, caching=cache.enable_prefix_caching)
+    caching = config.asked.enable_prefix_caching
+    pages = PageManager(cache.num_pages, cache.page_size, caching=caching)
     inputs = PolicyInputs(
         num_found=lambda request: len(pages.find(request)) * pages.page_size,
         device_busy=busy.fraction,
     )
-    return Scheduler(limits, pages, ClientTurns(partial(make_policy, settings, inputs)))
+    resources = [feature.resource for feature in runner.features if feature.resource is not None]
+    turns = ClientTurns(partial(make_policy, config.asked, inputs))
+    return Scheduler(limits, pages, turns, resources, runner.drafts_for)
 
 
 def _compile(
@@ -321,7 +323,7 @@ def _kv_scales(
                 asked.kv_cache_scales,
                 "a file with self_attn.k_scale and v_scale",
             )
-    elif config.model.load_format != "dummy":
+    elif config.asked.load_format != "dummy":
         files.fetch_weights()
         scales = read_scales(files.model, layers)
     if scales is None:
@@ -329,7 +331,7 @@ def _kv_scales(
             "kv_cache_dtype=%s: the checkpoint has no scales (self_attn.k_scale and v_scale of "
             "each layer), so keys and values are stored as they are, cut off at 448; `jaxserve "
             "calibrate-kv` makes some for kv_cache_scales",
-            config.cache.kv_cache_dtype,
+            config.asked.kv_cache_dtype,
         )
     return scales
 

@@ -1,4 +1,4 @@
-"""What crosses the engine's boundary: plain data under numbered headers.
+"""What crosses the engine's boundary: plain data.
 
 A client sends `AddGroup`, `Abort` and `Control`; the engine answers each step with one
 `StepOutput`, by sequence id. Nothing in a message is alive: it could cross a process, and the same
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.errors import MessageError
 from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
@@ -67,12 +66,8 @@ class AddGroup:
     thoughts: Thoughts | None = None
 
     @property
-    def size(self) -> int:
-        return len(self.prompt_token_ids)
-
-    @property
     def num_output_asked(self) -> int:
-        """See `Request.num_output_asked`."""
+        """Tokens that its caller asks for: `n` times `max_tokens`, 1 where it was not said."""
         return len(self.sequence_ids) * (self.params.max_tokens or 1)
 
 
@@ -82,10 +77,6 @@ class Abort:
 
     kind: ClassVar[str] = "abort"
     sequence_ids: list[str]
-
-    @property
-    def size(self) -> int:
-        return len(self.sequence_ids)
 
 
 class Action(StrEnum):
@@ -103,10 +94,6 @@ class Control:
     kind: ClassVar[str] = "control"
     action: Action
 
-    @property
-    def size(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -118,10 +105,6 @@ class Begun:
 
     kind: ClassVar[str] = "begun"
     sequence_ids: list[str]
-
-    @property
-    def size(self) -> int:
-        return len(self.sequence_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +122,6 @@ class Expected:
     kind: ClassVar[str] = "expected"
     seconds: float
     compiles: bool
-
-    @property
-    def size(self) -> int:
-        return 0
-
-
-class TokenLogprobs(NamedTuple):
-    """Raw log-probabilities at one position: of the token itself, and of others asked for.
-
-    Attributes:
-        ids: token ids, the token itself first; it may come again.
-        logprobs: theirs.
-        ranks: theirs, 1 for the most likely token; None where only the id was asked for.
-    """
-
-    ids: list[int]
-    logprobs: list[float]
-    ranks: list[int | None]
 
 
 class Hypothesis(NamedTuple):
@@ -254,10 +219,7 @@ class StepOutput:
     Attributes:
         sequence_ids, tokens: whose token each entry is; a sequence's own are in order.
         ends: entry -> how its token ended its sequence; most tokens end none.
-        logprobs: of the entries whose sequences asked for them.
-        prompt_logprobs: by sequence, once, with its first token: one item a prompt token after the
-            first.
-        embeddings: by sequence, with its only token: what was wanted of its hidden states.
+        reports: by feature, by sequence what the feature tells of it, see `reports`.
         first_steps: of sequences whose first step was dispatched since the last output; of a group
             its first sequence.
         preempted: sequences that lost their slots since then, and how often each has so far.
@@ -269,17 +231,15 @@ class StepOutput:
         page_waits: of sequences that got a slot in the step dispatched last, the seconds that each
             waited for KV pages.
         view: of the engine after the step; None unless somebody wants to look.
-        compiled: sequences that were queued since the last output, after they had waited for their
-            grammar; of a group its first.
+        queued: sequences that were queued since the last output, after a feature had begun
+            something for them, as to compile a grammar; of a group its first.
     """
 
     kind: ClassVar[str] = "output"
     sequence_ids: list[str]
     tokens: list[int]
     ends: dict[int, End]
-    logprobs: dict[int, TokenLogprobs]
-    prompt_logprobs: dict[str, list[TokenLogprobs]]
-    embeddings: dict[str, list[float]]
+    reports: dict[str, dict[str, Any]]
     first_steps: dict[str, FirstStep]
     preempted: dict[str, int]
     stats: EngineStats
@@ -288,69 +248,11 @@ class StepOutput:
     step: StepRecord | None = None
     page_waits: list[float] = field(default_factory=list)
     view: EngineView | None = None
-    compiled: list[str] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return len(self.tokens)
+    queued: list[str] = field(default_factory=list)
 
 
 class Body(Protocol):
-    """What a message says: a dataclass of plain data."""
+    """A message: a dataclass of plain data."""
 
     @property
     def kind(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-
-class Header(NamedTuple):
-    """What a receiver knows of a message before it looks inside.
-
-    Attributes:
-        number: 0, 1, 2, ... in the order in which one side sends.
-        kind: how the body is to be read.
-        size: items of the body, so that one that was cut is told from a whole one.
-    """
-
-    number: int
-    kind: str
-    size: int
-
-
-class Message(NamedTuple):
-    header: Header
-    body: Body
-
-
-class Outbox:
-    """Numbers what one side sends; used by one thread."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def seal(self, body: Body) -> Message:
-        header = Header(self.next, body.kind, body.size)
-        self.next += 1
-        return Message(header, body)
-
-
-class Inbox:
-    """Opens what the other side sent, in its order."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def open(self, message: Message) -> Body:
-        """The body of the next message.
-
-        Raises:
-            MessageError: one was lost, came twice or is not whole.
-        """
-        header, body = message
-        expected = Header(self.next, body.kind, body.size)
-        if header != expected:
-            raise MessageError(f"a message with {header} instead of {expected}")
-        self.next += 1
-        return body

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxserve.inputs import PreparedRequest
 from jaxserve.live_request import LiveRequest, LiveSequence, empty_output
-from jaxserve.messages import AddGroup, Hypothesis, StepOutput, TokenLogprobs
+from jaxserve.messages import AddGroup, Hypothesis, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_metrics import EndedRequest
 from jaxserve.observability.step_clock import ClientClock
@@ -22,6 +22,7 @@ from jaxserve.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
+from jaxserve.reports import LOGPROBS, POOLING, PROMPT_SCORES, REPORTS, TokenLogprobs
 from jaxserve.request import End, FinishReason
 from jaxserve.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -104,6 +105,7 @@ class OutputProcessor:
         failed = list(step.failed)
         now = self._clock.now()
         self._take_schedule(step)
+        self._take_own_reports(step)
         last_times: list[float] = []  # of the tokens before these
         num_tokens = 0
         for entry, (sequence_id, token) in enumerate(zip(step.sequence_ids, step.tokens)):
@@ -120,7 +122,7 @@ class OutputProcessor:
             if stops:
                 stopped[sequence_id] = found[0].request_id
             if output is not None:
-                output.embedding = step.embeddings.get(sequence_id)
+                output.embedding = step.reports.get(POOLING, {}).get(sequence_id)
                 outputs.append(output)
         for sequence_id, hypotheses in step.beams.items():
             found = self._by_sequence.get(sequence_id)
@@ -187,8 +189,8 @@ class OutputProcessor:
         live.metrics.last_token_time = sequence.last_token_time = now
         sequence.num_tokens += 1
         sequence.output.token_ids.append(token)
-        if step.logprobs or step.prompt_logprobs:
-            self._take_logprobs(live, sequence, step, entry)
+        if step.reports:
+            self._take_reports(live, sequence, step.reports)
         end = step.ends.get(entry)
         finish: str | None = None
         reason: int | str | None = None
@@ -276,6 +278,16 @@ class OutputProcessor:
             if found is not None:  # before its first token, if it was still prefilling
                 found.sequence(index, self._tokenizer).num_preemptions = times
 
+    def _take_own_reports(self, step: StepOutput) -> None:
+        """Keep what features of the operator's own tell, also of sequences without a new token."""
+        for name in step.reports.keys() - REPORTS.keys():
+            for sequence_id, told in step.reports[name].items():
+                live, index = self._by_sequence.get(sequence_id, (None, 0))
+                if live is not None:
+                    output = live.sequence(index, self._tokenizer).output
+                    output.reports = output.reports or {}
+                    output.reports.setdefault(name, []).append(told)
+
     def _take_first(self, live: LiveRequest, now: float) -> None:
         """A sequence got its first token."""
         if live.metrics.first_token_time is None:
@@ -302,15 +314,16 @@ class OutputProcessor:
             self._finish(live, sequence, finish, reason, now)
         return self._make_output(live, live.snapshots()[: len(found)])
 
-    def _take_logprobs(
-        self, live: LiveRequest, sequence: LiveSequence, step: StepOutput, entry: int
+    def _take_reports(
+        self, live: LiveRequest, sequence: LiveSequence, reports: dict[str, dict[str, Any]]
     ) -> None:
-        """Append what the step says of one of its tokens."""
-        prompt = step.prompt_logprobs.get(sequence.sequence_id)
+        """Append what the step tells of the tokens of a sequence."""
+        prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
         if prompt is not None and live.prompt_logprobs is None:
             scored = (self._logprobs(sequence, item) for item in prompt)
             live.prompt_logprobs = [None, *scored]
-        sampled, output = step.logprobs.get(entry), sequence.output
+        sampled = reports.get(LOGPROBS, {}).get(sequence.sequence_id)
+        output = sequence.output
         if sampled is not None and output.logprobs is not None:
             output.logprobs.append(self._logprobs(sequence, sampled))
             assert output.cumulative_logprob is not None

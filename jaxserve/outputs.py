@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,8 @@ class CompletionOutput:
             request alone, which the log tells.
         stop_reason: the stop string or stop token id that ended it, None for EOS; "timeout" where
             finish_reason is "abort" because the request's time was over.
+        reports: by the names of features of your own what each has told, an entry a step; None
+            where none has.
     """
 
     index: int
@@ -72,6 +75,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    reports: dict[str, list[Any]] | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None

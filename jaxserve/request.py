@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.sampling_params import SamplingParams
-
 if TYPE_CHECKING:
-    from jaxserve.grammars.budget import ThoughtBudget
-    from jaxserve.grammars.state import GrammarState
+    from jaxserve.messages import AddGroup
+    from jaxserve.sampling_params import SamplingParams
     from jaxserve.scheduling.group import SequenceGroup
 
 
-_NO_TOKENS = np.empty(0, np.int32)  # one for all, see `page_keys`
+# one for all, see `page_keys`
+_NO_TOKENS = np.empty(0, np.int32)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class FinishReason(StrEnum):
@@ -95,6 +96,13 @@ class StopRule:
         return None
 
 
+class OwnState(Protocol):
+    """What a feature keeps of one sequence."""
+
+    def forked(self) -> Self:
+        """That of a sequence that begins as this one has."""
+
+
 class Request:
     """A sequence of tokens that the scheduler advances until its stop rule says that it ended.
 
@@ -102,13 +110,17 @@ class Request:
     run; `pending` counts sampled tokens of dispatched steps that the host has not seen yet. The
     scheduler plans a request until `num_computed` has caught up with `num_tokens + pending`.
 
-    Attributes:
+    Args:
         request_id: unique among the engine's live requests.
-        prompt_token_ids: the prompt.
-        output_token_ids: generated tokens that the host has seen.
-        params: sampling parameters, of one completion (n == 1).
-        stop_rule: what ends the request.
+        asked: the message that asks for it and its siblings.
         seed: 64-bit seed of its random numbers.
+        group: of the sequences that share its prompt; None for an only one.
+        shared: by feature, what it has made of the message; all sequences of it have the same.
+
+    Attributes:
+        request_id, asked, seed, group, shared: as given.
+        own: by feature, what it keeps of this sequence.
+        output_token_ids: generated tokens that the host has seen.
         order: position in arrival order, set by the scheduler.
         slot: row in the device state while running, else None.
         decode_until: below this position the request gets a decode row without further ado: it is
@@ -119,103 +131,75 @@ class Request:
         page_keys: of its first full pages, as far as they were wanted yet; `cache_root` is the one
             before them.
         num_kept: its first pages that others can find, or need not because they find equal ones.
-        num_output_asked: tokens that its caller asks for behind the prompt: `n` times `max_tokens`,
-            which is 1 where it was not said.
         num_cached: prompt tokens that were found when it first got a slot; None before.
-        cache_salt: what it finds was computed for requests with the same salt.
-        cache_extras: what keys and values of its tokens depend on beside them. The runner says it.
+        cache_extras: what keys and values of its tokens depend on beside tokens and `cache_salt`.
         prefill_target: tokens that the host knew when the request got its slot; up to there they
             are sent as prefill chunks, beyond it the device knows the next token itself.
-        bad_words: token sequences that must not be generated.
         needs_seen_tokens: the next token depends on tokens that the host must have seen.
-        is_beam: it is one of a beam search.
-        is_paused: nothing of it is computed before somebody forces tokens on it; one that is needs
+        takes_turns: a feature has no room in a step for all requests like it, see `StepResource`.
+        takes_drafts: its rows may verify drafts.
+        is_paused: nothing of it is computed before tokens are forced on it; one that is needs
             seen tokens.
+        error: how it ends where a feature has found that it cannot go on; None while it can.
         lacks_pages_since: when it lost its pages, or its turn came and too few were free, by
             `time.monotonic()`; None: it has them, or it was not its turn yet. The engine says it.
         has_given_way: it lost its slot to a request that it had passed, and does so once.
-        takes_drafts: its rows may verify drafts. A feature decides this and the one before.
-        group: of the sequences that share its prompt; None for an only one.
-        num_bias: logit_bias values that each of its sampling rows takes along.
-        queueing: what decides whose turn it is.
-        pooling: what is wanted of the prompt's hidden states; None: nothing.
-        grammar: what its output must be, and where it is in that; None: anything.
-        budget: of its thoughts; None: they end where the model ends them.
-        prompt_embeds: float32[num_prompt, E] in the place of the prompt's token ids, which are 0
-            then; None: it has ids.
     """
 
     __slots__ = (
-        "bad_words",
-        "budget",
+        "asked",
         "cache_extras",
         "cache_root",
-        "cache_salt",
         "decode_until",
-        "grammar",
+        "error",
         "group",
         "has_given_way",
-        "is_beam",
         "is_paused",
         "lacks_pages_since",
         "needs_seen_tokens",
-        "num_bias",
         "num_cached",
         "num_computed",
         "num_kept",
-        "num_output_asked",
         "num_preemptions",
         "num_published",
         "order",
         "output_token_ids",
+        "own",
         "page_keys",
         "pages",
-        "params",
         "pending",
-        "pooling",
         "prefill_target",
         "prefill_tokens",
-        "prompt_embeds",
-        "prompt_token_ids",
-        "queueing",
         "request_id",
         "seed",
+        "shared",
         "slot",
         "state",
-        "stop_rule",
         "takes_drafts",
+        "takes_turns",
     )
 
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        stop_rule: StopRule,
-        seed: int,
-        *,
-        bad_words: list[list[int]] | None = None,
-        queueing: Queueing = Queueing(0.0),
+        asked: AddGroup,
+        seed: int = 0,
         group: SequenceGroup | None = None,
-        cache_salt: str | None = None,
-        pooling: PoolingParams | None = None,
-        prompt_embeds: np.ndarray | None = None,
-        grammar: GrammarState | None = None,
+        shared: Mapping[str, Any] = _NOTHING,
     ):
         self.request_id = request_id
-        self.prompt_token_ids = prompt_token_ids
-        self.output_token_ids: list[int] = []
-        self.params = params
-        self.stop_rule = stop_rule
+        self.asked = asked
         self.seed = seed
-        self.bad_words = [] if bad_words is None else bad_words
+        self.group = group
+        self.shared = shared
+        self.own: Mapping[str, OwnState] = _NOTHING
+        # as of one that was preempted: prompt and output are computed, then it goes on
+        self.output_token_ids = [*asked.output_token_ids]
         self.needs_seen_tokens = False
-        self.is_beam = self.is_paused = False
-        self.has_given_way = False
+        self.is_paused = self.takes_turns = self.has_given_way = False
+        self.error: FinishReason | None = None
         self.lacks_pages_since: float | None = None
         self.takes_drafts = True
-        self.num_bias = len(params.logit_bias or ())
-        self.group = group
         self.order = -1
         self.state = RequestState.WAITING
         self.slot: int | None = None
@@ -224,9 +208,7 @@ class Request:
         self.cache_root: bytes | None = None
         self.page_keys: list[bytes] | None = None  # no list: hundreds of thousands may wait
         self.num_kept = 0
-        self.num_output_asked = params.max_tokens or 1
         self.num_cached: int | None = None
-        self.cache_salt = cache_salt
         self.cache_extras: tuple[str, ...] = ()
         self.num_computed = 0
         self.decode_until = 0
@@ -234,26 +216,48 @@ class Request:
         self.prefill_target = 0
         self.prefill_tokens = _NO_TOKENS
         self.num_preemptions = 0
-        self.queueing = queueing
-        self.pooling = pooling
-        self.prompt_embeds = prompt_embeds
-        self.grammar = grammar
-        self.budget: ThoughtBudget | None = None
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.asked.prompt_token_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.asked.params
+
+    @property
+    def stop_rule(self) -> StopRule:
+        return self.asked.stop_rule
+
+    @property
+    def queueing(self) -> Queueing:
+        return self.asked.queueing
+
+    @property
+    def is_beam(self) -> bool:
+        """Whether it is one of a beam search."""
+        return self.asked.beams is not None
+
+    def begin_as(self, parent: Request) -> None:
+        """Take over what features keep of a sequence of the same message."""
+        self.own = {name: state.forked() for name, state in parent.own.items()}
+        self.error = parent.error
 
     @property
     def num_prompt(self) -> int:
-        return len(self.prompt_token_ids)
+        return len(self.asked.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the host knows: prompt and seen output."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return len(self.asked.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def computes_prompt(self) -> bool:
         """Whether no token of its prompt may be left out, because something is said of each."""
-        pools = self.pooling is not None and self.pooling.reads_whole_prompt
-        return pools or self.params.prompt_logprobs is not None
+        pooling = self.asked.pooling
+        pools = pooling is not None and pooling.reads_whole_prompt
+        return pools or self.asked.params.prompt_logprobs is not None
 
     @property
     def is_prefilling(self) -> bool:
@@ -288,4 +292,4 @@ class Request:
 
     def ends_when_pending_is_seen(self) -> bool:
         """True if the tokens in flight reach `max_tokens` whatever they are."""
-        return len(self.output_token_ids) + self.pending >= self.stop_rule.max_tokens
+        return len(self.output_token_ids) + self.pending >= self.asked.stop_rule.max_tokens

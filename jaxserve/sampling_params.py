@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -55,9 +56,22 @@ class OneKind:
         return value
 
 
+class ExtraArgs:
+    """A mapping of names to plain data."""
+
+    metavar = "JSON"
+    allowed = "a mapping of names of features"
+
+    def checked(self, name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValidationError(name, value, self.allowed)
+        return dict(value)
+
+
 # who reads a parameter: the client, the scheduler, or features of the step by their files
 CLIENT, SCHEDULER, SAMPLING, PENALTIES = "client", "scheduler", "sampling", "penalties"
 MASK, BIAS, LOGPROBS, SCORES = "mask", "bias", "logprobs", "prompt_scores"
+FEATURES = "named"
 CUTOFF = "epsilon_cutoff"
 
 
@@ -210,6 +224,13 @@ class SamplingParams:
         "Most tokens of thoughts, behind which their closing tag is forced; -1: any number.",
         reader=MASK,
     )
+    extra_args: dict[str, Any] | None = setting(
+        None,
+        ExtraArgs(),
+        "What features of your own are asked for, by their names (`vllm_xargs` over HTTP); see "
+        "[research.md](research.md).",
+        reader=FEATURES,
+    )
     thoughts: Thoughts | None = setting(
         None,
         Tags(),
@@ -285,17 +306,28 @@ class SamplingParams:
         """Log-probabilities of generated tokens are returned."""
         return self.logprobs is not None
 
-    def verify(self, vocab_size: int, max_model_len: int, max_logprobs: int) -> None:
+    def verify(
+        self,
+        vocab_size: int,
+        max_model_len: int,
+        max_logprobs: int,
+        features: Sequence[str] = (),
+    ) -> None:
         """Checks the limits that need the model.
 
         Args:
             vocab_size: token ids are 0 .. vocab_size - 1.
             max_model_len: longest prompt plus output, in tokens.
             max_logprobs: most logprobs a request may ask for; -1 allows the whole vocabulary.
+            features: names that `extra_args` may have.
 
         Raises:
             ValidationError: a token id, max_tokens or a logprobs count is over its limit.
         """
+        for name in self.extra_args or ():
+            if name not in features:
+                shown = ", ".join(features) or "none was given to this engine"
+                raise ValidationError("extra_args", name, f"names of `features`: {shown}")
         for name in TOKEN_FIELDS:
             unknown = [t for t in getattr(self, name) or () if not 0 <= t < vocab_size]
             if unknown:

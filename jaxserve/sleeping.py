@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from jaxserve.client import LocalClient
 from jaxserve.errors import ValidationError
-from jaxserve.models import Model
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = (WEIGHTS, KV_CACHE)
@@ -19,14 +16,11 @@ class Sleep:
 
     Args:
         client: of the engine.
-        load_weights: reads the weights again.
     """
 
-    def __init__(self, client: LocalClient, load_weights: Callable[[], Model]):
+    def __init__(self, client: LocalClient):
         self._client = client
-        self._load_weights = load_weights
         self._away: set[str] = set()  # of TAGS
-        self._kept: list[np.ndarray] | None = None
 
     @property
     def is_sleeping(self) -> bool:
@@ -57,11 +51,8 @@ class Sleep:
         self._client.reset_prefix_cache()
         runner = self._client.engine.runner
         runner.drop_state()
-        weights = runner.take_weights()
-        self._kept = [np.array(leaf) for leaf in weights] if level == 1 else None
+        runner.put_away_weights(keep=level == 1)
         self._away = set(TAGS)
-        for leaf in weights:
-            leaf.delete()
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
         """Take the memory again.
@@ -79,11 +70,7 @@ class Sleep:
         self._client.check_alive()
         runner = self._client.engine.runner
         if WEIGHTS in wanted and WEIGHTS in self._away:
-            if self._kept is None:
-                runner.set_weights(self._load_weights())
-            else:
-                runner.put_weights(self._kept)
-                self._kept = None
+            runner.take_back_weights()
             self._away.discard(WEIGHTS)
         if KV_CACHE in wanted and KV_CACHE in self._away:
             runner.make_state()

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 
 from checkpoints import CheckpointError
-from jaxserve.client import MessagingClient
+from jaxserve.client import EngineClient
 from jaxserve.config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.engine.pace import Pace
 from jaxserve.errors import EngineDeadError, JaxServeError, ShutdownError
 from jaxserve.loading import load_engine
-from jaxserve.messages import Expected, Message
+from jaxserve.messages import Body, Expected, StepOutput
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
 from jaxserve.pulse import BEAT_S, Pulse
@@ -29,7 +29,7 @@ from jaxserve.silence import Silence
 logger = logging.getLogger(__name__)
 
 
-class ThreadClient(MessagingClient):
+class ThreadClient(EngineClient):
     """Loads an engine and serves in the background.
 
     Args:
@@ -44,8 +44,8 @@ class ThreadClient(MessagingClient):
         self.error: BaseException | None = None
         self._notify = notify
         self._ready, self._ended = threading.Event(), threading.Event()
-        self._sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._received: deque[Message] = deque()
+        self._sent: queue.SimpleQueue[Body] = queue.SimpleQueue()
+        self._received: deque[StepOutput] = deque()
         self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
         self._pulse, self._silence = Pulse(), Silence(None)
 
@@ -114,9 +114,9 @@ class ThreadClient(MessagingClient):
             self._thread.join()
         self._ended.set()
 
-    def _send(self, message: Message) -> None:
+    def _post(self, body: Body) -> None:
         self._silence.asked()
-        self._sent.put(message)
+        self._sent.put(body)
 
     # -- the engine's thread ----------------------------------------------------------------
 

@@ -78,6 +78,9 @@ class _Progress:
     finished: bool = False
 
 
+COMMON_FIELDS = {"extra_args": "vllm_xargs"}
+
+
 class Answer(ABC, Generic[Body]):
     """The response to one HTTP request.
 
@@ -115,7 +118,7 @@ class Answer(ABC, Generic[Body]):
 
     def fields(self) -> Mapping[str, str]:
         """Parameter -> field of the body that it comes from, where they differ."""
-        return {}
+        return COMMON_FIELDS
 
     @abstractmethod
     def choice(self, piece: Piece) -> dict[str, Any]:

@@ -26,35 +26,27 @@ def resolved_config(**settings: Any) -> ResolvedConfig:
 def resolved(asked: EngineConfig) -> ResolvedConfig:
     """What was asked for, with small sizes where it was open."""
 
-    def of(kind: Any, **chosen: Any) -> Any:
-        same = {name: getattr(asked, name, None) for name in kind.__dataclass_fields__}
-        return kind(**(same | chosen))
-
     budget = asked.max_num_batched_tokens or 512
     return ResolvedConfig(
-        of(ModelSettings, dtype="float32", quantization=asked.quantization or ""),
-        of(CacheSettings, page_size=asked.block_size or 16, num_pages=asked.num_pages or 100),
-        of(
-            SchedulerSettings,
+        asked,
+        ModelSettings(dtype="float32", quantization=asked.quantization or ""),
+        CacheSettings(page_size=asked.block_size or 16, num_pages=asked.num_pages or 100),
+        SchedulerSettings(
             max_model_len=asked.max_model_len or 4096,
             max_num_seqs=asked.max_num_seqs or 32,
             max_num_batched_tokens=budget,
             max_prefill_tokens=min(asked.prefill_chunk or budget, budget),
         ),
-        of(
-            ProgramSettings,
+        ProgramSettings(
             compile_ahead=asked.compile_ahead or 2,
             compile_in_background=bool(asked.compile_in_background),
         ),
-        of(
-            ServerSettings,
+        ServerSettings(
             model_names=asked.model_names,
             max_num_queued_reqs=asked.max_num_queued_reqs or math.inf,
             max_num_queued_tokens=asked.max_num_queued_tokens or math.inf,
             max_queue_wait=asked.max_queue_wait or math.inf,
             max_beam_width=asked.max_beam_width or math.inf,
-            device_flops_per_second=asked.device_flops_per_second or 0.0,
-            device_bytes_per_second=asked.device_bytes_per_second or 0.0,
             sampling_defaults=generation_defaults(asked, Path(asked.model)),
         ),
     )

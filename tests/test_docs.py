@@ -65,6 +65,36 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 @pytest.mark.slow
+def test_the_feature_of_research_changes_those_who_ask_for_it_alone(tmp_path: Path) -> None:
+    feature, program = blocks(ROOT / "docs" / "research.md", "python")
+    (tmp_path / "steering.py").write_text(feature)
+    head = "import numpy\nnumpy.save('vector.npy', numpy.random.default_rng(0).normal(size=256))\n"
+    tail = """
+plainly = LLM(MODEL).generate(["2 + 2 ="], SamplingParams(temperature=0.0, max_tokens=8))[0]
+for output in (plain, steered):
+    print(output.outputs[0].token_ids == plainly.outputs[0].token_ids)
+sizes = [len(one) for step in hidden_states for one in step]
+print(len(sizes), plain.outputs[0].reports, sizes[0], len(llm.params))
+"""
+    script = tmp_path / "script.py"
+    script.write_text((head + program + tail).replace("MODEL", repr(str(bundled_model_path()))))
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    same, steered, told = done.stdout.splitlines()
+    assert (same, steered) == ("True", "False")
+    count, none, size = told.split()[:3]
+    assert int(count) > 8 and (none, size) == ("None", "256"), "of prompt and output"
+
+
+@pytest.mark.slow
 def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
     (program,) = blocks(ROOT / "docs" / "embeddings.md", "python")
     script = tmp_path / "script.py"
@@ -172,7 +202,7 @@ def test_the_program_of_pictures_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_program_of_the_memory_report_runs() -> None:
-    (program,) = blocks(ROOT / "docs" / "scheduling.md", "python")
+    _, program = blocks(ROOT / "docs" / "scheduling.md", "python")  # the first is a policy
     done = subprocess.run(
         [sys.executable, "-c", program.replace("MODEL", str(bundled_model_path()))],
         cwd=ROOT,

@@ -9,7 +9,8 @@ from benchmarks.scheduling.served import Served
 from benchmarks.scheduling.trace import Item
 from jaxserve.config import EngineConfig
 from jaxserve.memory.manager import PageManager
-from jaxserve.request import Request, StopRule
+from jaxserve.messages import AddGroup
+from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.limits import SchedulerLimits
@@ -66,4 +67,5 @@ def simulate(items: list[Item], policy: str, costs: Costs | None = None) -> list
 def _request(number: int, item: Item) -> Request:
     rule = StopRule(frozenset(), frozenset(), 0, item.output_len)
     # tokens of its own: nothing is to be found in the prefix cache
-    return Request(str(number), [number] * item.prompt_len, SamplingParams(), rule, seed=0)
+    prompt, name = [number] * item.prompt_len, str(number)
+    return Request(name, AddGroup([name], [0], prompt, SamplingParams(), rule, [], Queueing(0.0)))

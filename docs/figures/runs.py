@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxserve.memory.manager import PageManager
-from jaxserve.request import Request, StopRule
+from jaxserve.messages import AddGroup
+from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.scheduler import Scheduler
@@ -35,7 +36,8 @@ class Run:
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
         rule = StopRule(frozenset(), frozenset(), 0, max_tokens)
-        self.scheduler.add(Request(name, [*prompt], SamplingParams(), rule, 0))
+        asked = AddGroup([name], [0], [*prompt], SamplingParams(), rule, [], Queueing(0.0))
+        self.scheduler.add(Request(name, asked))
 
     def step(self) -> None:
         plan = self.scheduler.plan()

@@ -34,7 +34,7 @@ def backends_for(
         ValidationError: a kernel that this device does not have, or that does not cover the model.
     """
     kind, platform = device.device_kind, device.platform
-    devices = config.model.tensor_parallel_size
+    devices = config.asked.tensor_parallel_size
     shape = kv_format.attention_shape(
         model, config.model.dtype, platform, config.cache.page_size, devices
     )

@@ -1,4 +1,4 @@
-"""What an engine's process tells the device, as plain data that another process can replay."""
+"""What a runner runs on the device, so that another one can run the same."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxserve.messages import Header
-
 
 class Command(NamedTuple):
-    """A program and its operand.
+    """One call of a compiled program, or one of `runner.HOST_COMMANDS`.
 
     Attributes:
-        header: its number, the name of the program (see `Runner.run`) and the operand's words.
-        operand: int32[header.size].
+        number: 0, 1, 2, ... in the order in which they run.
+        program: its name.
+        operand: int32, beside what is on the device.
     """
 
-    header: Header
+    number: int
+    program: str
     operand: np.ndarray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import Mesh
@@ -89,37 +89,16 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
         budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
     in_background = config.compile_in_background
     return ResolvedConfig(
-        model=ModelSettings(
-            model=config.model,
-            skip_tokenizer_init=config.skip_tokenizer_init,
-            dtype=resolve_dtype(config.dtype, model),
-            load_format=config.load_format,
-            quantization=config.quantization or "",
-            seed=config.seed,
-            tensor_parallel_size=config.tensor_parallel_size,
-        ),
-        cache=CacheSettings(
-            page_size=config.block_size or defaults.page_size,
-            num_pages=0,
-            kv_cache_dtype=config.kv_cache_dtype,
-            enable_prefix_caching=config.enable_prefix_caching,
-        ),
+        asked=replace(config, hf_token=None),
+        model=ModelSettings(resolve_dtype(config.dtype, model), config.quantization or ""),
+        cache=CacheSettings(page_size=config.block_size or defaults.page_size, num_pages=0),
         scheduler=SchedulerSettings(
             max_model_len=config.max_model_len or model_limit,
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
             max_prefill_tokens=min(config.prefill_chunk or budget, budget),
-            overlap=config.overlap,
-            scheduling_policy=config.scheduling_policy,
-            length_classes=config.length_classes,
-            output_classes=config.output_classes,
-            length_shares=config.length_shares,
-            max_overtaken_tokens=config.max_overtaken_tokens,
         ),
         programs=ProgramSettings(
-            enable_embeddings=config.enable_embeddings,
-            enable_prompt_embeds=config.enable_prompt_embeds,
-            max_logprobs=config.max_logprobs,
             compile_ahead=config.compile_ahead or defaults.compile_ahead,
             compile_in_background=(
                 defaults.compile_in_background if in_background is None else in_background
@@ -131,9 +110,5 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
             max_num_queued_tokens=config.max_num_queued_tokens or math.inf,
             max_queue_wait=config.max_queue_wait or math.inf,
             max_beam_width=config.max_beam_width or math.inf,
-            device_flops_per_second=config.device_flops_per_second or 0.0,
-            device_bytes_per_second=config.device_bytes_per_second or 0.0,
-            metrics_prefix=config.metrics_prefix,
-            stream_interval=config.stream_interval,
         ),
     )

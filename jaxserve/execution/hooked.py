@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxserve.execution.features import Feature, Tokens
+from jaxserve.execution.features import Feature, Tokens, overrides
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
 from jaxserve.models.protocol import Hooks
 
@@ -73,7 +73,7 @@ class HookedFeatures:
     def hooks(self) -> Hooks:
         """What the model calls; None where no feature has a hook."""
         having = {
-            kind: [(f, view) for f, view in self._parts if kind in f.hooks]
+            kind: [(f, view) for f, view in self._parts if overrides(f, kind)]
             for kind in ("embed", "linear", "layer")
         }
 

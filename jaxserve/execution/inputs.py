@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features import Facts, Feature
+from jaxserve.execution.features import Facts, Feature, of_region
 from jaxserve.execution.features.mask import WORD
 from jaxserve.execution.layout import Layout, RowTable, array, arrays
 from jaxserve.execution.shapes import StepShape
@@ -110,7 +110,7 @@ def row_tables(features: Sequence[Feature]) -> RowTables:
     Columns of the features that are in more programs come first, so a program's columns are the
     first of the engine's.
     """
-    order = sorted(features, key=lambda feature: (feature.of_region, feature.special))
+    order = sorted(features, key=lambda feature: (of_region(feature), feature.special))
     return RowTables(
         RowTable({f.name: f.row for f in order if f.row}),
         RowTable({f.name: f.token_row for f in order if f.token_row}),

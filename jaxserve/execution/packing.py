@@ -10,9 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxserve.errors import RowError
-from jaxserve.execution.features import Chunk, Facts, Feature, Need, SpecialRow, feature_sets
+from jaxserve.execution.features import (
+    Chunk,
+    Feature,
+    Need,
+    SpecialRow,
+    feature_sets,
+    overrides,
+)
 from jaxserve.execution.inputs import Blob, BlobLayout, row_tables
-from jaxserve.request import Request, StopRule
+from jaxserve.messages import AddGroup
+from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import StepPlan
 
@@ -64,15 +72,13 @@ class RowPacker:
     Args:
         max_num_seqs: slots; row `max_num_seqs` is the trash row.
         features: of the engine.
-        facts: about the engine.
     """
 
-    def __init__(self, max_num_seqs: int, features: Sequence[Feature], facts: Facts):
+    def __init__(self, max_num_seqs: int, features: Sequence[Feature]):
         self._trash = max_num_seqs
         self._features = features
-        self._of_chunks = [f for f in features if _is_of_chunks(f)]
+        self._of_chunks = [f for f in features if overrides(f, "needed_by_chunk")]
         self._fast = feature_sets(features).fast
-        self._facts = facts
         self._owner: list[Request | None] = [None] * max_num_seqs
         self._always: dict[int, frozenset[str]] = {}  # by slot: what its rows need in every step
         self._at_times: dict[int, list[Feature]] = {}  # by slot: what they may need
@@ -82,14 +88,10 @@ class RowPacker:
         self._table, self._token_table = row_tables(features)
         self._rows = np.zeros((max_num_seqs + 1, self._table.width), np.int32)
         self._token_rows = np.zeros((max_num_seqs + 1, self._token_table.width), np.int32)
-        idle = Request(
-            "idle",
-            [0],
-            SamplingParams(temperature=0.0),
-            StopRule(frozenset(), frozenset(), 0, 1),
-            0,
-        )
-        self._write_row(self._trash, idle)
+        rule = StopRule(frozenset(), frozenset(), 0, 1)
+        greedy = SamplingParams(temperature=0.0)
+        idle = AddGroup(["idle"], [0], [0], greedy, rule, [], Queueing(0.0))
+        self._write_row(self._trash, Request("idle", idle))
 
     def _bind(self, request: Request, slot: int) -> None:
         """Learn what the request that got `slot` needs."""
@@ -137,13 +139,13 @@ class RowPacker:
             self._at_times[slot] = at_times
         for feature, need in needs:
             if need is not Need.NEVER:
-                feature.bind(request, slot, self._facts)
+                feature.bind(request, slot)
         self._write_row(slot, request)
 
     def _write_row(self, slot: int, request: Request) -> None:
         for feature in self._features:
             if feature.row is not None:
-                value = feature.row_of(request, self._facts)
+                value = feature.row_of(request)
                 self._table.write(self._rows[slot], feature.name, value)
             if feature.token_row is not None:
                 values = feature.token_row_of(request)
@@ -321,12 +323,12 @@ class RowPacker:
         self, feature: Feature, inputs: Any, rows: list[SpecialRow], chunks: list[Chunk]
     ) -> None:
         try:
-            feature.pack(inputs, rows, chunks, self._facts)
+            feature.pack(inputs, rows, chunks)
         except Exception as error:
             # whose row is it? what is written now is thrown away
             for row in rows:
                 try:
-                    feature.pack(inputs, [row], [], self._facts)
+                    feature.pack(inputs, [row], [])
                 except Exception:  # the same one again, of this row alone
                     raise RowError(row.request.request_id) from error
             raise
@@ -337,8 +339,3 @@ def _needed_now(features: list[Feature], request: Request) -> list[Feature]:
         return [feature for feature in features if feature.needed_now(request)]
     except Exception as error:
         raise RowError(request.request_id) from error
-
-
-def _is_of_chunks(feature: Feature) -> bool:
-    """Whether a chunk may need the feature, and has to be looked at."""
-    return type(feature).needed_by_chunk is not Feature.needed_by_chunk

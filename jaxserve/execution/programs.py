@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jaxserve.errors import EngineDeadError
-from jaxserve.execution.features import KINDS, Facts, Feature, FeatureSets, feature_sets
+from jaxserve.execution.features import KINDS, Feature, FeatureSets, feature_sets
 from jaxserve.execution.host_memory import trim
 from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
 from jaxserve.execution.shapes import StepShape
 
 logger = logging.getLogger(__name__)
 
-MOST_PROGRAMS = 21  # steps; with the control programs at most 24 are compiled
+# steps; with the control programs at most 24 are compiled, and decode programs with drafts beside
+MOST_PROGRAMS = 21
 FAST_DECODE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FULL_DECODE_SIZES = (4, 16, 64)
 MOST_FAST_DECODES = 7
@@ -75,25 +76,28 @@ def wanted_shapes(
     The first one serves any step, so an engine is complete with it; the second any step without
     prompts, in much less time. `fast` programs hold what every request needs, in many sizes; `full`
     ones hold every feature, in few. Costly features work on `MOST_SPECIAL` rows, but in the two
-    largest programs on all; those of the prefill region are in the largest one alone. A missing
-    program costs speed, never an error.
+    largest programs on all; those of the prefill region are in the largest one alone. Where drafts
+    are verified, decode programs with and without them exist side by side; of those with a prefill
+    region the largest alone has them. A missing program costs speed, never an error.
 
     Args:
         max_num_seqs: slots.
         max_prefill_tokens: most tokens of a prefill region.
         smallest_bucket: fewest decode rows that are worth a program of their own.
         sets: of the engine's features; None: of those that every engine has.
-        num_queries: tokens of a decode row.
+        num_queries: tokens of a decode row that verifies drafts; 1: there are none.
     """
     fast_set, full_decode_set, full_set = sets or feature_sets(KINDS)
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
     prefills = prefill_buckets(max_prefill_tokens)
     most, few = decodes[-1], max(smallest_bucket, min(FEW_ROWS, decodes[-1]))
 
-    def shape(rows: int, tokens: int, features: frozenset[str], special: int) -> StepShape:
+    def shape(
+        rows: int, tokens: int, features: frozenset[str], special: int, queries: int = 1
+    ) -> StepShape:
         lanes = lanes_for(tokens, max_num_seqs) if tokens else 0
-        special = min(special, rows * num_queries + lanes) if features != fast_set else 0
-        return StepShape(rows, tokens, lanes, features, special, num_queries)
+        special = min(special, rows * queries + lanes) if features != fast_set else 0
+        return StepShape(rows, tokens, lanes, features, special, queries)
 
     def fast(rows: int, tokens: int = 0) -> StepShape:
         return shape(rows, tokens, fast_set, 0)
@@ -102,7 +106,10 @@ def wanted_shapes(
         return shape(rows, tokens, full_decode_set, special)
 
     every = most * num_queries + MOST_LANES
-    shapes = [shape(most, prefills[-1], full_set, every), full(most, special=every)]
+    shapes = [shape(most, prefills[-1], full_set, every, num_queries)]
+    shapes.append(shape(most, 0, full_decode_set, every, num_queries))
+    if num_queries > 1:
+        shapes += [shape(rows, 0, fast_set, 0, num_queries) for rows in reversed(decodes)]
     shapes += [fast(most, prefills[-1]), fast(most), fast(few, prefills[0])]
     shapes += [fast(rows) for rows in decodes[:-1]]
     shapes += [fast(few, tokens) for tokens in prefills[1:]]
@@ -116,25 +123,26 @@ def wanted_shapes(
 
 
 def predicted_cost(
-    shape: StepShape, features: Sequence[Feature], facts: Facts, numbers_per_token: float
+    shape: StepShape, features: Sequence[Feature], numbers_per_token: float
 ) -> float:
     """float32 numbers that a step moves beside the weights, which every step reads once.
 
     A token's share of the matrix products counts as `numbers_per_token`.
     """
     tokens = shape.num_decode_tokens + shape.num_prefill
-    costs = (feature.cost(shape, facts) for feature in contained(features, shape))
+    costs = (feature.cost(shape) for feature in contained(features, shape))
     return tokens * numbers_per_token + sum(costs)
 
 
 class Wanted(NamedTuple):
-    """What a step asks of its program: rows, region tokens, lanes, features and special rows."""
+    """What a step asks of its program; the fields are those of `StepShape`."""
 
     num_decode: int
     num_prefill: int
     num_lanes: int
     features: frozenset[str]
     num_special: int
+    num_queries: int = 1
 
     def fits(self, shape: StepShape) -> bool:
         return (
@@ -142,6 +150,7 @@ class Wanted(NamedTuple):
             and self.num_prefill <= shape.num_prefill
             and self.num_lanes <= shape.num_lanes
             and self.num_special <= shape.num_special
+            and self.num_queries <= shape.num_queries
             and self.features <= shape.features
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxserve.execution.inputs import Result
 from jaxserve.execution.packing import Needs, Packed
 from jaxserve.execution.programs import Program
+from jaxserve.request import Request
 from jaxserve.scheduling.plan import StepPlan
 
 
@@ -35,6 +36,36 @@ class Dispatched(NamedTuple):
     step: PackedStep
     result: jax.Array
     aside: dict[str, jax.Array]
+
+    def set_aside(self, feature: str, name: str) -> tuple[jax.Array, list[ComputedTokens]] | None:
+        """An array [T, ...] that a feature has set aside, and whose tokens its rows are.
+
+        None: the step's program does not contain the feature.
+        """
+        found = self.aside.get(f"{feature}.{name}")
+        return None if found is None else (found, self._computed())
+
+    def _computed(self) -> list[ComputedTokens]:
+        shape, needs, rows = self.step.program.layout.shape, self.step.needs, self.plan.rows
+        begin = shape.num_decode_tokens
+        decoding = [*range(self.plan.num_decode), *needs.single]
+        places = {row: place * shape.num_queries for place, row in enumerate(decoding)}
+        for row in needs.lanes:
+            places[row] = begin
+            begin += rows.lengths[row]
+        return [
+            ComputedTokens(rows.requests[row], rows.starts[row], rows.lengths[row], place)
+            for row, place in places.items()
+        ]
+
+
+class ComputedTokens(NamedTuple):
+    """Tokens of a request that a step computes, and their place among the T of `Tokens`."""
+
+    request: Request
+    start: int
+    length: int
+    place: int
 
 
 class StepResult(NamedTuple):

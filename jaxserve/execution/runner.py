@@ -19,18 +19,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.errors import EngineDeadError
+from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.commands import Command
 from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import CopyProgram, UploadProgram
 from jaxserve.execution.defaults import mesh_defaults
 from jaxserve.execution.features import (
     Facts,
-    Feature,
-    Need,
     feature_sets,
     make_features,
+    overrides,
     threshold_on,
 )
+from jaxserve.execution.features.named import FeatureChoice
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
@@ -50,15 +51,16 @@ from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_
 from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.state import DeviceState, StateShape
 from jaxserve.execution.step import StepSpec, run_step
-from jaxserve.messages import Header
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
-from jaxserve.request import Request
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)
+
+# what a runner is told beside the programs that it runs
+HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
 
 
 class Runner:
@@ -73,9 +75,13 @@ class Runner:
         model: the model, its parameters `jax.ShapeDtypeStruct`s with their shardings.
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
-        extra_features: beside those that every engine has.
+        own_features: beside those that every engine has, and their options.
 
     Attributes:
+        features: of the engine, in their order.
+        ropes: of the model.
+        num_drafts: most tokens that a decode row may compute beside its newest one.
+        drafts_for: see `Feature.drafts_for`; None without drafts.
         first_runs: seconds that programs took to run idle while it was warmed up.
     """
 
@@ -86,7 +92,7 @@ class Runner:
         model: Model,
         mesh: Mesh,
         cache: KVCache,
-        extra_features: Sequence[Feature] = (),
+        own_features: Sequence[FeatureChoice] = (),
     ):
         scheduler, self._settings = config.scheduler, config.programs
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
@@ -102,30 +108,35 @@ class Runner:
             )
         )
         self._structure, self._leaves = split_model(model)
-        most, vocab_size = self._settings.max_logprobs, model_config.vocab_size
+        most, vocab_size = config.asked.max_logprobs, model_config.vocab_size
         self.num_logprobs = min(most if most >= 0 else vocab_size, vocab_size)
         if most < 0:
             row = 8 * self.num_logprobs
             logger.warning("max_logprobs=-1: each reported row brings %d bytes to the host", row)
         self.max_prefill_tokens = scheduler.max_prefill_tokens
         self.max_lanes = lanes_for(self.max_prefill_tokens, self._max_num_seqs)
-        own = make_features(threshold_on(mesh, backends), partial(getattr, self._settings))
-        self._features = (*own, *extra_features)
-        self._facts = Facts(
+        self._facts = facts = Facts(
             model_config.vocab_size,
             self.num_logprobs,
             model_config.hidden_size,
             self.max_prefill_tokens,
+            model_config,
+            threshold_on(mesh, backends),
         )
-        self._fed = [f for f in self._features if type(f).step_buffers is not Feature.step_buffers]
-        self.packer = RowPacker(self._max_num_seqs, self._features, self._facts)
+        own = make_features(facts, partial(getattr, config.asked))
+        self.features = (*own, *(kind(facts, options) for kind, options in own_features))
+        self.ropes = model_config.ropes
+        self._fed = [f for f in self.features if overrides(f, "step_buffers")]
+        self.packer = RowPacker(self._max_num_seqs, self.features)
         defaults = mesh_defaults(mesh)
-        self.num_drafts = max((feature.num_drafts for feature in self._features), default=0)
+        drafting = [feature for feature in self.features if feature.num_drafts]
+        self.num_drafts = drafting[0].num_drafts if drafting else 0
+        self.drafts_for = drafting[0].drafts_for if drafting else None
         self._shapes = wanted_shapes(
             self._max_num_seqs,
             self.max_prefill_tokens,
             defaults.smallest_bucket,
-            feature_sets(self._features),
+            feature_sets(self.features),
             1 + self.num_drafts,
         )
         self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
@@ -137,11 +148,9 @@ class Runner:
         self._controls: dict[str, Any] = {}  # compiled by `warm_up`
         self._listener: Callable[[Command], None] | None = None
         self._num_commands = 0
-        self._buffers = {
-            feature.name: shapes
-            for feature in self._features
-            if (shapes := feature.buffers(self._facts)) is not None
-        }
+        self._buffers = DeviceBuffers(self.features, mesh)
+        self._load: Callable[[], Model] | None = None
+        self._kept_weights: list[np.ndarray] | None = None
         self._kept: KeptSteps | None = None
         self._state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
@@ -163,8 +172,14 @@ class Runner:
         per_pair = 4.0 * config.num_heads * config.head_dim * config.num_layers
         return StepFlops(self._flops_per_token, per_pair, self._max_model_len)
 
-    def set_weights(self, model: Model) -> None:
-        """Take the parameters themselves, of the shapes, types and shardings that were told."""
+    def set_weights(self, model: Model, load: Callable[[], Model]) -> None:
+        """Take the parameters themselves, of the shapes, types and shardings that were told.
+
+        Args:
+            model: with the parameters.
+            load: reads them again.
+        """
+        self._load = load
         _, self._leaves = split_model(model)
 
     def weights(self) -> Model:
@@ -177,7 +192,7 @@ class Runner:
 
         For a process that runs nothing but this engine, see `kept_steps`.
         """
-        static = (self._model_config, self._structure, self._features, self._facts, self._cache)
+        static = (self._model_config, self._structure, self.features, self._facts, self._cache)
         most = self._max_num_seqs, self._max_model_len
         self._kept = kept_steps(folder, self._mesh, (*static, *most))
 
@@ -188,9 +203,10 @@ class Runner:
         return Demand(
             weights=self.weight_bytes,
             tables=table_bytes(self._max_num_seqs, self._max_model_len, self._cache.page_size)
+            + self._buffers.device_bytes
             + sum(
                 shape.size * shape.dtype.itemsize
-                for shape in jax.tree.leaves((self.state_shape().features, self._buffers))
+                for shape in jax.tree.leaves(self.state_shape().features)
             ),
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
             temporaries=max(
@@ -206,14 +222,14 @@ class Runner:
             num_pages: KV pages a layer, trash page included.
             max_model_len: tokens that a slot's page table and history hold.
         """
+        self._tell("set_pool", num_pages, max_model_len)
         self._cache, self._max_model_len = self._cache.with_pages(num_pages), max_model_len
         self.programs = self._program_table()
 
     def _program_table(self) -> ProgramTable:
         cost = partial(
             predicted_cost,
-            features=self._features,
-            facts=self._facts,
+            features=self.features,
             numbers_per_token=self._numbers_per_token,
         )
         return ProgramTable(self._shapes, self.compile_program, cost)
@@ -231,9 +247,7 @@ class Runner:
     def warm_up(self, progress: Any = lambda shape: None) -> None:
         """Make the device state, compile the most needed programs and run each once, idle."""
         self.make_state()
-        self._buffers = jax.tree.map(
-            lambda s: jax.device_put(jnp.zeros(s.shape, s.dtype), self._replicated), self._buffers
-        )
+        self._buffers.make(self._compile)
         self.programs.compile_ahead(self._settings.compile_ahead, progress)
         plan = StepPlan()
         for program in self.programs.programs:
@@ -242,7 +256,8 @@ class Runner:
             jax.block_until_ready(self._call(program, idle.blob))
             self.first_runs[program.layout.shape] = time.monotonic() - begin
         for control in (self._uploads, self._copies):
-            self._controls[control.name] = self._compile_control(control)
+            state = self.state_shape().abstract(self._mesh)
+            self._controls[control.name] = self._compile(control.run, state, control.size)
             for blob in control.pack(()):
                 self._call_control(control.name, blob)
         if self._settings.compile_in_background:
@@ -260,26 +275,6 @@ class Runner:
         """
         self._listener = listener
 
-    def prepare(self, request: Request) -> None:
-        """Settle how the features that a request needs bind its steps; once, before it is added."""
-        features = self._features
-        request.needs_seen_tokens = any(f.needs_seen_tokens(request) for f in features)
-        front = None if request.group is None else request.group.front
-        if front is not None:  # what takes long to look at is looked at once a prompt
-            request.cache_extras = front.cache_extras
-        else:
-            request.cache_extras = self._cache_extras(request)
-        # the features' inputs are of one sample a row
-        request.takes_drafts = not any(
-            f.special and f.need(request) is not Need.NEVER for f in features
-        )
-
-    def _cache_extras(self, request: Request) -> tuple[str, ...]:
-        """What keys and values of its tokens depend on beside them, see `Request`."""
-        keys = [(f.name, f.cache_key(request)) for f in self._features]
-        keys += [("rope", rope.cache_key(request.num_prompt)) for rope in self._model_config.ropes]
-        return tuple(f"{name}={key}" for name, key in keys if key)
-
     def pack(self, plan: StepPlan) -> PackedStep:
         """Choose the program of a plan and fill its operand; a plan is packed once."""
         needs = self.packer.needs(plan)
@@ -289,6 +284,7 @@ class Runner:
             max(len(needs.lanes), len(plan.samples) - plan.num_decode if needs.lanes else 0),
             needs.features,
             len(needs.special),
+            max(plan.rows.lengths[: plan.num_decode], default=1) if self.num_drafts else 1,
         )
         program = self.programs.select(wanted)
         return PackedStep(program, needs, self.packer.pack(plan, needs, program.layout))
@@ -314,41 +310,60 @@ class Runner:
                 self.run(UploadProgram.name, blob)
         for feature in self._fed:
             if feature.name in step.needs.features:
-                arrays = feature.step_buffers(step.needs.chunks(plan), self._facts)
+                arrays = feature.step_buffers(step.needs.chunks(plan))
                 if arrays is not None:
-                    self.set_buffers(feature.name, arrays)
+                    self.write_rows(feature.name, 0, arrays)
         result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)
         return Dispatched(plan, step, *result)
 
-    def set_buffers(self, feature: str, arrays: Any) -> None:
-        """Swap the device arrays of a feature; steps that are dispatched keep the old ones.
+    def write_rows(self, feature: str, start: int, arrays: Any) -> None:
+        """Replace rows of a feature's arrays; steps that are dispatched read the old ones.
+
+        Args:
+            feature: its name.
+            start: the first row.
+            arrays: NumPy arrays in the tree that `Feature.buffers` declares, as many rows of each.
 
         Raises:
             ValueError: other shapes or types than the feature has declared.
+            EngineDeadError: a call failed.
         """
-        old = self._buffers[feature]
-        new = jax.tree.map(lambda a: jax.device_put(jnp.asarray(a), self._replicated), arrays)
-        described = [jax.tree.map(lambda a: (a.shape, a.dtype), tree) for tree in (old, new)]
-        if described[0] != described[1]:
-            raise ValueError(f"buffers of {feature} are {described[0]}, not {described[1]}")
-        self._buffers = {**self._buffers, feature: new}
+        for program, operand in self._buffers.pack(feature, start, arrays):
+            self.run(program, operand)
 
     def run(self, program: str, operand: np.ndarray) -> Any:
-        """Run a program by its name; returns the result of a step and what it has set aside.
+        """Run a command by its name; returns the result of a step and what it has set aside.
+
+        Args:
+            program: a program that was compiled, or one of HOST_COMMANDS.
+            operand: int32.
 
         Raises:
-            KeyError: there is no program of that name.
+            KeyError: there is no such program.
             EngineDeadError: the call failed, and the device state that it was given is lost.
         """
-        if program in self._controls:
+        if program == "put_away_weights":
+            return self.put_away_weights(keep=bool(operand[0]))
+        if program in HOST_COMMANDS:
+            return getattr(self, program)(*operand.tolist())
+        if program in self._controls or program in self._buffers:
             return self._send(program, None, operand)
         return self._send(program, self.programs.named(program), operand)
 
-    def _send(self, name: str, program: Program | None, operand: np.ndarray) -> Any:
+    def _tell(self, name: str, *values: int) -> None:
+        self._told(name, np.array(values, np.int32))
+
+    def _told(self, name: str, operand: np.ndarray) -> None:
         if self._listener is not None:
-            self._listener(Command(Header(self._num_commands, name, operand.size), operand))
+            self._listener(Command(self._num_commands, name, operand))
         self._num_commands += 1
+
+    def _send(self, name: str, program: Program | None, operand: np.ndarray) -> Any:
+        self._told(name, operand)
         try:
+            if name in self._buffers:
+                self._buffers.run(name, self._placed(operand))
+                return None
             if program is None:
                 self._call_control(name, operand)
                 return None
@@ -357,7 +372,8 @@ class Runner:
         except BaseException as error:
             if isinstance(error, Exception):
                 raise self._die(name, error) from error
-            if self._state is None:  # an interrupt is harmless where the state has come back
+            # an interrupt is harmless where what was given away has come back
+            if self._state is None or not self._buffers.is_whole:
                 self._die(name, error)
             raise
         return result
@@ -374,27 +390,42 @@ class Runner:
             raise self._die(dispatched.step.program.layout.shape.name, error) from error
         return step_result(dispatched, fetched)
 
-    def take_weights(self) -> tuple[jax.Array, ...]:
-        """Give up the parameters; only their shapes and shardings are left here."""
+    def put_away_weights(self, *, keep: bool) -> None:
+        """Free the parameters on the devices; only shapes and shardings are left there.
+
+        Args:
+            keep: whether host memory keeps them; else they are read again.
+        """
+        self._tell("put_away_weights", keep)
         taken = self._leaves
+        self._kept_weights = [np.array(leaf) for leaf in taken] if keep else None
         shapes: Any = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in taken
         ]
         self._leaves = tuple(shapes)
-        return taken
+        for leaf in taken:
+            leaf.delete()
 
-    def put_weights(self, host: Sequence[np.ndarray]) -> None:
-        """Take back the parameters that `take_weights` gave up, from host memory."""
-        shardings = [leaf.sharding for leaf in self._leaves]
-        self._leaves = tuple(jax.device_put(list(host), shardings))
+    def take_back_weights(self) -> None:
+        """Have the parameters that were put away on the devices again."""
+        self._tell("take_back_weights")
+        kept, self._kept_weights = self._kept_weights, None
+        if kept is None:
+            assert self._load is not None
+            self.set_weights(self._load(), self._load)
+        else:
+            shardings = [leaf.sharding for leaf in self._leaves]
+            self._leaves = tuple(jax.device_put(kept, shardings))
 
     def drop_state(self) -> None:
         """Give back the memory of pages and tables. Nothing may run or be found afterwards."""
+        self._tell("drop_state")
         state, self._state = self._state, None
         _delete(state)
 
     def make_state(self) -> None:
         """Pages and tables of nothing, on the devices."""
+        self._tell("make_state")
         self._state = self.state_shape().make(self._mesh)
         if self._mesh.devices.flat[0].platform == "cpu":
             forget_zeros(jax.tree.leaves(jax.block_until_ready(self._state)))
@@ -410,20 +441,20 @@ class Runner:
                 self._death = "the engine was closed: make a new one", None
             self._readers_left.wait_for(lambda: self._num_readers == 0)
         self._state = None
-        self._leaves, self._buffers, self._controls = (), {}, {}
+        self._buffers.close()
+        self._leaves, self._controls = (), {}
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
-        blob = BlobLayout(shape, self._features, self._facts, self._cache.page_size)
-        return blob, ResultLayout(shape, self._features, self._facts)
+        blob = BlobLayout(shape, self.features, self._facts, self._cache.page_size)
+        return blob, ResultLayout(shape, self.features, self._facts)
 
     def compile_program(self, shape: StepShape) -> Program:
         """Compile the step for one shape, ahead of time."""
         layout, result = self.layouts(shape)
         spec = StepSpec(
             config=self._model_config,
-            features=self._features,
-            facts=self._facts,
+            features=self.features,
             layout=layout,
             result=result,
             cache=self._cache,
@@ -459,17 +490,14 @@ class Runner:
 
     def operands(self, layout: BlobLayout) -> tuple[Any, ...]:
         """What a program is called with: parameters, and the shapes of buffers, state and blob."""
-        buffers = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._replicated),
-            self._buffers,
-        )
         state = self.state_shape().abstract(self._mesh)
-        return self._leaves, buffers, state, self._abstract_blob(layout.size)
+        return self._leaves, self._buffers.shapes(), state, self._abstract_blob(layout.size)
 
-    def _compile_control(self, control: UploadProgram | CopyProgram) -> Any:
-        state = self.state_shape()
-        run = jax.jit(control.run, donate_argnums=0, out_shardings=state.shardings(self._mesh))
-        lowered = run.lower(state.abstract(self._mesh), self._abstract_blob(control.size))
+    def _compile(self, run: Callable[..., Any], given: Any, size: int) -> Any:
+        """Compile a function of donated arrays, whose shapes are given, and an int32 operand."""
+        where = jax.tree.map(lambda leaf: leaf.sharding, given)
+        jitted = jax.jit(run, donate_argnums=0, out_shardings=where)
+        lowered = jitted.lower(given, self._abstract_blob(size))
         return lowered.compile(compiler_options=self.compiler_options)
 
     def _call_control(self, name: str, blob: np.ndarray) -> None:
@@ -497,7 +525,7 @@ class Runner:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._replicated)
 
     def _call(self, program: Program, blob: np.ndarray) -> Any:
-        return self._donate(partial(program.call, self._leaves, self._buffers), blob)
+        return self._donate(partial(program.call, self._leaves, self._buffers.arrays), blob)
 
     def _die(self, name: str, error: BaseException) -> EngineDeadError:
         """Give up after a failed step: what the device held for requests cannot be trusted."""
@@ -524,8 +552,8 @@ class Runner:
             max_model_len=self._max_model_len,
             features={
                 feature.name: shapes
-                for feature in self._features
-                if (shapes := feature.state(self._facts)) is not None
+                for feature in self.features
+                if (shapes := feature.state()) is not None
             },
         )
 

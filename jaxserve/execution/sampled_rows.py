@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxserve.execution.features import Facts, Feature, Rows
+from jaxserve.execution.features import Feature, Rows, of_region, overrides
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
 
 FEW_SPECIAL = 8  # special rows that are worth a branch of their own
@@ -27,7 +27,6 @@ class Known(NamedTuple):
 
 def sample_rows(
     features: Sequence[Feature],
-    facts: Facts,
     layout: BlobLayout,
     given: Blob,
     known: Known,
@@ -40,7 +39,6 @@ def sample_rows(
 
     Args:
         features: of the engine; those that the program contains are applied in their order.
-        facts: about the engine.
         layout: of the program's blob.
         given: the blob, traced.
         known: of the samples.
@@ -56,7 +54,7 @@ def sample_rows(
         tokens = _drawn(features, _rows(layout, given, known), logits)
     if not shape.num_special:
         return tokens, {}
-    work = partial(_special_rows, features, facts, layout, known, logits, tokens)
+    work = partial(_special_rows, features, layout, known, logits, tokens)
     if shape.all_special:
         return work(given)
     drawn, outputs = _few_or_all(layout, given, work)
@@ -66,7 +64,6 @@ def sample_rows(
 
 def _special_rows(
     features: Sequence[Feature],
-    facts: Facts,
     layout: BlobLayout,
     known: Known,
     logits: jax.Array,
@@ -92,17 +89,15 @@ def _special_rows(
     if places is None:
         drawn = _drawn(features, rows, adjusted)
     else:
-        adjusts = [f for f in features if type(f).logits is not Feature.logits]
+        adjusts = [f for f in features if overrides(f, "logits")]
         flags = jnp.stack([layout.is_wanted(given, feature) for feature in adjusts])
         draw = partial(_drawn, features, rows, adjusted)
         drawn = _conditional(jnp.any(flags), draw, lambda: tokens[places])
     outputs: dict[str, Any] = {}
     rows = replace(rows, adjusted=adjusted)
     for feature in features:
-        if feature.outputs is not None and not feature.of_region:
-            report = partial(
-                feature.after, given.features.get(feature.name), rows, raw, drawn, facts
-            )
+        if feature.outputs is not None and not of_region(feature):
+            report = partial(feature.after, given.features.get(feature.name), rows, raw, drawn)
             outputs[feature.name] = if_wanted(feature, layout, given, report)
     return drawn, outputs
 
@@ -133,7 +128,7 @@ def if_wanted(
     otherwise: Any = None,
 ) -> Any:
     """What `work` computes; without need for the feature `otherwise`, zeros if that is None."""
-    if not feature.special and not feature.of_region:
+    if not feature.special and not of_region(feature):
         return work()
 
     def nothing() -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.execution.features import Facts, Feature, NewestTokens, Region
+from jaxserve.execution.features import Feature, NewestTokens, Region, overrides
 from jaxserve.execution.hooked import ComputeTokens, HookedFeatures
 from jaxserve.execution.inputs import (
     BlobLayout,
@@ -37,7 +37,6 @@ class StepSpec:
 
     config: ModelConfig
     features: tuple[Feature, ...]
-    facts: Facts
     layout: BlobLayout
     result: ResultLayout
     cache: KVCache
@@ -107,18 +106,18 @@ def run_step(
         sources = jnp.concatenate([sources, hidden[samples.sources]])
     logits = _replicate(model.logits(sources, live_rows), spec.mesh)
     known = Known(samples.contexts, samples.positions, samples.prompt_lens, history)
-    sampled, outputs = sample_rows(spec.features, spec.facts, spec.layout, given, known, logits)
+    sampled, outputs = sample_rows(spec.features, spec.layout, given, known, logits)
     history = history.at[samples.slots, samples.positions + 1].set(sampled)
     counts, lengths = _lengths(spec, step, decode, samples, sampled, state.lengths)
 
     if spec.layout.shape.num_prefill:
         for feature in contained(spec.features, spec.layout.shape):
-            if feature.of_region:
+            if overrides(feature, "region"):
                 inputs = given.features.get(feature.name)
                 kept = {key: x[region] for key, x in hooked.kept[feature.name].items()}
                 lanes = spec.layout.shape.num_lanes
                 view = Region(hidden[region], _logits_of(spec, model), lanes, kept)
-                work = partial(feature.region, inputs, view, spec.facts)
+                work = partial(feature.region, inputs, view)
                 outputs[feature.name] = if_wanted(feature, spec.layout, given, work)
     result = spec.result.write(Result(StepOutputs(sampled, counts), outputs))
     states = hooked.next_state(hidden)

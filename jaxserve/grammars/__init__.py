@@ -4,7 +4,7 @@
 process of its own, in a fork for each text (`trial.py`), which says it in llguidance's notation
 (`notation.py`; `schemas.py` of JSON schemas, with `formats.py`, `patterns.py` and `exclusive.py`
 of their keywords); `compiler.py` compiles it in the engine; `matching.py` is what both ask of
-llguidance. `state.py` follows one sequence, `masks.py` fills the masks of many; `compiling.py`
-keeps requests whose grammars are being compiled out of the engine's way. `thinking.py` tells
+llguidance. `state.py` follows one sequence, `masks.py` fills the masks of many; `constraint.py`
+is what a message demands, of which each sequence has its own. `thinking.py` tells
 thoughts from the text, `budget.py` ends those that are too long.
 """

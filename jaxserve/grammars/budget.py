@@ -24,10 +24,6 @@ class ThoughtBudget:
         most: tokens of thoughts.
         end_tokens: of the closing tag.
         token_bytes: what a token adds to the text.
-
-    Attributes:
-        waits_anyway: the sequence's next token depends on tokens that the host must have seen,
-            whatever its thoughts are.
     """
 
     def __init__(
@@ -37,7 +33,6 @@ class ThoughtBudget:
         end_tokens: list[int],
         token_bytes: Callable[[int], bytes],
     ):
-        self.waits_anyway = False
         self._begin, self._end = thoughts.begin.encode(), thoughts.end.encode()
         self._most, self._end_tokens, self._token_bytes = most, end_tokens, token_bytes
         self._phase = Phase.THOUGHTS if thoughts.is_open else Phase.FIRST
@@ -74,7 +69,7 @@ class ThoughtBudget:
         Args:
             pending: tokens that it has not seen.
         """
-        return self.waits_anyway or not (self.is_over or self._count + pending < self._most)
+        return not (self.is_over or self._count + pending < self._most)
 
     def forced(self, output: list[int]) -> int | None:
         """The token that must follow the output; None: any may."""

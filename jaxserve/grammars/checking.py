@@ -180,7 +180,7 @@ class GrammarChecks:
 
     def _tell(self, body: Tokens | TryGrammar | Control) -> None:
         assert self._process is not None
-        self._process.send(self._process.outbox.seal(body))
+        self._process.send(body)
 
     def _judge(self, verdict: Verdict) -> list[_Request]:
         """Keep a verdict; the requests that wait for it."""
@@ -247,8 +247,8 @@ class GrammarChecks:
                     self._process = process
                     self._tell(Control(Action.CLOSE) if self._is_closed else tokens)
                     self._send_some()
-                while (message := process.receive()) is not None:
-                    self._take(process.inbox.open(message))
+                while (body := process.receive()) is not None:
+                    self._take(body)
             finally:
                 with self._lock:
                     self._process = None

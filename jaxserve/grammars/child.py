@@ -22,7 +22,7 @@ from jaxserve.grammars.trial import Trial
 from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.isolation.oom_score import offer_to_oom_killer
 from jaxserve.isolation.wire import Channel
-from jaxserve.messages import Inbox, Message, Outbox
+from jaxserve.messages import Body
 
 # Of 1000: where memory runs out, the kernel ends a fork of this process, then this process or the
 # engine's, and not the server.
@@ -35,11 +35,10 @@ class Trials:
     Args:
         channel: where questions come from and answers go to.
         stream: its socket.
-        inbox: of the messages that come.
     """
 
-    def __init__(self, channel: Channel, stream: socket.socket, inbox: Inbox):
-        self._channel, self._inbox, self._outbox = channel, inbox, Outbox()
+    def __init__(self, channel: Channel, stream: socket.socket):
+        self._channel = channel
         self._table: Any = None
         self._wrong: str | None = None  # why no grammar compiles
         self._running: dict[int, tuple[int, Trial]] = {}  # with their numbers, by descriptor
@@ -53,8 +52,8 @@ class Trials:
             while True:
                 for key, _ in self._selector.select(self._wait()):
                     if key.fd == self._stream:
-                        for message in self._channel.arrived():
-                            if not self._take(message):
+                        for body in self._channel.arrived():
+                            if not self._take(body):
                                 return
                     elif not self._running[key.fd][1].read():
                         self._ended(key.fd)
@@ -79,8 +78,7 @@ class Trials:
                 if not was_long:
                     self._say(TakesLong(number))
 
-    def _take(self, message: Message) -> bool:
-        body = self._inbox.open(message)
+    def _take(self, body: Body) -> bool:
         match body:
             case Tokens():
                 try:
@@ -106,7 +104,7 @@ class Trials:
         self._say(Verdict(number, allowed, trial.is_late, trial.notation, trial.note))
 
     def _say(self, body: TakesLong | Verdict) -> None:
-        self._channel.send(self._outbox.seal(body))
+        self._channel.send(body)
 
 
 def main(arguments: list[str]) -> int:
@@ -121,7 +119,7 @@ def main(arguments: list[str]) -> int:
     except OSError:
         return 0  # the server has gone
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # likewise
-        Trials(Channel(stream), stream, Inbox()).serve()
+        Trials(Channel(stream), stream).serve()
     return 0
 
 

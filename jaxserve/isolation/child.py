@@ -23,7 +23,7 @@ from typing import TextIO
 from jaxserve.errors import JaxServeError, lacks_memory
 from jaxserve.isolation.oom_score import offer_to_oom_killer
 from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Refused, Start, Sync
-from jaxserve.messages import AddGroup, Begun, Inbox, Message, Outbox
+from jaxserve.messages import AddGroup, Begun, Body
 from jaxserve.observability.json_log import JSON, JsonFormatter
 from jaxserve.observability.repeated import RepeatedFilter
 from jaxserve.pulse import BEAT_S, Pulse
@@ -47,25 +47,24 @@ def main(arguments: list[str]) -> int:
         stream.connect(arguments[0])
     except OSError:
         return 0  # the server has gone
-    channel, inbox, outbox = Channel(stream), Inbox(), Outbox()
+    channel = Channel(stream)
     # a spare is told what to load when another one has died: this is done by then
     gc.disable()  # imports make hundreds of thousands of objects, and nearly no garbage
     import jaxserve.loading  # noqa: F401
 
     gc.enable()
-    message = channel.receive()
-    if message is None:
+    start = channel.receive()
+    if start is None:
         return 0
-    start = inbox.open(message)
     assert isinstance(start, Start)
     _log_as(start.log_level, start.log_format)
     try:
-        return _run(start, channel, inbox, outbox, pulse)
+        return _run(start, channel, pulse)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the server has gone
 
 
-def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox, pulse: Pulse) -> int:
+def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     from checkpoints.errors import CheckpointError
     from jaxserve.engine.pace import Pace
     from jaxserve.isolation.probe import probe
@@ -74,40 +73,34 @@ def _run(start: Start, channel: Channel, inbox: Inbox, outbox: Outbox, pulse: Pu
     try:
         loaded = load_engine(start.config, with_tokenizer=False, keep_steps=True)
     except (JaxServeError, CheckpointError, OSError) as error:
-        channel.send(outbox.seal(Refused(str(error))))
+        channel.send(Refused(str(error)))
         return 1
     engine, files, model = loaded.engine, loaded.files, loaded.model_config
     probe(engine, loaded.config.scheduler.max_model_len)
-    engine.inbox, engine.outbox = inbox, outbox
-
-    def tell(message: Message) -> None:
-        channel.send(message)
-
-    engine.announce = tell
-    engine.pace = Pace(engine.runner, lambda expected: tell(outbox.seal(expected)), pulse)
+    engine.announce = channel.send
+    engine.pace = Pace(engine.runner, channel.send, pulse)
     sizes = ModelSizes(
         model.vocab_size, model.hidden_size, model.num_layers, tuple(model.eos_token_ids)
     )
     folders = str(files.model), str(files.tokenizer)
-    tell(outbox.seal(Ready(loaded.config, sizes, *folders, loaded.page_bytes)))
+    channel.send(Ready(loaded.config, sizes, *folders, loaded.page_bytes))
     while True:
-        for message in _sent(channel, wait=not engine.has_work):
-            if message.header.kind == Sync.kind:
-                inbox.open(message)
-                tell(outbox.seal(Sync()))
+        for body in _sent(channel, wait=not engine.has_work):
+            if isinstance(body, Sync):
+                channel.send(body)
                 continue
             try:
-                engine.handle(message)
+                engine.handle(body)
             except Exception:  # ends the process; only who is to blame is told before
-                if isinstance(message.body, AddGroup):  # whoever it is, it is that one
-                    tell(outbox.seal(Begun(message.body.sequence_ids)))
+                if isinstance(body, AddGroup):  # whoever it is, it is that one
+                    channel.send(Begun(body.sequence_ids))
                 raise
             if engine.is_closed:
                 return 0
-        tell(engine.step())  # also where nothing is left to do: who counts is told so
+        channel.send(engine.step())  # also where nothing is left to do: who counts is told so
 
 
-def _sent(channel: Channel, *, wait: bool) -> Iterator[Message]:
+def _sent(channel: Channel, *, wait: bool) -> Iterator[Body]:
     """What was sent; `wait`: at least one message."""
     if wait:
         first = channel.receive()

@@ -10,24 +10,21 @@ import threading
 
 from jaxserve.errors import EngineDeadError, MessageError
 from jaxserve.isolation.launch import Listener, launch
-from jaxserve.isolation.wire import Channel, Start, encode
-from jaxserve.messages import Inbox, Message, Outbox
+from jaxserve.isolation.wire import Channel
+from jaxserve.messages import Body
 
 logger = logging.getLogger(__name__)
 
 
 class EngineProcess:
-    """A running process; messages go to it from any thread, and one thread reads what it says.
+    """A running process; messages go to it from one thread at a time, and one reads what it says.
 
-    It imports what it needs and then waits for `begin`.
+    It imports what it needs and then waits for its first message.
 
     Args:
         listener: where it connects to.
         module: what it runs.
         process: one that `launch` has started; None: it is started here.
-
-    Attributes:
-        inbox, outbox: which messages came, and were sent; `Start` is the first.
 
     Raises:
         EngineDeadError: it cannot be started.
@@ -42,7 +39,6 @@ class EngineProcess:
         except EngineDeadError:
             self.kill()
             raise
-        self.inbox, self.outbox = Inbox(), Outbox()
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="jaxserve-writer", daemon=True)
         self._writer.start()
@@ -55,19 +51,15 @@ class EngineProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def begin(self, start: Start) -> None:
-        """Have it load an engine."""
-        self.send(self.outbox.seal(start))
-
-    def send(self, message: Message) -> None:
+    def send(self, body: Body) -> None:
         """Hand over a message; one to a process that has died is lost.
 
         Raises:
             MessageError: it cannot be written.
         """
-        self._sent.put(encode(message))
+        self._sent.put(self._channel.frame(body))
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Body | None:
         """What it says next; None once it has ended, whatever was left half said."""
         try:
             return self._channel.receive()

@@ -6,7 +6,7 @@ import time
 
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
-from jaxserve.messages import AddGroup, Inbox, Outbox, StepOutput
+from jaxserve.messages import AddGroup
 from jaxserve.request import Queueing, StopRule
 from jaxserve.sampling_params import SamplingParams
 
@@ -16,8 +16,6 @@ NAME = "probe"
 
 def probe(engine: Engine, max_model_len: int) -> None:
     """Have an engine without work plan, pack, run and commit a few steps.
-
-    It has had and sent no message afterwards.
 
     Raises:
         EngineDeadError: it does not generate what was asked for; or whatever a step raises.
@@ -32,12 +30,9 @@ def probe(engine: Engine, max_model_len: int) -> None:
         [],
         Queueing(time.monotonic()),
     )
-    engine.handle(Outbox().seal(group))
+    engine.handle(group)
     generated = 0
     while engine.has_work:
-        body = engine.step().body
-        assert isinstance(body, StepOutput)
-        generated += len(body.tokens)
+        generated += len(engine.step().tokens)
     if generated != length:
         raise EngineDeadError(f"the engine generates {generated} tokens where {length} were asked")
-    engine.inbox, engine.outbox = Inbox(), Outbox()

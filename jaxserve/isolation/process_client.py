@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jaxserve.client import MessagingClient
+from jaxserve.client import EngineClient
 from jaxserve.config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
 from jaxserve.inputs import PreparedRequest
@@ -30,9 +30,9 @@ from jaxserve.messages import (
     Body,
     Control,
     EngineStats,
-    Message,
     StepOutput,
 )
+from jaxserve.named_class import CLASS_NAME
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ TIDY = 1024  # groups that are remembered, beside twice the live ones
 MOST_TRIED = 256  # sequences of a request that is taken out of the engine again after its trial
 
 
-class ProcessClient(MessagingClient):
+class ProcessClient(EngineClient):
     """Serves by an engine in a child process.
 
     Args:
@@ -67,6 +67,7 @@ class ProcessClient(MessagingClient):
         early: EarlyProcess | None = None,
     ):
         super().__init__(asked.model_names[0], asked.metrics_prefix, clock)
+        asked = replace(asked, features=tuple(map(_importable, asked.features)))
         self.asked = asked
         self._supervisor = Supervisor(
             asked,
@@ -192,7 +193,7 @@ class ProcessClient(MessagingClient):
         self._supervisor.close()
         self._handle_events()
         if self._process is not None:
-            self._process.send(self._outbox.seal(Control(Action.CLOSE)))
+            self._process.send(Control(Action.CLOSE))
 
     def join(self) -> None:
         """Wait for the process, which `close` ends."""
@@ -204,20 +205,16 @@ class ProcessClient(MessagingClient):
         """Send, if an engine may hear it now; what one has to know it is sent when it may."""
         if self._process is None or (self._suspects and isinstance(body, AddGroup)):
             return
-        self._send(self._outbox.seal(body))
+        self._send(body)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, body: Body) -> None:
         assert self._process is not None
         self._supervisor.silence.asked()
-        try:
-            self._process.send(message)
-        except MessageError:
-            self._outbox.next = message.header.number  # nothing was sent
-            raise
+        self._process.send(body)
 
     def _send_again(self, request_id: str) -> None:
         for group in resumed(self._processor.unfinished(request_id)):
-            self._send(self._outbox.seal(group))
+            self._send(group)
 
     # -- what has come, in the thread that uses the client ---------------------------------------
 
@@ -231,13 +228,12 @@ class ProcessClient(MessagingClient):
                 case Died(how):
                     self._died(how)
                 case _:
-                    self._outputs += self._take(event)
+                    self._outputs += self._take_body(event)
 
-    def _take(self, message: Message) -> list[RequestOutput]:
-        body = self._inbox.open(message)
+    def _take_body(self, body: Body) -> list[RequestOutput]:
         match body:
             case StepOutput():
-                return self._take_step(body)
+                return self._take(body)
             case Begun():
                 self._take_begun(body)
             case Sync():
@@ -251,10 +247,10 @@ class ProcessClient(MessagingClient):
             self._begun &= live
             self._tidy_at = 2 * len(live) + TIDY
 
-    def _take_step(self, step: StepOutput) -> list[RequestOutput]:
+    def _take(self, step: StepOutput) -> list[RequestOutput]:
         if self._earlier is not None:
             step = replace(step, stats=step.stats.after(self._earlier))
-        outputs = super()._take_step(step)
+        outputs = super()._take(step)
         for output in outputs:
             if output.finished:
                 self._ended_request(output.request_id)
@@ -272,7 +268,6 @@ class ProcessClient(MessagingClient):
     def _started(self, process: EngineProcess) -> None:
         """There is an engine, which knows nothing."""
         self._process = process
-        self._inbox, self._outbox = process.inbox, process.outbox
         self._settling = False
         self._begun.clear()
         if self._earlier is not None:
@@ -338,9 +333,9 @@ class ProcessClient(MessagingClient):
         if self._process is None:
             return
         if sequence_ids:
-            self._send(self._outbox.seal(Abort(sequence_ids)))
+            self._send(Abort(sequence_ids))
         self._settling = True
-        self._send(self._outbox.seal(Sync()))
+        self._send(Sync())
 
     def _settled(self) -> None:
         self._settling = False
@@ -359,7 +354,7 @@ class ProcessClient(MessagingClient):
     def _bind_ready(self, ready: Ready) -> None:
         """The first engine is there; in the supervisor's thread, before anybody may add."""
         config, tokenizer = ready.config, self._early_tokenizer
-        if config.model.skip_tokenizer_init:
+        if config.asked.skip_tokenizer_init:
             tokenizer = None
         elif tokenizer is None or Path(tokenizer.path) != Path(ready.tokenizer_folder):
             tokenizer = Tokenizer(ready.tokenizer_folder, self.asked.chat_template)
@@ -369,3 +364,18 @@ class ProcessClient(MessagingClient):
 def _number(sequence_id: str) -> str:
     """What all sequences of a group have in common."""
     return sequence_id.partition(".")[0]
+
+
+def _importable(feature: str | type) -> str:
+    """The name by which another process finds a feature.
+
+    Raises:
+        ValidationError: it has none.
+    """
+    if isinstance(feature, str):
+        return feature
+    name = f"{feature.__module__}:{feature.__qualname__}"
+    if feature.__module__ == "__main__" or not CLASS_NAME.fullmatch(name):
+        allowed = "a class of a module that another process can import"
+        raise ValidationError("features", name, allowed)
+    return name

@@ -23,7 +23,7 @@ from jaxserve.isolation.engine_process import EngineProcess
 from jaxserve.isolation.launch import EarlyProcess, Listener
 from jaxserve.isolation.spare import Spare
 from jaxserve.isolation.wire import Ready, Refused, Start
-from jaxserve.messages import Expected, Message, StepOutput
+from jaxserve.messages import Body, Expected, StepOutput
 from jaxserve.pulse import BEAT_S, Pulse
 from jaxserve.silence import Silence
 
@@ -89,7 +89,7 @@ class Supervisor:
         notify: Callable[[], None],
         early: EarlyProcess | None = None,
     ):
-        self.events: deque[Message | Started | Died] = deque()
+        self.events: deque[Body | Started | Died] = deque()
         self.loaded, self.serving, self.ended = (threading.Event() for _ in range(3))
         self.error: BaseException | None = None
         self.silence = Silence(isolation.step_timeout)
@@ -184,7 +184,7 @@ class Supervisor:
             if listener is not None:
                 listener.close()
 
-    def _tell(self, event: Message | Started | Died) -> None:
+    def _tell(self, event: Body | Started | Died) -> None:
         self.events.append(event)
         self._notify()
 
@@ -200,26 +200,26 @@ class Supervisor:
                 raise
             return f"did not start: {error}"
         self._current = process
-        process.begin(start)
+        process.send(start)
         self._load = _Load()
         if self._closing.is_set():
             process.kill()
         try:
             if not self.loaded.is_set():
                 self._on_start()  # while the process loads
-            message = process.receive()
-            if message is not None:
-                self._is_there(process, message)
-            while (message := process.receive()) is not None:
+            body = process.receive()
+            if body is not None:
+                self._is_there(process, body)
+            while (body := process.receive()) is not None:
                 self.silence.heard()
-                if isinstance(message.body, Expected):
-                    self.silence.expect(message.body.seconds, compiles=message.body.compiles)
-                elif isinstance(message.body, StepOutput):
-                    stats = message.body.stats
+                if isinstance(body, Expected):
+                    self.silence.expect(body.seconds, compiles=body.compiles)
+                elif isinstance(body, StepOutput):
+                    stats = body.stats
                     self._is_busy = stats.num_running > 0 or stats.num_waiting > 0
-                    if message.body.tokens:
+                    if body.tokens:
                         self._in_a_row = self._convictions = 0
-                self._tell(message)
+                self._tell(body)
         finally:
             self._load = None
             how = process.wait(CLOSE_S)
@@ -227,8 +227,7 @@ class Supervisor:
             raise EngineDeadError(f"the engine's process {how} while it loaded")
         return how
 
-    def _is_there(self, process: EngineProcess, message: Message) -> None:
-        body = process.inbox.open(message)
+    def _is_there(self, process: EngineProcess, body: Body) -> None:
         if isinstance(body, Refused):
             if not self.loaded.is_set():
                 raise EngineDeadError(body.text)

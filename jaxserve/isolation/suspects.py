@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
+from dataclasses import fields
 
 from jaxserve.messages import AddGroup
 
@@ -15,6 +16,7 @@ from jaxserve.messages import AddGroup
 STEPS = 3
 MOST_DEATHS = 2  # of a request: it is resumed once
 MOST_GUILTY = 256  # requests that are remembered
+WHO_ASKS = frozenset({"sequence_ids", "seeds", "queueing", "cache_salt", "output_token_ids"})
 
 
 class Suspects:
@@ -85,14 +87,6 @@ class Suspects:
 
 
 def _fingerprint(group: AddGroup) -> bytes:
-    """Of what is asked for: prompt and parameters, not who asks, when, and with which seeds."""
-    asked = (
-        group.prompt_token_ids,
-        group.prompt_embeds,
-        group.params,
-        group.bad_words,
-        group.beams,
-        group.pooling,
-        group.grammar,
-    )
+    """Of what is asked for, not of who asks, when, and with which seeds."""
+    asked = [getattr(group, one.name) for one in fields(group) if one.name not in WHO_ASKS]
     return hashlib.sha256(repr(asked).encode()).digest()

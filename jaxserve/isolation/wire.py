@@ -1,8 +1,9 @@
 """Messages as bytes, and the socket that carries them.
 
-A frame is its length (four bytes, big endian) and MessagePack of header and body. A body travels as
-the list of its fields, in their order; the annotations of its class say how it is put together
-again. Nothing but plain data can be written so, and reading makes no object but those of messages.
+A frame is its length (four bytes, big endian) and MessagePack of number, kind and body. A body
+travels as the list of its fields, in their order; the annotations of its class say how it is put
+together again. Nothing but plain data can be written so, and reading makes no object but those of
+messages.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from jaxserve.messages import (
     Abort,
     AddGroup,
     Begun,
+    Body,
     Control,
     Expected,
-    Header,
-    Message,
     StepOutput,
 )
+from jaxserve.reports import REPORTS
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.sampling_params import SamplingParams
 
@@ -57,10 +58,6 @@ class Start:
     config: EngineConfig
     log_level: int
     log_format: str = "text"
-
-    @property
-    def size(self) -> int:
-        return 0
 
 
 class ModelSizes(NamedTuple):
@@ -90,10 +87,6 @@ class Ready:
     tokenizer_folder: str
     page_bytes: int
 
-    @property
-    def size(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -102,20 +95,12 @@ class Refused:
     kind: ClassVar[str] = "refused"
     text: str
 
-    @property
-    def size(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Sync:
     """Comes back as it is: whatever was sent before has been done, and its outputs came first."""
 
     kind: ClassVar[str] = "sync"
-
-    @property
-    def size(self) -> int:
-        return 0
 
 
 BODIES = (
@@ -124,16 +109,16 @@ BODIES = (
 )
 
 
-def encode(message: Message) -> bytes:
+def encode(body: Body, number: int = 0) -> bytes:
     """The frame of a message.
 
     Raises:
         MessageError: it is longer than MAX_MESSAGE_BYTES, or something in it cannot be written: an
             integer of more than 64 bits, text that is no Unicode, what is no plain data.
     """
-    kind = message.header.kind
+    kind = body.kind
     try:
-        data: bytes = msgpack.packb((message.header, message.body), default=_plain)
+        data: bytes = msgpack.packb((number, kind, body), default=_plain)
     except (ValueError, TypeError, OverflowError) as error:
         raise MessageError(f"a message of kind {kind} cannot be written: {error}") from error
     if len(data) > MAX_MESSAGE_BYTES:
@@ -143,61 +128,73 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def decode(data: bytes | bytearray | memoryview) -> Message:
+def decode(data: bytes | bytearray | memoryview, number: int = 0) -> Body:
     """The message of a frame, its length left out.
 
     Raises:
-        MessageError: it is none.
+        MessageError: it is none, or has another number: one was lost or came twice.
     """
     try:
-        head, body = msgpack.unpackb(data, strict_map_key=False)
-        header = Header(*head)
-        return Message(header, _READERS[header.kind](body))
+        found, kind, fields = msgpack.unpackb(data, strict_map_key=False)
+        body: Body = _READERS[kind](fields)
     except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
         raise MessageError(f"{len(data)} bytes are no message: {error!r}") from error
+    if found != number:
+        raise MessageError(f"message {found} of kind {kind} instead of message {number}")
+    return body
 
 
 class Channel:
-    """One end of a stream socket that carries messages; each direction is used by one thread."""
+    """One end of a stream socket that carries messages; each direction is used by one thread.
+
+    Each direction numbers what it carries: 0, 1, 2, ...
+    """
 
     def __init__(self, stream: socket.socket):
         self._socket = stream
         self._received = bytearray()
+        self._num_framed = self._num_received = 0
 
-    def send(self, message: Message) -> None:
+    def send(self, body: Body) -> None:
         """Write a message; waits while the other side does not read.
 
         Raises:
             MessageError: see `encode`.
             OSError: the other side has gone.
         """
-        self.send_frame(encode(message))
+        self.send_frame(self.frame(body))
+
+    def frame(self, body: Body) -> bytes:
+        """The next message, for `send_frame`. Raises MessageError, see `encode`."""
+        frame = encode(body, self._num_framed)
+        self._num_framed += 1
+        return frame
 
     def send_frame(self, frame: bytes) -> None:
-        """Write what `encode` gave. Raises OSError if the other side has gone."""
+        """Write what `frame` gave, in that order. Raises OSError if the other side has gone."""
         self._socket.sendall(frame)
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Body | None:
         """The next message, which is waited for; None once the other side has gone.
 
         Raises:
-            MessageError: what came is no message.
+            MessageError: what came is no message, or not the next one.
         """
-        while (message := self._next()) is None:
+        while (body := self._next()) is None:
             if not self._read(0):
                 return None
-        return message
+        return body
 
-    def arrived(self) -> Iterator[Message]:
+    def arrived(self) -> Iterator[Body]:
         """The messages that are there already.
 
         Raises:
             EOFError: the other side has gone.
-            MessageError: what came is no message.
+            MessageError: what came is no message, or not the next one.
         """
         while True:
-            while (message := self._next()) is not None:
-                yield message
+            while (body := self._next()) is not None:
+                yield body
             try:
                 if not self._read(socket.MSG_DONTWAIT):
                     raise EOFError("the other side has gone")
@@ -218,7 +215,7 @@ class Channel:
         self._received += data
         return bool(data)
 
-    def _next(self) -> Message | None:
+    def _next(self) -> Body | None:
         found = self._received
         if len(found) < _LENGTH.size:
             return None
@@ -229,9 +226,10 @@ class Channel:
         if len(found) < end:
             return None
         with memoryview(found) as view:
-            message = decode(view[_LENGTH.size : end])
+            body = decode(view[_LENGTH.size : end], self._num_received)
         del found[:end]
-        return message
+        self._num_received += 1
+        return body
 
 
 def _plain(value: Any) -> Any:
@@ -288,6 +286,8 @@ def _object_reader(kind: Any) -> Reader:
         _FIELDS[kind] = names
     hints = get_type_hints(kind)
     readers = [(place, _reader(hints[name])) for place, name in enumerate(names)]
+    if kind is StepOutput:
+        readers.append((names.index("reports"), _reports))
     converted = [(place, convert) for place, convert in readers if convert is not None]
 
     def read(values: list[Any]) -> Any:
@@ -300,6 +300,11 @@ def _object_reader(kind: Any) -> Reader:
     return read
 
 
+def _reports(value: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What features tell, by their names; features of the operator's own tell plain data."""
+    return {name: _REPORT_READERS.get(name, dict)(told) for name, told in value.items()}
+
+
 def _restored(**values: Any) -> SamplingParams:
     """Sampling parameters as they were; checking lists of the vocabulary's length takes long."""
     params = object.__new__(SamplingParams)
@@ -309,4 +314,5 @@ def _restored(**values: Any) -> SamplingParams:
 
 
 _FIELDS: dict[type, tuple[str, ...]] = {}  # what travels of each dataclass
+_REPORT_READERS = {name: _reader(of) or dict for name, of in REPORTS.items()}
 _READERS = {body.kind: _object_reader(body) for body in BODIES}

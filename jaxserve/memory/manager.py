@@ -147,7 +147,7 @@ class PageManager:
     def _root_of(self, request: Request) -> bytes:
         """The key before its first page: of when it got its slot, if there was a reset since."""
         if request.cache_root is None:
-            extras = str(self._num_resets), request.cache_salt or "", *request.cache_extras
+            extras = str(self._num_resets), request.asked.cache_salt or "", *request.cache_extras
             request.cache_root = root_key(extras)
         return request.cache_root
 

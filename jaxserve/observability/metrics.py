@@ -128,8 +128,8 @@ class Metrics:
         labels = {
             "block_size": config.cache.page_size,
             "num_gpu_blocks": config.cache.num_pages,
-            "cache_dtype": config.cache.kv_cache_dtype,
-            "enable_prefix_caching": config.cache.enable_prefix_caching,
+            "cache_dtype": config.asked.kv_cache_dtype,
+            "enable_prefix_caching": config.asked.enable_prefix_caching,
             "max_model_len": config.scheduler.max_model_len,
             "max_num_seqs": config.scheduler.max_num_seqs,
         }
@@ -138,8 +138,8 @@ class Metrics:
         info = Gauge(self._names.full("cache_config_info"), text, names, registry=self.registry)
         info.labels(*self._names.values, *map(str, labels.values())).set(1)
         for name, limit, text in (
-            ("device_flops_per_second", config.server.device_flops_per_second, "do"),
-            ("device_bytes_per_second", config.server.device_bytes_per_second, "read"),
+            ("device_flops_per_second", config.asked.device_flops_per_second or 0.0, "do"),
+            ("device_bytes_per_second", config.asked.device_bytes_per_second or 0.0, "read"),
         ):
             if limit:
                 told = f"What one device can {text}, as the setting of this name says."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jaxserve.messages import Hypothesis, TokenLogprobs
+from jaxserve.messages import AddGroup, Hypothesis
+from jaxserve.reports import TokenLogprobs
 from jaxserve.request import End, FinishReason, Request, RequestState, StopRule
 from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.scheduling.plan import SeenTokens
@@ -41,7 +42,8 @@ class _Group:
     Attributes:
         name: its id, which is that of its first sequence.
         search: decides who is followed.
-        make: makes the request of a sequence from its id.
+        asked: what each sequence is asked for.
+        make: makes the request of a sequence, from its id and `asked`.
         members: by beam.
         orders: places in the order of arrival that no member has: as many as the width in all, so
             that a sequence made late has the turn of its group.
@@ -50,7 +52,8 @@ class _Group:
 
     name: str
     search: BeamSearch
-    make: Callable[[str], Request]
+    asked: AddGroup
+    make: Callable[[str, AddGroup], Request]
     members: list[_Member]
     orders: list[int]
     num_made: int = 1
@@ -58,7 +61,7 @@ class _Group:
 
 def _candidates(request: Request, found: TokenLogprobs) -> list[tuple[int, float]]:
     """What may follow a beam; the sampled token is told first, and comes again."""
-    if request.grammar is not None and request.grammar.error is not None:
+    if request.error is not None:
         return []
     pairs = zip(found.ids[1:], found.logprobs[1:], strict=True)
     return [(token, logprob) for token, logprob in pairs if logprob > -math.inf]
@@ -66,11 +69,8 @@ def _candidates(request: Request, found: TokenLogprobs) -> list[tuple[int, float
 
 def _failed(request: Request | None) -> Hypothesis:
     """What is told of a search that has found nothing, by the request of its first beam."""
-    grammar = None if request is None else request.grammar
-    compiled = grammar is None or grammar.is_compiled
-    return Hypothesis(
-        [], 0.0, End(FinishReason.ERROR if compiled else FinishReason.NOT_COMPILED, None)
-    )
+    error = None if request is None else request.error
+    return Hypothesis([], 0.0, End(error or FinishReason.ERROR, None))
 
 
 class BeamGroups:
@@ -84,12 +84,17 @@ class BeamGroups:
     blocks nobody. One that may shrink gives its least likely beams up instead while another beam
     waits for pages.
 
+    Args:
+        scheduler: computes the beams.
+        ended: told the id of each sequence that is dropped.
+
     Attributes:
         num_shrinks: beams that were given up for want of pages.
     """
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, ended: Callable[[str], None] = lambda name: None):
         self.num_shrinks = 0
+        self._ended = ended
         self._scheduler = scheduler
         self._groups: dict[str, _Group] = {}
         self._by_request: dict[str, _Group] = {}
@@ -98,18 +103,18 @@ class BeamGroups:
     def __bool__(self) -> bool:
         return bool(self._groups or self._found)
 
-    def add(
-        self, name: str, search: BeamSearch, width: int, make: Callable[[str], Request]
-    ) -> None:
-        """Begin a search.
+    def add(self, asked: AddGroup, make: Callable[[str, AddGroup], Request]) -> None:
+        """Begin a search, whose name is the first id of the message.
 
         Args:
-            name: of the group, and of its first sequence.
-            search: at its start.
-            width: most beams.
-            make: the request of a sequence, by its id, prepared for the device.
+            asked: a message with `beams`.
+            make: the request of a sequence from its id and a message, prepared for the device.
         """
-        group = _Group(name, search, make, [], self._scheduler.take_orders(width))
+        assert asked.beams is not None
+        name, rule = asked.sequence_ids[0], asked.stop_rule
+        search, orders = BeamSearch(asked.beams, rule), asked.beams.beam_width
+        of_beam = replace(asked, stop_rule=_beam_rule(rule))
+        group = _Group(name, search, of_beam, make, [], self._scheduler.take_orders(orders))
         self._groups[name] = group
         first = self._make(group, name)
         group.members = [_Member(first)]
@@ -160,14 +165,18 @@ class BeamGroups:
                 self._advance(group)
 
     def take(
-        self, seen: SeenTokens, logprobs: dict[int, TokenLogprobs]
-    ) -> tuple[SeenTokens, dict[int, TokenLogprobs], dict[str, list[Hypothesis]]]:
+        self, seen: SeenTokens, logprobs: dict[str, TokenLogprobs]
+    ) -> tuple[SeenTokens, dict[str, list[Hypothesis]]]:
         """Take in what a step says of beams.
+
+        Args:
+            seen: its tokens.
+            logprobs: what it tells of sequences; those of beams are taken out.
 
         Returns:
             what it says of the others, and what has been found by searches that are over.
         """
-        rest, scores = SeenTokens(), dict[int, TokenLogprobs]()
+        rest = SeenTokens()
         told: dict[str, tuple[_Group, dict[str, _Member]]] = {}  # by group, of its requests
         for entry, request in enumerate(seen.requests):
             group = self._by_request.get(request.request_id)
@@ -178,20 +187,18 @@ class BeamGroups:
                 rest.samples.append(seen.samples[entry])
                 if entry in seen.ends:
                     rest.ends[place] = seen.ends[entry]
-                if entry in logprobs:
-                    scores[place] = logprobs[entry]
                 continue
             if group.name not in told:
                 members = {m.request.request_id: m for m in group.members if m.request is not None}
                 told[group.name] = group, members
             member = told[group.name][1][request.request_id]
-            member.candidates = _candidates(request, logprobs[entry])
+            member.candidates = _candidates(request, logprobs.pop(request.request_id))
             request.is_paused = True
         for group, _ in told.values():
             if all(member.candidates is not None for member in group.members):
                 self._advance(group)
         found_by, self._found = self._found, {}
-        return rest, scores, found_by
+        return rest, found_by
 
     def _advance(self, group: _Group) -> None:
         """All candidates are known: the next beams begin, none if the search is over."""
@@ -226,8 +233,8 @@ class BeamGroups:
         name, tokens = f"{group.name}.{group.num_made}", group.search.beams[index].token_ids
         group.num_made += 1
         child = self._make(group, name)
-        if parent is not None and parent.grammar is not None:
-            child.grammar = parent.grammar.forked()
+        if parent is not None:
+            child.begin_as(parent)
         # who is not next in line waits like any other
         may_fork = parent is not None and self._scheduler.waiting.lets_pass(child)
         if not (may_fork and parent and self._scheduler.fork(parent, child, tokens[-1:])):
@@ -236,9 +243,7 @@ class BeamGroups:
         return child
 
     def _make(self, group: _Group, name: str) -> Request:
-        request = group.make(name)
-        request.stop_rule = _beam_rule(request.stop_rule)
-        request.needs_seen_tokens, request.takes_drafts, request.is_beam = True, False, True
+        request = group.make(name, group.asked)
         request.order = group.orders.pop(0)
         self._by_request[name] = group
         return request
@@ -248,5 +253,6 @@ class BeamGroups:
         request, member.request = member.request, None
         if request is not None:
             self._scheduler.abort(request.request_id)
+            self._ended(request.request_id)
             del self._by_request[request.request_id]
             insort(group.orders, request.order)

@@ -40,7 +40,7 @@ class GivingWay:
         """
         turns = self._turns
         request = turns.passed_over(self._room.fits)
-        if request is not None and not request.pending:
+        if request is not None and not request.pending and self._room.has_resources(request):
             losers = self._losers(request, turns.beside())
             if losers is not None:
                 for loser in losers:
@@ -49,7 +49,8 @@ class GivingWay:
         for request in turns.below(self._room.fits):
             if request.pending:
                 return None
-            losers = self._above(request)
+            # what a resource lacks is not made up by slots and pages
+            losers = self._above(request) if self._room.has_resources(request) else None
             if losers is not None:
                 return request, losers
             turns.pass_over(request)

@@ -20,7 +20,7 @@ class SequenceGroup:
     Args:
         behind: id -> seed of the sequences behind the first one, the next one last; there may be
             thousands, and the group takes them out of it.
-        make: makes the request of one of them when its turn comes, from id, seed and group.
+        make: makes the request of one of them when its turn comes, from id, seed and this group.
 
     Attributes:
         next_order: position in arrival order of the next one behind; the scheduler sets it.

@@ -37,7 +37,7 @@ class Work(NamedTuple):
         sequences: that continue the prompt.
         priority: see `Queueing.priority`.
         compiles: it waits for its grammar first, and is in no queue until then.
-        num_output: see `Request.num_output_asked`.
+        num_output: see `AddGroup.num_output_asked`.
     """
 
     client: str
@@ -124,7 +124,7 @@ class Ledger:
     def __init__(self, config: ResolvedConfig, clock: Callable[[], float] = time.monotonic):
         self._limits, self._slots = config.server, config.scheduler.max_num_seqs
         self._clock = clock
-        self._policy = make_policy(config.scheduler)  # asked for ranks alone
+        self._policy = make_policy(config.asked)  # asked for ranks alone
         first = self._policy.rank(1, FIRST)
         last = self._policy.rank(MOST_TOKENS, -FIRST - 1, MOST_TOKENS)
         self._serves_by_arrival = first == last

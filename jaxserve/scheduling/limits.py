@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_rules import MAX_BIAS_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,6 @@ class SchedulerLimits:
         max_prefill_tokens: tokens of the prefill region.
         max_lanes: requests that share the prefill region, and that sample from it.
         max_model_len: most tokens of a request, prompt and output.
-        max_bias_entries: logit_bias values that the sampling rows of a step may bring along.
         num_drafts: tokens that a decode row may compute beside the newest one, to be verified.
     """
 
@@ -27,7 +25,6 @@ class SchedulerLimits:
     max_prefill_tokens: int
     max_lanes: int
     max_model_len: int
-    max_bias_entries: int = MAX_BIAS_ENTRIES
     num_drafts: int = 0
 
     def __post_init__(self) -> None:

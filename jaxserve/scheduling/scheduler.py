@@ -9,17 +9,19 @@ docs/architecture.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
 from jaxserve.messages import PageStats
 from jaxserve.request import End, Request, RequestState
-from jaxserve.scheduling.bias_turns import BiasTurns
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.giving_way import GivingWay
 from jaxserve.scheduling.group import HeldPages, SequenceGroup
 from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import FirstComeFirstServed
+from jaxserve.scheduling.resources import Resources, StepResource
 from jaxserve.scheduling.room import Room
 from jaxserve.scheduling.slots import Slots
 
@@ -36,6 +38,9 @@ class Scheduler:
         pages: of the device.
         turns: in which order requests get slots and keep pages; of each client by arrival when
             None.
+        resources: of the features, see `StepResource`.
+        drafts_for: of the requests that run, how many drafts each row may have now; None: as many
+            as `limits` say.
 
     Attributes:
         waiting: the turns, which hold the requests that wait for a slot.
@@ -44,7 +49,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: SchedulerLimits, pages: PageManager, turns: ClientTurns | None = None
+        self,
+        limits: SchedulerLimits,
+        pages: PageManager,
+        turns: ClientTurns | None = None,
+        resources: Sequence[StepResource] = (),
+        drafts_for: Callable[[int], int] | None = None,
     ):
         needed = pages.pages_for(limits.max_model_len)
         if pages.pool.num_pages - 1 < needed:
@@ -63,11 +73,13 @@ class Scheduler:
         # of sequences behind the first of a group that are not made yet, the group
         self._requests: dict[str, Request | SequenceGroup] = {}
         self._next_order = 0
-        self._turns = BiasTurns(limits.max_bias_entries)
-        self._slots = Slots(limits.max_num_seqs, self.waiting, self._turns)
+        self._resources = Resources(resources)
+        self._drafts_for = drafts_for or (lambda num_running: limits.num_drafts)
+        self._most_drafts = 0  # of a row of the step that is planned
+        self._slots = Slots(limits.max_num_seqs, self.waiting, self._resources)
         self.running = self._slots.running
         self._held = HeldPages(pages.pool)
-        self._room = Room(pages, limits.max_model_len)
+        self._room = Room(pages, self._resources, limits.max_model_len)
         self._giving_way = GivingWay(self.waiting, self._slots, pages, self._room, self._held)
         self._forks: list[Fork] = []  # to be done before the next step
         self._preempted: list[Request] = []
@@ -102,6 +114,7 @@ class Scheduler:
         assert 0 < request.num_prompt < self.limits.max_model_len
         if request.order < 0:
             (request.order,) = self.take_orders(1)
+        self._resources.mark(request)
         self._requests[request.request_id] = request
 
     def take_orders(self, count: int) -> list[int]:
@@ -137,7 +150,7 @@ class Scheduler:
         """Make `child` a running request that has what `parent` computed, then `tokens`.
 
         `child` has the prompt of `parent`, is prepared as one that is added, and not known yet.
-        False: no slot or too few pages are free, and nothing has changed.
+        False: no slot, too few pages or too little of a resource is free, and nothing has changed.
 
         Raises:
             ValueError: `parent` is not past its prefill, tokens of it are in flight, or `tokens`
@@ -146,9 +159,11 @@ class Scheduler:
         output = parent.followed_by(tokens, child.stop_rule.max_tokens)
         computed = parent.num_computed
         wanted = self._room.with_one_more(parent.num_prompt + len(output))
-        if not self._slots.num_free or (
-            (copied := self.pages.fork(parent, child, computed, wanted)) is None
-        ):
+        self._resources.mark(child)
+        if not self._slots.num_free or not self._resources.has_room(child):
+            return False
+        copied = self.pages.fork(parent, child, computed, wanted)
+        if copied is None:
             return False
         self._register(child)
         self._slots.enter(child)
@@ -176,7 +191,7 @@ class Scheduler:
 
     def lacks_pages(self, request: Request) -> bool:
         """Whether a request waits and the pages that it needs are not free."""
-        return request.state is RequestState.WAITING and not self._room.fits(request)
+        return request.state is RequestState.WAITING and not self._room.has_pages(request)
 
     def plan(self) -> StepPlan:
         """Decide the next step; an empty plan means that nothing can run before a commit."""
@@ -184,6 +199,7 @@ class Scheduler:
         forks, self._forks = self._forks, []
         if self.waiting.num_clients > 1:
             self._give_way(plan)
+        self._most_drafts = self._drafts_now() if self.limits.num_drafts else 0
         preemptions = self.num_preemptions
         prefilling: list[Request] = []
         seen = -1
@@ -193,7 +209,7 @@ class Scheduler:
         while not plan.rows.requests and seen != self.num_preemptions:
             # who had the turn may have lost its slot for want of a page: then it is another's
             seen = self.num_preemptions
-            self._turns.begin_step()
+            self._resources.begin_plan()
             prefilling = self._plan_decodes(plan)
         limits = self.limits
         num_decoded = sum(plan.rows.lengths)
@@ -240,7 +256,7 @@ class Scheduler:
             if request.state is finished:
                 dropped.append(entry)
                 continue
-            output, rule = request.output_token_ids, request.stop_rule
+            output, rule = request.output_token_ids, request.asked.stop_rule
             output.append(token)
             if token in rule.end_token_ids or len(output) >= rule.max_tokens:
                 end = rule.check(token, len(output))
@@ -329,14 +345,14 @@ class Scheduler:
             return 0
         if request.needs_seen_tokens and (self._unseen or request.pending or request.is_paused):
             return 0
-        if request.num_bias and not self._turns.may_sample(request):
+        if not self._resources.may_sample(request):
             return 0
-        drafts = self._num_drafts(request) if self.limits.num_drafts else 0
+        drafts = self._num_drafts(request) if self._most_drafts else 0
         num_tokens = request.num_computed + 1 + drafts
         if not self.pages.grow(request, num_tokens) and not self._make_room(request, num_tokens):
             return 0
         self.pages.publish(request, num_tokens, page_updates)
-        if not (request.needs_seen_tokens or request.num_bias or self.limits.num_drafts):
+        if not (request.needs_seen_tokens or request.takes_turns or self.limits.num_drafts):
             request.decode_until = min(
                 request.num_published * self.pages.page_size,
                 request.num_prompt + request.stop_rule.max_tokens - 1,
@@ -357,13 +373,20 @@ class Scheduler:
                 return False
         return True
 
+    def _drafts_now(self) -> int:
+        """Drafts that a row of this step may have; none beside prompts, see `wanted_shapes`."""
+        begins = len(self.waiting) > 0 and self._slots.num_free > 0
+        if begins or any(request.is_prefilling for request in self.running):
+            return 0
+        return min(self._drafts_for(len(self.running)), self.limits.num_drafts)
+
     def _num_drafts(self, request: Request) -> int:
         """Drafts that the next row may have: no more than can be wanted, nor beyond the slot."""
         if not request.takes_drafts:
             return 0
         wanted = request.stop_rule.max_tokens - len(request.output_token_ids) - request.pending - 1
         room = self.limits.max_model_len - request.num_computed - 1
-        return max(0, min(self.limits.num_drafts, wanted, room))
+        return max(0, min(self._most_drafts, wanted, room))
 
     def _has_lane(self, plan: StepPlan) -> bool:
         """Whether one more request fits into the prefill region."""
@@ -382,7 +405,7 @@ class Scheduler:
         """Add a chunk of at most `budget` known tokens; returns its length."""
         start = request.num_computed
         length = min(request.prefill_target - start, budget)
-        if start + length == request.prefill_target and not self._turns.may_sample(request):
+        if start + length == request.prefill_target and not self._resources.may_sample(request):
             length -= 1  # its last token, which samples, waits
             if not length:
                 return 0
@@ -425,14 +448,21 @@ class Scheduler:
             if request is None or request.pending:
                 break
             if not self._begin(plan, request):
+                is_short = self._is_short(request)
                 # held for sequences that wait behind this request, they would be held for ever
-                if self.running or plan or not self._held.drop_one():
-                    self.short_of_pages = request
+                if not is_short or self.running or plan or not self._held.drop_one():
+                    self.short_of_pages = request if is_short else None
                     break
                 continue
             used += self._plan_chunk(plan, request, budget - used)
-        self.short_of_pages = self.short_of_pages or self.waiting.passed
+        passed = self.waiting.passed
+        if self.short_of_pages is None and passed is not None and self._is_short(passed):
+            self.short_of_pages = passed
         return used
+
+    def _is_short(self, request: Request) -> bool:
+        """Whether pages are what a request lacks that does not fit."""
+        return not request.takes_turns or not self._room.has_pages(request)
 
     def _begin(self, plan: StepPlan, request: Request) -> bool:
         """Give a waiting request a slot, of which one is free; False: too few pages are."""
@@ -470,7 +500,9 @@ class Scheduler:
         """Let `child` sample its first token from a row of `front`; False: it has to wait."""
         if not self.waiting.lets_pass(child):
             return False
-        if not (self._slots.num_free and self._has_lane(plan) and self._turns.has_room(child)):
+        if not (self._slots.num_free and self._has_lane(plan)):
+            return False
+        if not self._resources.has_room(child, samples=True):
             return False
         copied = self.pages.fork(front, child, front.num_prompt, front.num_prompt + 1)
         if copied is None:
@@ -501,6 +533,7 @@ class Scheduler:
     def _next_behind(self, group: SequenceGroup) -> Request | None:
         request = group.next_behind()
         if request is not None:
+            self._resources.mark(request)
             self._requests[request.request_id] = request
         return request
 

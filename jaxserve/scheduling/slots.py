@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import insort
 
 from jaxserve.request import Request, RequestState
-from jaxserve.scheduling.bias_turns import BiasTurns
 from jaxserve.scheduling.client_turns import ClientTurns
+from jaxserve.scheduling.resources import Resources
 
 
 class Slots:
@@ -14,16 +14,16 @@ class Slots:
 
     Args:
         count: slots.
-        clients: told of who enters and leaves; its keys order those that run.
-        turns: told likewise.
+        clients: told which requests enter and leave; its keys order those that run.
+        resources: told likewise.
 
     Attributes:
         running: the requests with a slot, by the policy's keys.
     """
 
-    def __init__(self, count: int, clients: ClientTurns, turns: BiasTurns):
+    def __init__(self, count: int, clients: ClientTurns, resources: Resources):
         self.running: list[Request] = []
-        self._count, self._clients, self._turns = count, clients, turns
+        self._count, self._clients, self._resources = count, clients, resources
         self._free = list(range(count - 1, -1, -1))
 
     @property
@@ -35,7 +35,7 @@ class Slots:
         request.slot = self._free.pop()
         request.state = RequestState.RUNNING
         insort(self.running, request, key=self._clients.key)
-        self._turns.add(request)
+        self._resources.entered(request)
         self._clients.entered(request)
 
     def leave(self, request: Request) -> None:
@@ -43,7 +43,7 @@ class Slots:
         assert request.slot is not None
         self._clients.left(request)
         self.running.remove(request)
-        self._turns.remove(request)
+        self._resources.left(request)
         self._free.append(request.slot)
         request.slot = None
         request.decode_until = 0

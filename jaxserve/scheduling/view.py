@@ -98,5 +98,5 @@ def _queues(scheduler: Scheduler, now: float) -> list[QueueView]:
 
 
 def _rank(scheduler: Scheduler, request: Request) -> int:
-    asked, priority = request.num_output_asked, request.queueing.priority
+    asked, priority = request.asked.num_output_asked, request.queueing.priority
     return scheduler.waiting.rank(request.num_prompt, priority, asked)

@@ -52,6 +52,7 @@ _GIVEN_OTHERWISE = {
     "detokenize",
     "output_kind",
     "thoughts",
+    "extra_args",
 }
 # What JSON has for a type of SamplingParams, where that is another one.
 _JSON_TYPES: dict[Any, Any] = {
@@ -132,6 +133,7 @@ class GenerationRequest(SamplingRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: Any = None
+    vllm_xargs: dict[str, Any] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: Any = None  # checked by `check`, in words of its own
@@ -255,6 +257,7 @@ class GenerationRequest(SamplingRequest):
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         asked = self.constraint()
         given["structured_outputs"] = None if asked is None else asked.params
+        given["extra_args"] = self.vllm_xargs or None
         chosen = {name: value for name, value in given.items() if value is not None}
         most = defaults.get("max_tokens")
         if most is not None:

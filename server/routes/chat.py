@@ -12,7 +12,7 @@ from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.sampling_params import SamplingParams
 from server.answering import answer
-from server.answers import Answer, Piece
+from server.answers import COMMON_FIELDS, Answer, Piece
 from server.engine_route import EngineRoute
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs
@@ -33,7 +33,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def fields(self) -> dict[str, str]:
-        return {
+        return COMMON_FIELDS | {
             "prompt": "messages",
             "prompt_token_ids": "messages",
             "max_tokens": self.body.max_tokens_field,

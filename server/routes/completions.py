@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from jaxserve.outputs import CompletionOutput
 from server.answering import answer
-from server.answers import Answer, Piece
+from server.answers import COMMON_FIELDS, Answer, Piece
 from server.engine_route import EngineRoute
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.logprobs import Position, completion_logprobs, prompt_logprobs
@@ -28,7 +28,7 @@ class Completions(Answer[CompletionRequest]):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def fields(self) -> dict[str, str]:
-        return {"prompt_token_ids": "prompt", "beam_width": "n"}
+        return COMMON_FIELDS | {"prompt_token_ids": "prompt", "beam_width": "n"}
 
     async def prepare(self) -> None:
         body, service = self.body, self.service

@@ -39,7 +39,7 @@ class Embeddings:
     """
 
     def __init__(self, service: Service, body: EmbeddingRequest, request: Request):
-        if not service.engine.config.programs.enable_embeddings:
+        if not service.engine.config.asked.enable_embeddings:
             raise ApiError(
                 400,
                 "this server makes no embeddings: it was started without --enable-embeddings",

@@ -19,7 +19,7 @@ async def facts(request: Request) -> Response:
     service = Service.of(request)
     service.require_ready()
     engine = service.engine
-    config, has_tokenizer = engine.config, not engine.config.model.skip_tokenizer_init
+    config, has_tokenizer = engine.config, not engine.config.asked.skip_tokenizer_init
     is_chat = has_tokenizer and engine.tokenizer.chat_template is not None
     constrains = has_tokenizer and importlib.util.find_spec("llguidance") is not None
     told: dict[str, Any] = {
@@ -28,13 +28,13 @@ async def facts(request: Request) -> Response:
         "context": engine.max_model_len,
         "chat": is_chat,
         "structured_outputs": constrains,
-        "max_logprobs": config.programs.max_logprobs,
+        "max_logprobs": config.asked.max_logprobs,
         "slots": config.scheduler.max_num_seqs,
         "page_size": config.cache.page_size,
-        "policy": config.scheduler.scheduling_policy,
-        "length_classes": [*config.scheduler.length_classes],
-        "device_flops": config.server.device_flops_per_second,
-        "device_bytes": config.server.device_bytes_per_second,
+        "policy": config.asked.scheduling_policy,
+        "length_classes": [*config.asked.length_classes],
+        "device_flops": config.asked.device_flops_per_second or 0.0,
+        "device_bytes": config.asked.device_bytes_per_second or 0.0,
         "has_keys": client_of(request) is not None,
     }
     return JSONResponse(told, headers={"Cache-Control": "no-store"})

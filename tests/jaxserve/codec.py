@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from jaxserve.messages import Abort, AddGroup, Begun, Control, Header, Message, StepOutput
+from jaxserve.messages import Abort, AddGroup, Begun, Body, Control, StepOutput
+from jaxserve.reports import REPORTS
 
 BODIES: dict[str, Any] = {
     kind.kind: TypeAdapter(kind) for kind in (AddGroup, Abort, Begun, Control, StepOutput)
 }
+REPORT_TYPES = {name: TypeAdapter(kind) for name, kind in REPORTS.items()}
 
 
-def encode(message: Message) -> bytes:
-    body = BODIES[message.header.kind].dump_json(message.body, warnings="error")
-    return json.dumps(message.header).encode() + b"\n" + body
+def encode(body: Body) -> bytes:
+    return body.kind.encode() + b"\n" + BODIES[body.kind].dump_json(body, warnings="error")
 
 
-def decode(data: bytes) -> Message:
-    head, body = data.split(b"\n", 1)
-    header = Header(*json.loads(head))
-    return Message(header, BODIES[header.kind].validate_json(body, strict=True))
+def decode(data: bytes) -> Any:
+    kind, body = data.split(b"\n", 1)
+    found = BODIES[kind.decode()].validate_json(body, strict=True)
+    if isinstance(found, StepOutput):
+        reports = {n: REPORT_TYPES[n].validate_python(told) for n, told in found.reports.items()}
+        found = replace(found, reports=reports)
+    return found

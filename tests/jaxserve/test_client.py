@@ -18,7 +18,7 @@ from jaxserve.client import EngineClient, LocalClient
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
 from jaxserve.loading import Loaded, load_engine
-from jaxserve.messages import Abort, AddGroup, FirstStep, Message, StepOutput
+from jaxserve.messages import Abort, AddGroup, Body, FirstStep, StepOutput
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.output_processor import OutputProcessor
 from jaxserve.request import End, FinishReason
@@ -50,13 +50,13 @@ class CodedClient(LocalClient):
 
     def __init__(self, loaded: Loaded):
         super().__init__(loaded)
-        self.sent: list[Message] = []
+        self.sent: list[Body] = []
 
     def outputs(self) -> list[RequestOutput]:
         return self._take(decode(encode(self.engine.step())))
 
-    def _send(self, message: Message) -> None:
-        self.sent.append(decode(encode(message)))
+    def _post(self, body: Body) -> None:
+        self.sent.append(decode(encode(body)))
         self.engine.handle(self.sent[-1])
 
 
@@ -108,7 +108,7 @@ def test_nothing_but_bytes_between_client_and_engine(config) -> None:
     expected = serve(plain)
     assert [outputs[-1].finished for outputs in expected] == [True] * 6
     assert serve(coded) == expected
-    bodies = [message.body for message in coded.sent]
+    bodies = coded.sent
     added = [body for body in bodies if isinstance(body, AddGroup)]
     assert not any(body.params.stop for body in added), "stop strings are the client's"
     stopped = expected[2][-1].outputs[0]
@@ -242,11 +242,11 @@ def test_a_sequence_that_meets_a_stop_string_leaves_the_ledger() -> None:
     client.add(prepared)
     ids, stats = prepared.group.sequence_ids, client.stats()
     first = {ids[0]: FirstStep(0.0, None, 0)}
-    told.append(StepOutput(ids, [text, text, text], {}, {}, {}, {}, first, {}, stats))
-    told.append(StepOutput(ids, [text, stop, text], {}, {}, {}, {}, {}, {}, stats))
+    told.append(StepOutput(ids, [text, text, text], {}, {}, first, {}, stats))
+    told.append(StepOutput(ids, [text, stop, text], {}, {}, {}, {}, stats))
     # one by a stop string, one by its length, and one by both
     end = End(FinishReason.LENGTH, None)
-    told.append(StepOutput(ids[::2], [text, stop], {0: end, 1: end}, {}, {}, {}, {}, {}, stats))
+    told.append(StepOutput(ids[::2], [text, stop], {0: end, 1: end}, {}, {}, {}, stats))
     counts = []
     while told:
         client.outputs()

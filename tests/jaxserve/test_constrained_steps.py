@@ -11,14 +11,14 @@ import pytest
 
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.engine.loop import Engine
-from jaxserve.execution.features import Need, SpecialRow
+from jaxserve.execution.features import Facts, Need, SpecialRow
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.mask import Mask, MaskInputs
 from jaxserve.execution.results import StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.text import grammar_text
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup, Hypothesis, Outbox, StepOutput
+from jaxserve.messages import AddGroup, Hypothesis
 from jaxserve.request import FinishReason, Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.limits import SchedulerLimits
@@ -65,15 +65,13 @@ class Runner:
     """What an engine asks of its runner."""
 
     def __init__(self, device: Device):
-        self._device, self._mask = device, Mask()
+        self._device, self._mask = device, Mask(Facts(VOCAB, 1))
+        self.features, self.ropes = (self._mask, Logprobs(Facts(VOCAB, 1))), ()
+        self.write_rows = None
         self._owners: dict[int, Request] = {}
         self.programs = SimpleNamespace(programs=[])
 
     def check_alive(self) -> None: ...
-
-    def prepare(self, request: Request) -> None:
-        request.needs_seen_tokens = self._mask.needs_seen_tokens(request)
-        request.takes_drafts = False
 
     def pack(self, plan: StepPlan) -> Any:
         rows, samples = [], plan.samples
@@ -81,11 +79,11 @@ class Runner:
             need = self._mask.need(request)
             if need is not Need.NEVER and self._owners.get(slot) is not request:
                 self._owners[slot] = request
-                self._mask.bind(request, slot, FACTS)
+                self._mask.bind(request, slot)
             if need is Need.ALWAYS or (need is Need.AT_TIMES and self._mask.needed_now(request)):
                 rows.append(SpecialRow(place, request, slot))
         inputs = MaskInputs(forbidden=np.zeros((len(samples), -(-VOCAB // 32)), np.uint32))
-        self._mask.pack(inputs, rows, [], FACTS)
+        self._mask.pack(inputs, rows, [])
         return inputs.forbidden
 
     def dispatch(self, plan: StepPlan, packed: Any) -> Any:
@@ -149,9 +147,9 @@ def run(
     compiler = GrammarCompiler(Tokenizer, FACTS)  # type: ignore[arg-type]
     runner: Any = Runner(device)
     scheduler = Scheduler(limits, pages)
-    engine, outbox = Engine(scheduler, runner, overlap=overlap, grammars=compiler), Outbox()
+    engine = Engine(scheduler, runner, overlap=overlap, grammars=compiler)
     for one in groups:
-        engine.handle(outbox.seal(one))
+        engine.handle(one)
     tokens: dict[str, list[int]] = {}
     found: dict[str, list[Hypothesis]] = {}
     calls = 0
@@ -159,12 +157,12 @@ def run(
     while engine.has_work:
         calls += 1
         assert calls < 3000
-        step = engine.step().body
-        assert isinstance(step, StepOutput) and not step.failed
+        step = engine.step()
+        assert not step.failed
         for name, token in zip(step.sequence_ids, step.tokens):
             tokens.setdefault(name, []).append(token)
         found |= step.beams
-        compiled += step.compiled
+        compiled += step.queued
         assert not {one.sequence_ids[0] for one in groups if _compiles(one)} & (
             step.first_steps.keys() - set(compiled)
         ), "it is told before the first step is"

@@ -13,7 +13,7 @@ from jaxserve import SamplingParams
 from jaxserve.client import LocalClient
 from jaxserve.deadlines import TIDY, Deadlines
 from jaxserve.errors import QueueFullError, ValidationError
-from jaxserve.messages import Inbox, Outbox, StepOutput
+from jaxserve.messages import StepOutput
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
 from jaxserve.request import Queueing
@@ -54,13 +54,10 @@ def make_client(
 
 def stub_engine(told: list[StepOutput]) -> Any:
     """What says so much in its steps, whatever it is sent."""
-    outbox = Outbox()
     return SimpleNamespace(
         handle=lambda message: None,
-        step=lambda: outbox.seal(told.pop(0)),
+        step=lambda: told.pop(0),
         stats=make_engine().stats,
-        inbox=Inbox(),
-        outbox=outbox,
     )
 
 
@@ -213,15 +210,15 @@ def test_the_wait_for_a_grammar_is_none_for_the_queue(clock: Clock) -> None:
         client.add(replace(plain, group=group))
         assert client.next_deadline() is None and client.ledger._sequences == 0
         clock.now += 50.0
-        told.append(StepOutput([], [], {}, {}, {}, {}, {}, {}, **first, compiled=["other", name]))
+        told.append(StepOutput([], [], {}, {}, {}, {}, **first, queued=["other", name]))
         client.outputs()
         assert client.next_deadline() == clock.now + 1.0 and client.ledger._sequences == 1
         due, clock.now = clock.now + 1.0, clock.now + 0.5
-        told.append(StepOutput([], [], {}, {}, {}, {}, {}, {}, **first, compiled=[name]))
+        told.append(StepOutput([], [], {}, {}, {}, {}, **first, queued=[name]))
         client.outputs()
         assert client.next_deadline() == due, "once: another engine compiles it again"
         clock.now = due
-        told.append(StepOutput([], [], {}, {}, {}, {}, {}, {}, **first))
+        told.append(StepOutput([], [], {}, {}, {}, {}, **first))
         client.outputs()
         assert list(client.take_failures()) == ["0"]
 

@@ -12,7 +12,7 @@ import torch
 
 from jaxserve import LLM, PoolingParams, SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features import make_features
+from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.programs import MOST_PROGRAMS
 from jaxserve.inputs import InputProcessor
 from jaxserve.pooling_params import POOLINGS
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow  # each starts an engine or a server, or takes sec
 CASE, LAYERS, HIDDEN = "llama_gqa", 3, 64
 SWITCHES = {"enable_embeddings": True, "enable_prompt_embeds": True}
 LENGTHS = (1, 7, 33, 100, 8, 64, 2)  # chunks are of 32 tokens, pages of 8
+FACTS = Facts(9, 1)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 
 
@@ -204,14 +205,16 @@ def test_other_bad_input_is_named(llm: LLM) -> None:
 
 
 def test_without_the_switches_both_are_refused_by_their_names(llm: LLM) -> None:
-    programs = replace(llm.config.programs, enable_embeddings=False, enable_prompt_embeds=False)
-    off = replace(llm.config, programs=programs)
+    asked = replace(llm.config.asked, enable_embeddings=False, enable_prompt_embeds=False)
+    off = replace(llm.config, asked=asked)
     inputs = InputProcessor(off, llm.model_config, None)
     with pytest.raises(ValidationError, match="enable_embeddings=False"):
         inputs.prepare([5], PoolingParams(), "r")
     with pytest.raises(ValidationError, match="enable_prompt_embeds=False"):
         inputs.prepare({"prompt_embeds": np.zeros((2, HIDDEN), "f")}, GREEDY, "r")
-    assert not {"pooling", "prompt_embeds"} & {feature.name for feature in make_features()}
+    assert not {"pooling", "prompt_embeds"} & {
+        feature.name for feature in make_features(Facts(9, 1))
+    }
 
 
 def test_one_program_has_them_and_none_is_added(llm: LLM) -> None:

@@ -16,6 +16,7 @@ from jaxserve.engine.pace import Pace
 from jaxserve.errors import ValidationError
 from jaxserve.messages import Expected
 from jaxserve.pulse import Pulse
+from jaxserve.reports import PROMPT_SCORES
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
@@ -198,7 +199,8 @@ def test_an_abort_during_the_prefill_leaves_no_prompt_logprobs_behind(llm) -> No
         client.abort("aborted")
         while client.has_work:
             client.outputs()
-        assert not client.engine._prompt_logprobs
+        (scores,) = (one for one in client.engine.runner.features if one.name == PROMPT_SCORES)
+        assert not scores._scored
 
 
 def test_penalties_equal_their_definition(llm, reference) -> None:

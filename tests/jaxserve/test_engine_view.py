@@ -62,12 +62,12 @@ def test_who_asks_meanwhile_gets_the_same_view(monkeypatch) -> None:
 
 
 def test_slots_bear_the_ids_of_requests() -> None:
-    from jaxserve.client import MessagingClient
+    from jaxserve.client import EngineClient
     from jaxserve.observability.engine_view import SlotView
 
     known = SimpleNamespace(request_of={"7.0": "cmpl-1"}.get)
     slots = [SlotView(n, name, 0, 1, 1, 1, 1, 1, 0, False, 0, 0.0) for n, name in enumerate("ab")]
     slots[0] = slots[0]._replace(sequence_id="7.0")
     client: Any = SimpleNamespace(_processor=known)
-    view = MessagingClient._with_request_ids(client, VIEW._replace(slots=slots))
+    view = EngineClient._with_request_ids(client, VIEW._replace(slots=slots))
     assert [one.sequence_id for one in view.slots] == ["cmpl-1", ""]

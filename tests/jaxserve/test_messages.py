@@ -13,6 +13,8 @@ import pytest
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError, MessageError
+from jaxserve.execution.features import Facts
+from jaxserve.execution.features.mask import Mask
 from jaxserve.execution.packing import Needs
 from jaxserve.execution.results import Dispatched, PackedStep, StepResult
 from jaxserve.memory.manager import PageManager
@@ -24,12 +26,11 @@ from jaxserve.messages import (
     Body,
     Control,
     Hypothesis,
-    Inbox,
-    Outbox,
     StepOutput,
 )
 from jaxserve.pooling_params import PoolingParams
 from jaxserve.prompt_embeds import embeds_as_text, embeds_from_text
+from jaxserve.reports import POOLING
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.limits import SchedulerLimits
@@ -45,17 +46,17 @@ class FakeRunner:
     """Runs steps on the device in pure Python."""
 
     programs = SimpleNamespace(programs=[])
+    ropes = ()
+    write_rows = None
 
     def __init__(self) -> None:
+        self.features = (Mask(Facts(VOCAB, 1)),)
         self.device = FakeDevice(num_pages=PAGES, page_size=PAGE_SIZE, num_slots=SLOTS, vocab=VOCAB)
         self.death: str | None = None
 
     def check_alive(self) -> None:
         if self.death is not None:
             raise EngineDeadError(self.death)
-
-    def prepare(self, request: Any) -> None:
-        request.needs_seen_tokens = any(len(word) > 1 for word in request.bad_words)
 
     def pack(self, plan: Any) -> None:
         """Nothing to do."""
@@ -95,10 +96,10 @@ Log = list[bytes | None]  # what was sent; None: a step was run
 def random_log(seed: int) -> Log:
     """Requests and aborts between steps, as a client might send them, and then its silence."""
     rng = random.Random(seed)
-    outbox, log, known = Outbox(), Log(), []
+    log, known = Log(), []
 
     def send(body: Body) -> None:
-        log.append(encode(outbox.seal(body)))
+        log.append(encode(body))
 
     for number in range(8):
         n, length = rng.choice([1, 1, 1, 3]), rng.randint(1, 14)
@@ -113,12 +114,12 @@ def random_log(seed: int) -> Log:
 
 def replay(log: Log, engine: Engine) -> list[StepOutput]:
     """What the engine answers, read from its bytes."""
-    found, inbox = [], Inbox()
+    found = []
     for entry in log:
         if entry is not None:
             engine.handle(decode(entry))
             continue
-        step = inbox.open(decode(encode(engine.step())))
+        step = decode(encode(engine.step()))
         assert isinstance(step, StepOutput)
         found.append(step)
     assert not engine.has_work
@@ -137,12 +138,11 @@ def sequences(steps: list[StepOutput]) -> dict[str, list[int]]:
 def test_beams_cross_as_plain_data() -> None:
     beams = BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5)
     added = replace(group(0, [1, 2], 3, 7), beams=beams)
-    assert decode(encode(Outbox().seal(added))).body == added
-    step = make_engine().step().body
-    assert isinstance(step, StepOutput)
+    assert decode(encode(added)) == added
+    step = make_engine().step()
     found = [Hypothesis([4, 3], -1.5, End(FinishReason.STOP, None))]
     step = replace(step, beams={"0.0": found})
-    assert decode(encode(Outbox().seal(step))).body == step
+    assert decode(encode(step)) == step
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -155,7 +155,7 @@ def test_the_same_messages_give_a_second_engine_the_same_tokens(seed: int) -> No
         return step.sequence_ids, step.tokens, step.ends, step.preempted, names
 
     assert [essence(step) for step in first] == [essence(step) for step in second]
-    added = [decode(entry).body for entry in log if entry is not None]
+    added = [decode(entry) for entry in log if entry is not None]
     tokens = sequences(first)
     for body in added:
         if isinstance(body, AddGroup):
@@ -170,18 +170,17 @@ def test_the_same_messages_give_a_second_engine_the_same_tokens(seed: int) -> No
 
 
 def test_each_sequence_has_the_turn_of_its_group() -> None:
-    engine, outbox = make_engine(overlap=False), Outbox()
+    engine = make_engine(overlap=False)
     added = group(1, [1, 2], 3, 4, eos=frozenset())
-    engine.handle(outbox.seal(added))
+    engine.handle(added)
     while len(engine.scheduler.running) < SLOTS:
         engine.step()
     assert {one.queueing.client for one in engine.scheduler.running} == {"client 1"}
 
 
 def test_who_loses_a_slot_is_told() -> None:
-    outbox = Outbox()
     groups = [group(number, [number] * 8, 1, 15, eos=frozenset()) for number in range(3)]
-    log = [encode(outbox.seal(body)) for body in groups]
+    log = [encode(body) for body in groups]
     steps = replay([*log, *[None] * 100], make_engine())
     times = {name: count for step in steps for name, count in step.preempted.items()}
     assert "0.0" not in times, "the oldest never does"
@@ -189,17 +188,15 @@ def test_who_loses_a_slot_is_told() -> None:
 
 
 def test_an_engine_tells_of_each_end_once_and_keeps_nothing() -> None:
-    engine, outbox = make_engine(overlap=False), Outbox()
-    engine.handle(outbox.seal(group(0, [1, 2], 2, 4)))
+    engine = make_engine(overlap=False)
+    engine.handle(group(0, [1, 2], 2, 4))
     ends: list[str] = []
     while engine.has_work:
-        step = engine.step().body
-        assert isinstance(step, StepOutput)
+        step = engine.step()
         ends += [step.sequence_ids[entry] for entry in step.ends]
         assert step.stats.num_running <= 2
     assert sorted(ends) == ["0.0", "0.1"]
-    last = engine.step().body
-    assert isinstance(last, StepOutput)
+    last = engine.step()
     assert (last.tokens, last.stats.num_running, last.stats.page_usage) == ([], 0, 0.0)
 
 
@@ -208,7 +205,7 @@ def test_one_sequence_of_a_group_scores_the_prompt_for_all(monkeypatch) -> None:
     monkeypatch.setattr(Scheduler, "add", lambda self, request: added.append(request))
     body = group(0, [1, 2, 3], 3, 4)
     params = SamplingParams(prompt_logprobs=2)
-    make_engine().handle(Outbox().seal(replace(body, params=params)))
+    make_engine().handle(replace(body, params=params))
     (first,) = added
     behind = [first.group.next_behind()]
     first.group.take_next()
@@ -219,62 +216,48 @@ def test_one_sequence_of_a_group_scores_the_prompt_for_all(monkeypatch) -> None:
     assert [r.seed for r in (first, *behind)] == body.seeds
 
 
-def test_a_message_that_is_lost_or_repeated_or_cut_is_refused() -> None:
-    engine, outbox = make_engine(), Outbox()
-    first, second = (outbox.seal(group(number, [1, 2, 3], 1, 4)) for number in range(2))
-    with pytest.raises(MessageError, match="number=1"):
-        engine.handle(second)
-    engine.handle(first)
-    with pytest.raises(MessageError, match="number=0"):
-        engine.handle(first)
-    cut = second._replace(body=group(1, [1, 2], 1, 4))
-    with pytest.raises(MessageError, match="size=3"):
-        engine.handle(cut)
-    engine.handle(second)
-    assert engine.stats().num_waiting == 2
+def test_what_is_no_message_for_an_engine_is_refused() -> None:
     with pytest.raises(MessageError, match="output"):
-        engine.handle(outbox.seal(make_engine().step().body))
+        make_engine().handle(make_engine().step())
 
 
 def test_embeddings_cross_as_they_are() -> None:
     embeds = np.random.default_rng(0).normal(size=(3, 5)).astype("f")
     more = {"pooling": PoolingParams("mean", False, 2), "prompt_embeds": embeds_as_text(embeds)}
-    message = Outbox().seal(replace(group(0, [0] * 3, 1, 1), **more))
+    message = replace(group(0, [0] * 3, 1, 1), **more)
     assert decode(encode(message)) == message
-    assert np.array_equal(embeds_from_text(message.body.prompt_embeds, 3), embeds)
-    step = make_engine().step()
-    told = step._replace(body=replace(step.body, embeddings={"0.0": embeds[0].tolist()}))
+    assert np.array_equal(embeds_from_text(message.prompt_embeds, 3), embeds)
+    told = replace(make_engine().step(), reports={POOLING: {"0.0": embeds[0].tolist()}})
     assert decode(encode(told)) == told
 
 
 def test_what_is_sent_to_a_closed_engine() -> None:
-    engine, outbox = make_engine(), Outbox()
-    engine.handle(outbox.seal(group(0, [1], 1, 4)))
-    engine.handle(outbox.seal(Control(Action.CLOSE)))
+    engine = make_engine()
+    engine.handle(group(0, [1], 1, 4))
+    engine.handle(Control(Action.CLOSE))
     assert engine.is_closed
-    engine.handle(outbox.seal(Abort(["0.0", "7.0"])))  # it was on its way
+    engine.handle(Abort(["0.0", "7.0"]))  # it was on its way
     with pytest.raises(EngineDeadError, match="closed"):
-        engine.handle(outbox.seal(group(1, [1], 1, 4)))
+        engine.handle(group(1, [1], 1, 4))
     with pytest.raises(EngineDeadError, match="closed"):
         engine.step()
 
 
 def test_who_may_be_in_a_step_for_the_first_time_is_told_before_it() -> None:
-    engine, outbox, inbox, told = make_engine(overlap=False), Outbox(), Inbox(), list[list[str]]()
+    engine, told = make_engine(overlap=False), list[list[str]]()
 
-    def hear(message: Any) -> None:
-        body = inbox.open(decode(encode(message)))
+    def hear(begun: Begun) -> None:
+        body = decode(encode(begun))
         assert isinstance(body, Begun)
         told.append(body.sequence_ids)
 
     engine.announce = hear
     for number, n in ((0, 1), (1, 2)):
-        engine.handle(outbox.seal(group(number, [1, 2, 3], n, 6, eos=frozenset())))
+        engine.handle(group(number, [1, 2, 3], n, 6, eos=frozenset()))
     seen: set[str] = set()
     while engine.has_work:
         before = len(told)
-        step = inbox.open(engine.step())  # numbered with what was told before
-        assert isinstance(step, StepOutput)
+        step = engine.step()
         begun = {name for ids in told for name in ids}
         assert set(step.sequence_ids) <= begun, "nobody gets a token unannounced"
         seen |= set(step.sequence_ids)
@@ -286,11 +269,11 @@ def test_who_may_be_in_a_step_for_the_first_time_is_told_before_it() -> None:
 @pytest.mark.parametrize("cut", [1, 4, 8])
 def test_a_sequence_goes_on_from_what_another_engine_had_generated(cut: int) -> None:
     whole = group(0, [1, 2, 3], 1, 9, eos=frozenset())
-    expected = sequences(replay([encode(Outbox().seal(whole)), *[None] * 20], make_engine()))
+    expected = sequences(replay([encode(whole), *[None] * 20], make_engine()))
     tokens = expected["0.0"]
     assert len(tokens) == 9
     rest = replace(whole, output_token_ids=tokens[:cut])
-    found = replay([encode(Outbox().seal(rest)), *[None] * 20], make_engine())
+    found = replay([encode(rest), *[None] * 20], make_engine())
     assert sequences(found)["0.0"] == tokens[cut:]
     ends = [end for step in found for end in step.ends.values()]
     assert ends == [End(FinishReason.LENGTH, None)], "it ends at max_tokens in all"

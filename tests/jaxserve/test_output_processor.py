@@ -9,12 +9,13 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
 from jaxserve.inputs import PreparedRequest
-from jaxserve.messages import AddGroup, EngineStats, FirstStep, StepOutput, TokenLogprobs
+from jaxserve.messages import AddGroup, EngineStats, FirstStep, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.step_times import StepTimes
 from jaxserve.output_processor import OutputProcessor
 from jaxserve.outputs import Logprob, RequestOutput
+from jaxserve.reports import LOGPROBS, TokenLogprobs
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -30,9 +31,7 @@ NOTHING: dict[str, Any] = {
     "sequence_ids": [],
     "tokens": [],
     "ends": {},
-    "logprobs": {},
-    "prompt_logprobs": {},
-    "embeddings": {},
+    "reports": {},
     "first_steps": {},
     "preempted": {},
     "stats": NO_STATS,
@@ -51,7 +50,9 @@ class Run:
         self.outputs.add(PreparedRequest("r", None, params, group))
 
     def step(self, token: int, logprobs: TokenLogprobs | None = None) -> RequestOutput:
-        return self.take({"0.0": [token]}, logprobs={} if logprobs is None else {0: logprobs})[0]
+        return self.take(
+            {"0.0": [token]}, reports={} if logprobs is None else {LOGPROBS: {"0.0": logprobs}}
+        )[0]
 
     def take(self, tokens: dict[str, list[int]], **more: Any) -> list[RequestOutput]:
         pairs = [(name, token) for name, several in tokens.items() for token in several]

@@ -173,7 +173,7 @@ def test_what_is_lost_is_counted_and_logged_when_the_engine_is_idle(
     logged: list[Any] = []
     engine = llm.client.engine
     monkeypatch.setattr(logger, "exception", lambda *message: logged.append(message))
-    monkeypatch.setattr(engine, "_next_check", 0.0)
+    monkeypatch.setattr(engine._integrity, "_next", 0.0)
     (page,) = engine.scheduler.pages.pool.allocate(1)
     for _ in range(2):  # the second time is too early for another check
         llm.generate([[5, 6]], SamplingParams(max_tokens=2), use_tqdm=False)

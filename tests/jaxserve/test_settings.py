@@ -33,7 +33,7 @@ from jaxserve.settings_page import page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "settings.md"
-FEATURES = ROOT / "jaxserve" / "execution" / "features"
+FOLDER = ROOT / "jaxserve" / "execution" / "features"
 
 
 def test_the_page_is_that_of_the_declarations() -> None:
@@ -50,7 +50,7 @@ def test_every_field_is_declared_and_its_default_allowed(kind: type) -> None:
 
 
 def test_who_reads_a_parameter_is_there() -> None:
-    files = {path.stem for path in FEATURES.glob("*.py")}
+    files = {path.stem for path in FOLDER.glob("*.py")}
     readers = {item.reader for item in settings_of(SamplingParams).values()}
     assert readers <= files | {CLIENT, SCHEDULER}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,16 +12,19 @@ import pytest
 
 from jaxserve.config import EngineConfig
 from jaxserve.execution.commands import Command
-from jaxserve.execution.features import Facts, Feature, NewestTokens, Tokens
+from jaxserve.execution.features import Buffer, Facts, Feature, NewestTokens, Tokens
 from jaxserve.execution.layout import array, arrays
 from jaxserve.loading import load_engine
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.group import SequenceGroup
 from tests.jaxserve import oracle
+from tests.jaxserve.requests import make_request
 from tests.tiny_models import VOCAB_SIZE
 
+HOOKS = ("embed", "layer", "linear")
 CASE, LAYERS = "llama_gqa", 1  # compiles fast
+Choice = tuple[type[Feature], dict[str, Any]]  # a feature and its options
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "max_model_len": 96,
@@ -39,14 +43,16 @@ def engine(model_folder):
     made = []
     plain: dict[str, Any] = {}  # of those without features, which tests leave as they were
 
-    def make(*features: Feature, fresh: bool = False, **settings: Any):
+    def make(*features: Choice, fresh: bool = False, **settings: Any):
         if not features and not fresh:
             key = repr(settings)
             plain[key] = plain.get(key) or make(fresh=True, **settings)
             return plain[key]
         folder = str(model_folder(CASE, num_hidden_layers=LAYERS))
+        settings["features"] = [kind for kind, _ in features]
+        settings["feature_config"] = {kind.name: options for kind, options in features}
         config = EngineConfig.from_settings(model=folder, **(SETTINGS | settings))
-        made.append(load_engine(config, extra_features=features).engine)
+        made.append(load_engine(config).engine)
         return made[-1]
 
     yield make
@@ -56,11 +62,11 @@ def engine(model_folder):
 
 def request(index: int, prompt: list[int], max_tokens: int = 12, **params: Any) -> Request:
     rule = StopRule(frozenset(), frozenset(params.get("stop_token_ids", ())), 0, max_tokens)
-    return Request(f"r{index}", prompt, SamplingParams(**params), rule, seed=index)
+    return make_request(f"r{index}", prompt, SamplingParams(**params), rule, seed=index)
 
 
 def add(engine, request: Request) -> None:
-    engine.runner.prepare(request)
+    engine.features.prepare(request)
     engine.scheduler.add(request)
 
 
@@ -80,11 +86,16 @@ class Bigrams(Feature):
     name = "bigrams"
     special = False
 
-    def __init__(self, num_drafts: int):
-        self.num_drafts = num_drafts
+    def __init__(self, facts: Facts, options: Mapping[str, Any]):
+        super().__init__(facts, options)
+        self.num_drafts = options["num_drafts"]
+        self._most_rows = options.get("most_rows", 99)
 
-    def buffers(self, facts: Facts) -> Any:
-        return jax.ShapeDtypeStruct((facts.vocab_size,), jnp.int32)
+    def drafts_for(self, num_running: int) -> int:
+        return self.num_drafts if num_running <= self._most_rows else 0
+
+    def buffers(self) -> Any:
+        return Buffer((self.facts.vocab_size,), jnp.int32)
 
     def draft(self, newest: NewestTokens) -> jax.Array:
         drafts = [newest.buffers[newest.token]]
@@ -120,21 +131,40 @@ def test_drafts_change_the_number_of_steps_and_no_token(
     for tokens in expected:
         table[tokens[:-1]] = tokens[1:]
     table[np.arange(0, VOCAB_SIZE, 5)] = 1  # wrong as a rule
-    drafting = engine(Bigrams(3), overlap=overlap, kv_cache_dtype=kv_cache_dtype)
-    drafting.runner.set_buffers("bigrams", table)
+    drafting = engine((Bigrams, {"num_drafts": 3}), overlap=overlap, kv_cache_dtype=kv_cache_dtype)
+    drafting.runner.write_rows("bigrams", 0, table)
     assert finish(drafting, workload()) == expected
     steps, most = drafting.stats().num_steps, plain.stats().num_steps - before
     assert steps < 0.9 * most, "some drafts are accepted"
-    drafting.runner.set_buffers("bigrams", np.full(VOCAB_SIZE, 1, np.int32))
+    drafting.runner.write_rows("bigrams", 0, np.full(VOCAB_SIZE, 1, np.int32))
     assert finish(drafting, workload()) == expected
     assert drafting.stats().num_steps - steps > steps, "and others are not"
 
 
 @pytest.mark.slow
+def test_steps_without_drafts_take_programs_without_them(engine) -> None:
+    expected = finish(engine(overlap=False, kv_cache_dtype="auto"), workload())
+    drafting = engine((Bigrams, {"num_drafts": 3, "most_rows": 2}), compile_ahead=99)
+    queries = []
+    dispatch = drafting.runner.dispatch
+
+    def noted(plan, packed):
+        queries.append((len(drafting.scheduler.running), packed.program.layout.shape.num_queries))
+        return dispatch(plan, packed)
+
+    drafting.runner.dispatch = noted
+    assert finish(drafting, workload()) == expected
+    assert {q for rows, q in queries if rows > 2} == {1}
+    assert 4 in {q for rows, q in queries if rows <= 2}
+
+
+@pytest.mark.slow
 def test_buffers_of_another_shape_are_refused(engine) -> None:
-    drafting = engine(Bigrams(3))
+    drafting = engine((Bigrams, {"num_drafts": 3}))
     with pytest.raises(ValueError, match="bigrams"):
-        drafting.runner.set_buffers("bigrams", np.zeros(3, np.int32))
+        drafting.runner.write_rows("bigrams", 0, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="end before row"):
+        drafting.runner.write_rows("bigrams", VOCAB_SIZE - 2, np.zeros(3, np.int32))
 
 
 @arrays
@@ -148,15 +178,17 @@ class Shift(Feature):
     """Adds to embeddings, products and layers what its buffers hold for the request's tokens."""
 
     name = "shift"
-    hooks = frozenset({"embed", "linear", "layer"})
     special = False
     token_row = ShiftRow
 
     def token_row_of(self, request: Request) -> ShiftRow:
         return ShiftRow(request.seed % 2)
 
-    def buffers(self, facts: Facts) -> Any:
-        return {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in sorted(self.hooks)}
+    def cache_key(self, request: Request) -> str:
+        return str(request.seed % 2)
+
+    def buffers(self) -> Any:
+        return {name: Buffer((2,), jnp.float32) for name in HOOKS}
 
     def _of(self, tokens: Tokens, name: str, x: jax.Array) -> jax.Array:
         shift = tokens.buffers[name][tokens.values.index]
@@ -183,12 +215,12 @@ def test_hooks_reach_the_tokens_of_their_requests_and_no_others(engine) -> None:
         return [request(i, p, 16, temperature=0.0) for i, p in enumerate(prompts)]
 
     expected = finish(engine(), greedy())
-    hooked = engine(Shift())
+    hooked = engine((Shift, {}))
     assert finish(hooked, greedy()) == expected, "nothing is added yet"
-    zeros = {name: np.zeros(2, np.float32) for name in Shift.hooks}
+    zeros = {name: np.zeros(2, np.float32) for name in HOOKS}
     rng = np.random.default_rng(0)
-    for name in sorted(Shift.hooks):
-        hooked.runner.set_buffers("shift", zeros | {name: np.array([0, 1 + rng.random()], "f")})
+    for name in HOOKS:
+        hooked.runner.write_rows("shift", 0, zeros | {name: np.array([0, 1 + rng.random()], "f")})
         found = finish(hooked, greedy())
         assert found[::2] == expected[::2], name
         assert all(mine != its for mine, its in zip(found[1::2], expected[1::2])), name
@@ -196,7 +228,7 @@ def test_hooks_reach_the_tokens_of_their_requests_and_no_others(engine) -> None:
 
 @pytest.mark.slow
 def test_what_is_set_aside_stays_on_the_device(engine) -> None:
-    hooked = engine(Shift(), overlap=True)
+    hooked = engine((Shift, {}), overlap=True)
     add(hooked, request(0, [3, 4, 5], 2, temperature=0.0))
     taken = []
     dispatch = hooked.runner.dispatch
@@ -225,13 +257,15 @@ class Steering(Feature):
     name = "steering"
     special = False
     row = token_row = StrengthRow
-    hooks = frozenset({"embed"})
 
-    def row_of(self, request: Request, facts: Facts) -> StrengthRow:
+    def row_of(self, request: Request) -> StrengthRow:
         return StrengthRow(request.seed)
 
     def token_row_of(self, request: Request) -> StrengthRow:
         return StrengthRow(request.seed)
+
+    def cache_key(self, request: Request) -> str:
+        return str(request.seed)
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:
         tokens.tap("strength", tokens.values.strength)
@@ -244,7 +278,7 @@ class Costly(Steering):
     name = "costly"
     special = True
 
-    def row_of(self, request: Request, facts: Facts) -> StrengthRow:
+    def row_of(self, request: Request) -> StrengthRow:
         return StrengthRow(-1.0)
 
     def token_row_of(self, request: Request) -> StrengthRow:
@@ -253,7 +287,7 @@ class Costly(Steering):
 
 @pytest.mark.slow
 def test_features_of_every_program_read_their_own_values(engine) -> None:
-    steered = engine(Costly(), Steering(), compile_ahead=99)
+    steered = engine((Costly, {}), (Steering, {}), compile_ahead=99)
     steered.runner.programs.compile_ahead(99, lambda shape: None)
     seen, programs = [], []
     dispatch = steered.runner.dispatch
@@ -282,7 +316,7 @@ class Counter(Feature):
     name = "counter"
     special = False
 
-    def state(self, facts: Facts) -> Any:
+    def state(self) -> Any:
         return jax.ShapeDtypeStruct((SETTINGS["max_num_seqs"] + 1,), jnp.int32)
 
     def next_state(self, tokens: Tokens, hidden: jax.Array) -> Any:
@@ -292,7 +326,7 @@ class Counter(Feature):
 
 
 def test_a_feature_keeps_state_between_steps(engine) -> None:
-    counting = engine(Counter(), overlap=False)
+    counting = engine((Counter, {}), overlap=False)
     counts = []
     dispatch = counting.runner.dispatch
 
@@ -314,14 +348,14 @@ def test_another_runner_that_runs_the_same_commands_has_the_same_state(engine) -
     first.runner.listen(log.append)
     sequences = [request(i, p, 9, temperature=0.8) for i, p in enumerate([[3] * 20, [4, 5]])]
     finish(first, sequences)
-    assert [command.header.number for command in log] == list(
-        range(log[0].header.number, log[0].header.number + len(log))
+    assert [command.number for command in log] == list(
+        range(log[0].number, log[0].number + len(log))
     )
     results = []
-    for header, operand in log:
-        assert header.size == operand.size and operand.dtype == np.int32
+    for _, program, operand in log:
+        assert operand.dtype == np.int32
         words = np.frombuffer(operand.tobytes(), np.int32)  # as they would cross a wire
-        results.append(second.runner.run(header.kind, words))
+        results.append(second.runner.run(program, words))
     for mine, its in zip(jax.tree.leaves(first.runner.state), jax.tree.leaves(second.runner.state)):
         np.testing.assert_array_equal(mine, its)
     with pytest.raises(KeyError):
@@ -361,7 +395,7 @@ def test_siblings_are_penalised_for_the_prompt_from_their_first_token_on(engine)
 
     def make(name: str, seed: int, group: SequenceGroup) -> Request:
         behind[name].group = group
-        running.runner.prepare(behind[name])
+        running.features.prepare(behind[name])
         return behind[name]
 
     together[0].group = SequenceGroup(dict.fromkeys(reversed(behind), 0), make)

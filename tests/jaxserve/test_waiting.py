@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve import SamplingParams, live_request, output_processor
 from jaxserve.inputs import InputProcessor
-from jaxserve.messages import Abort, Outbox, StepOutput
+from jaxserve.messages import Abort, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.output_processor import OutputProcessor
@@ -31,19 +31,18 @@ class System:
 
     def __init__(self) -> None:
         model: Any = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=(3,))
-        self.engine, self.outbox = make_engine(), Outbox()
+        self.engine = make_engine()
         self.inputs = InputProcessor(resolved_config(max_model_len=24), model, None)
         self.outputs = OutputProcessor(None, Metrics("m"), ClientClock())
 
     def add(self, name: str, params: SamplingParams, prompt: list[int] = PROMPT) -> list[str]:
         prepared = self.inputs.prepare(prompt, params, name)
-        self.engine.handle(self.outbox.seal(prepared.group))
+        self.engine.handle(prepared.group)
         self.outputs.add(prepared)
         return prepared.group.sequence_ids
 
     def step(self) -> StepOutput:
-        body = self.engine.step().body
-        assert isinstance(body, StepOutput)
+        body = self.engine.step()
         self.outputs.process(body)
         return body
 
@@ -105,7 +104,7 @@ def test_sequences_of_a_large_group_are_made_at_their_turn() -> None:
     assert output is not None and len(output.outputs) == len(ended) > n - 100
     assert {one.finish_reason for one in output.outputs} == {"abort"}
     assert set(ended) <= set(ids)
-    system.engine.handle(system.outbox.seal(Abort(ended)))
+    system.engine.handle(Abort(ended))
     steps = 0
     while system.engine.has_work:
         system.step()
@@ -126,7 +125,7 @@ def test_a_large_group_whose_caller_has_gone_ends_without_an_output_each(monkeyp
     ended = system.outputs.drop("many")
     assert not made and not system.outputs.has_live and system.outputs.drop("many") == []
     assert set(ids) - set(ended) <= told and len(ended) > 16384 - 100
-    system.engine.handle(system.outbox.seal(Abort(ended)))
+    system.engine.handle(Abort(ended))
     while system.engine.has_work:
         system.step()
     system.engine.scheduler.check_integrity()

@@ -1,48 +1,44 @@
-"""The features of a step: every file of this folder that declares one.
-
-They are applied in the order of their `place`.
-"""
+"""The features that engines have, in their order."""
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from typing import NamedTuple
 
+from jaxserve.execution.features.bias import Bias
+from jaxserve.execution.features.epsilon_cutoff import EpsilonCutoff
 from jaxserve.execution.features.feature import (
+    Buffer,
     Chunk,
     Facts,
     Feature,
+    Host,
     Need,
     NewestTokens,
     Region,
     Rows,
     SpecialRow,
+    TakenStep,
     Tokens,
+    of_region,
+    overrides,
 )
+from jaxserve.execution.features.logprobs import Logprobs
+from jaxserve.execution.features.mask import Mask
+from jaxserve.execution.features.penalties import Penalties
+from jaxserve.execution.features.pooling import Pooling
+from jaxserve.execution.features.prompt_embeds import PromptEmbeds
+from jaxserve.execution.features.prompt_scores import PromptScores
 from jaxserve.execution.features.sampling import Sampling, threshold_on
-from jaxserve.sampling.sampler import PORTABLE, Threshold
 
-
-def _kinds() -> tuple[type[Feature], ...]:
-    """The features that the modules of this folder declare."""
-    modules = [import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
-    found = [
-        kind
-        for module in modules
-        for kind in vars(module).values()
-        if isinstance(kind, type)
-        and issubclass(kind, Feature)
-        and kind is not Feature
-        and kind.__module__ == module.__name__
-    ]
-    return tuple(sorted(found, key=lambda kind: kind.place))
-
-
-_ALL = _kinds()
+# in the order in which they adjust logits and report: what is masked is -inf behind the mask
+_ALL: tuple[type[Feature], ...] = (
+    *(Sampling, Bias, Mask, Penalties, EpsilonCutoff, Logprobs, PromptScores),
+    *(PromptEmbeds, Pooling),  # what reads the embeddings comes behind what replaces them
+)
 KINDS = tuple(kind for kind in _ALL if kind.setting is None)  # of every engine
 OPTIONAL_KINDS = tuple(kind for kind in _ALL if kind.setting is not None)
+ALL_NAMES = tuple(kind.name for kind in _ALL)
 
 
 class FeatureSets(NamedTuple):
@@ -64,8 +60,8 @@ def feature_sets(features: Iterable[Feature | type[Feature]]) -> FeatureSets:
     """The sets of an engine with these features."""
     every = [*features]
     return FeatureSets(
-        frozenset(f.name for f in every if not (f.special or f.of_region)),
-        frozenset(f.name for f in every if not f.of_region),
+        frozenset(f.name for f in every if not (f.special or of_region(f))),
+        frozenset(f.name for f in every if not of_region(f)),
         frozenset(f.name for f in every),
     )
 
@@ -73,35 +69,40 @@ def feature_sets(features: Iterable[Feature | type[Feature]]) -> FeatureSets:
 FAST, FULL_DECODE, FULL = feature_sets(KINDS)
 
 __all__ = [
+    "ALL_NAMES",
     "FAST",
     "FULL",
     "FULL_DECODE",
     "KINDS",
     "OPTIONAL_KINDS",
+    "Buffer",
     "Chunk",
     "Facts",
     "Feature",
     "FeatureSets",
+    "Host",
     "Need",
     "NewestTokens",
     "Region",
     "Rows",
     "SpecialRow",
+    "TakenStep",
     "Tokens",
     "feature_sets",
     "make_features",
+    "of_region",
+    "overrides",
     "threshold_on",
 ]
 
 
 def make_features(
-    threshold: Threshold = PORTABLE, is_on: Callable[[str], bool] = lambda setting: False
+    facts: Facts, is_on: Callable[[str], bool] = lambda setting: False
 ) -> tuple[Feature, ...]:
     """One of each kind; they remember what they need of the requests in the slots.
 
     Args:
-        threshold: the search of the sampling filters, see `threshold_on`.
+        facts: about the engine.
         is_on: whether a setting is, of those that some kinds need, see `Feature.setting`.
     """
-    wanted = [kind for kind in _ALL if kind.setting is None or is_on(kind.setting)]
-    return tuple(Sampling(threshold) if kind is Sampling else kind() for kind in wanted)
+    return tuple(kind(facts) for kind in _ALL if kind.setting is None or is_on(kind.setting))

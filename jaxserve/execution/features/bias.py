@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jaxserve.execution.features.feature import Chunk, Facts, Feature, Need, Rows, SpecialRow
+from jaxserve.execution.features.feature import (
+    NO_OPTIONS,
+    Chunk,
+    Facts,
+    Feature,
+    Need,
+    Rows,
+    SpecialRow,
+)
 from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
 from jaxserve.sampling_rules import MAX_BIAS_ENTRIES
+from jaxserve.scheduling.turns import Turns
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape
@@ -25,27 +35,31 @@ class BiasInputs:
     value: Any = array(MAX_BIAS_ENTRIES, dtype="float32")
 
 
+def num_values(request: Request) -> int:
+    """Values that each sampling row of a request brings along."""
+    return len(request.params.logit_bias or ())
+
+
 class Bias(Feature):
-    """A step has room for a number of values; the scheduler sees that its rows need no more."""
+    """A step has room for a number of values; requests take turns where that is too little."""
 
     name = "bias"
-    place = 10
     inputs = BiasInputs
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        super().__init__(facts, options)
+        self.resource = Turns(MAX_BIAS_ENTRIES, num_values)
         self._entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by slot: tokens, values
 
     def need(self, request: Request) -> Need:
         return Need.ALWAYS if request.params.logit_bias else Need.NEVER
 
-    def bind(self, request: Request, slot: int, facts: Facts) -> None:
+    def bind(self, request: Request, slot: int) -> None:
         bias = request.params.logit_bias or {}
         tokens = np.fromiter(bias.keys(), np.int32, len(bias))
         self._entries[slot] = tokens, np.fromiter(bias.values(), np.float32, len(bias))
 
-    def pack(
-        self, inputs: BiasInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
-    ) -> None:
+    def pack(self, inputs: BiasInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         inputs.row[:] = np.iinfo(np.int32).max
         begin = 0
         for place, _, slot in rows:
@@ -59,5 +73,5 @@ class Bias(Feature):
     def logits(self, inputs: BiasInputs, rows: Rows, logits: jax.Array) -> jax.Array:
         return logits.at[inputs.row, inputs.token].add(inputs.value, mode="drop")
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return 2.0 * shape.num_special * facts.vocab_size
+    def cost(self, shape: StepShape) -> float:
+        return 2.0 * shape.num_special * self.facts.vocab_size

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
+from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.features.sampling import Sampling
 from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
@@ -29,14 +29,13 @@ class EpsilonCutoff(Feature):
     """Truncation at a probability (Hewitt et al. 2022); the most likely token is always kept."""
 
     name = "epsilon_cutoff"
-    place = 40
     row = EpsilonRow
 
     def need(self, request: Request) -> Need:
         wanted = request.params.epsilon_cutoff > 0.0 and not request.params.is_greedy
         return Need.ALWAYS if wanted else Need.NEVER
 
-    def row_of(self, request: Request, facts: Facts) -> EpsilonRow:
+    def row_of(self, request: Request) -> EpsilonRow:
         return EpsilonRow(request.params.epsilon_cutoff)
 
     def logits(self, inputs: Any, rows: Rows, logits: jax.Array) -> jax.Array:
@@ -46,5 +45,5 @@ class EpsilonCutoff(Feature):
         kept = best | (probabilities >= rows.values[self.name].epsilon[:, None])
         return jnp.where(kept, logits, -jnp.inf)
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return PASSES * shape.num_special * facts.vocab_size
+    def cost(self, shape: StepShape) -> float:
+        return PASSES * shape.num_special * self.facts.vocab_size

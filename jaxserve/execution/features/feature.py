@@ -1,22 +1,38 @@
-"""What a feature of the step is: a part with a host side and a traced side, in one file.
+"""What a feature is: all that happens for one thing that requests may ask for, in one file.
 
-A feature adjusts logits, draws tokens or reports on them for the rows whose requests ask for it.
-Programs contain a set of features; a step runs on a program whose set holds what its rows need.
+It has three sides. The engine's side is asked when a request comes, when its tokens were seen and
+when it has ended. The packing side says which rows need the feature and writes its inputs. The
+traced side adjusts logits, draws tokens or reports on them. Programs contain a set of features; a
+step runs on a program whose set holds what its rows need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec
 
-from jaxserve.request import Request
+from jaxserve.messages import AddGroup
+from jaxserve.request import OwnState, Request
+from jaxserve.sampling.sampler import PORTABLE, Threshold
+from jaxserve.scheduling.plan import SeenTokens
 
 if TYPE_CHECKING:
+    from jaxserve.execution.results import Dispatched
     from jaxserve.execution.shapes import StepShape
+    from jaxserve.grammars.compiler import GrammarCompiler
+    from jaxserve.models.config import ModelConfig
+    from jaxserve.scheduling.resources import StepResource
+
+
+ON_EACH = PartitionSpec()
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Need(Enum):
@@ -28,12 +44,23 @@ class Need(Enum):
 
 
 class Facts(NamedTuple):
-    """What every feature may want to know of the engine."""
+    """What a feature may want to know of the engine.
+
+    Attributes:
+        vocab_size: V.
+        num_logprobs: K, the most that a request may ask for.
+        hidden_size: E.
+        max_prefill_tokens: of the largest prefill region.
+        model: the model's configuration; None where a program is compiled without a model.
+        threshold: the search of the sampling filters, on these devices.
+    """
 
     vocab_size: int
-    num_logprobs: int  # K, the most that a request may ask for
-    hidden_size: int = 0  # E
-    max_prefill_tokens: int = 0  # of the largest prefill region
+    num_logprobs: int
+    hidden_size: int = 0
+    max_prefill_tokens: int = 0
+    model: ModelConfig | None = None
+    threshold: Threshold = PORTABLE
 
 
 class Chunk(NamedTuple):
@@ -50,6 +77,56 @@ class SpecialRow(NamedTuple):
     place: int
     request: Request
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An array of a feature on the device; its first axis is of rows.
+
+    Attributes:
+        shape, dtype: of the array.
+        spec: how it is spread over the mesh; on each device whole by default.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    spec: PartitionSpec = ON_EACH
+
+
+class Host(NamedTuple):
+    """What the engine's side of a feature may use.
+
+    Attributes:
+        grammars: compiles them; None: there is no tokenizer, so there are none.
+        force: makes a request without tokens in flight go on with these tokens, see
+            `Scheduler.force`.
+        write_rows: replaces rows of the feature's buffers, from one on: `(feature, start, arrays)`.
+        settle: asks the features again whether the next token of a request depends on tokens that
+            the host must have seen.
+    """
+
+    grammars: GrammarCompiler | None
+    force: Callable[[Request, list[int]], None]
+    settle: Callable[[Request], None]
+    write_rows: Callable[[str, int, Any], None]
+
+
+class TakenStep(NamedTuple):
+    """A step whose tokens the host has seen.
+
+    Attributes:
+        seen: the tokens. A feature may append what follows them, and say how they end.
+        outputs: by feature, where the step's program contains it.
+        special: index among the plan's samples -> place among the special rows.
+        chunks: of the prefill region, in its order.
+        step: with what features have set aside by `Tokens.tap`, see `Dispatched.set_aside`.
+    """
+
+    seen: SeenTokens
+    outputs: dict[str, Any]
+    special: dict[int, int]
+    chunks: list[Chunk]
+    step: Dispatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +211,17 @@ class Region:
 
 
 class Feature:
-    """A part of the step. The methods here are those of a feature that does nothing.
+    """One thing that requests may ask for. The methods here are those of one that does nothing.
+
+    A method that is not overridden costs nothing: it is not called.
+
+    Args:
+        facts: about the engine.
+        options: of this feature, as `feature_config` of the engine has them.
 
     Attributes:
         name: of the feature.
         setting: the switch of `EngineConfig` that engines with it have on; None: all have it.
-        place: where it comes in the order in which logits are adjusted and reports are made: 0
-            sampling, 10 bias, 20 mask (what is masked is -inf from there on), 30 penalties, 40
-            epsilon_cutoff, 90 logprobs, 100 prompt_scores.
         row: dataclass of scalars that each sampling row has, or None. They are remembered by slot
             and travel with every row of a program that contains the feature.
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
@@ -149,35 +229,76 @@ class Feature:
         outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E.
         special: rows that need it are special: it sees those M rows only. One that is not may draw,
             draft, keep state and have hooks, but `logits` and `after` are for special ones.
-        of_region: it works on the prefill region: decode programs do without it.
         token_row: as `row`, but of each token that is computed: what `embed`, `linear` and `layer`
             read.
-        hooks: which of "embed", "linear" and "layer" it has. On GPUs the last two keep the residual
-            stream out of fused kernels.
         num_drafts: tokens that it drafts for each decode row; 0 but for the one feature that does.
+        resource: what it has too little of for all requests of a step, or for all with a slot;
+            None: nothing.
     """
 
     name: ClassVar[str]
     setting: ClassVar[str | None] = None
-    place: ClassVar[int] = 1000
     row: ClassVar[type | None] = None
     inputs: ClassVar[type | None] = None
     outputs: ClassVar[type | None] = None
     special: ClassVar[bool] = True
-    of_region: ClassVar[bool] = False
     token_row: ClassVar[type | None] = None
-    hooks: ClassVar[frozenset[str]] = frozenset()
     num_drafts: int = 0
+    resource: StepResource | None = None
 
-    # -- host --------------------------------------------------------------------------------
+    def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS):
+        self.facts, self.options = facts, options
 
-    def need(self, request: Request) -> Need:
-        """Whether the request's sampling rows need the feature; asked once a request."""
-        return Need.NEVER
+    # -- the engine's side ----------------------------------------------------------------------
+
+    def serve(self, host: Host) -> None:
+        """The engine is there and takes requests from now on."""
+
+    def begins(self, asked: AddGroup) -> Future[Any] | None:
+        """What a message has to wait for before it is queued; None: nothing.
+
+        The result is `Request.shared[name]` of its sequences. An error ends the request. The client
+        counts that wait as one in the queue, but for grammars and budgets of thoughts.
+        """
+        return None
+
+    def own(self, request: Request) -> OwnState | None:
+        """What the feature keeps of a sequence, `Request.own[name]`; None: nothing."""
+        return None
 
     def needs_seen_tokens(self, request: Request) -> bool:
         """Whether what it does depends on tokens that the host must have seen."""
         return False
+
+    def took(self, step: TakenStep) -> dict[str, Any] | None:
+        """Take in a step's tokens; what is to be told of its sequences, by their ids.
+
+        It is of the type that `reports.REPORTS` names for the feature; of others plain data: text,
+        numbers, lists, mappings. A beam's own token is replaced by another one afterwards.
+        """
+        return None
+
+    def ended(self, sequence_id: str) -> None:
+        """A sequence was aborted, or dropped by its search, perhaps before it had a step.
+
+        `took` tells of the other ends.
+        """
+
+    def close(self) -> None:
+        """The engine is closed."""
+
+    def drafts_for(self, num_running: int) -> int:
+        """Of the one feature that drafts: drafts that rows may have while so many requests run.
+
+        Asked for each step. 0: the step takes a program without drafts, which costs less.
+        """
+        return self.num_drafts
+
+    # -- the packing side -----------------------------------------------------------------------
+
+    def need(self, request: Request) -> Need:
+        """Whether the request's sampling rows need the feature; asked once a request."""
+        return Need.NEVER
 
     def needed_now(self, request: Request) -> bool:
         """Whether the next sampling row needs it, of a request that needs it at times.
@@ -187,10 +308,13 @@ class Feature:
         return False
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
-        """Whether a chunk needs it, apart from its sampling row: then it lies in the region."""
+        """Whether a chunk needs it, apart from its sampling row: then it lies in the region.
+
+        A feature that asks this works on the prefill region: decode programs do without it.
+        """
         return False
 
-    def row_of(self, request: Request, facts: Facts) -> Any:
+    def row_of(self, request: Request) -> Any:
         """The request's row values, an instance of `row`."""
         return None
 
@@ -201,45 +325,48 @@ class Feature:
     def cache_key(self, request: Request) -> str:
         """What keys and values of its tokens depend on through the feature; "": on nothing.
 
-        The prefix cache shares pages between requests for which it is the same.
+        The prefix cache shares pages between requests for which it is the same. A feature with a
+        `token_row` has to say it: the row may only name what the keys and values depend on.
         """
-        return "" if self.token_row is None else repr(self.token_row_of(request))
+        return ""
 
-    def buffers(self, facts: Facts) -> Any:
-        """A pytree of shapes and types: arrays on the device that the host swaps between steps.
+    def buffers(self) -> Any:
+        """A pytree of `Buffer`s: arrays on the device that the host writes to.
 
-        They start as zeros, see `Runner.set_buffers`; None: it has none.
-        """
-        return None
-
-    def step_buffers(self, chunks: list[Chunk], facts: Facts) -> Any:
-        """The buffers, as NumPy arrays, of a step that computes these chunks and needs it.
-
-        None: what it has stays. The chunks are those of the prefill region, in its order.
+        All have as many rows, which are replaced between steps, see `Host.write_rows`; they start
+        as zeros. None: the feature has none.
         """
         return None
 
-    def state(self, facts: Facts) -> Any:
+    def step_buffers(self, chunks: list[Chunk]) -> Any:
+        """The first rows of the buffers, as NumPy arrays, of a step with these chunks.
+
+        None: they stay as they are. The chunks are those of the prefill region, in its order.
+        """
+        return None
+
+    def state(self) -> Any:
         """A pytree of shapes and types: what it keeps on the device from step to step.
 
         It starts as zeros, see `next_state`; None: it keeps nothing.
         """
         return None
 
-    def bind(self, request: Request, slot: int, facts: Facts) -> None:
+    def bind(self, request: Request, slot: int) -> None:
         """Prepare what stays the same while the request, which needs the feature, has the slot."""
 
-    def pack(self, inputs: Any, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts) -> None:
+    def pack(self, inputs: Any, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         """Write the inputs, NumPy views that hold zeros.
 
         Args:
             inputs: an instance of `inputs`.
             rows: those that need the feature.
             chunks: of the prefill region, in its order.
-            facts: about the engine.
         """
 
-    # -- inside the traced step ----------------------------------------------------------------
+    # -- the traced side ------------------------------------------------------------------------
+
+    # `linear` and `layer` keep the residual stream out of fused kernels on GPUs
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:
         """Embeddings [T, E] in the place of x."""
@@ -275,16 +402,25 @@ class Feature:
         """Of the one feature that draws: the token int32[R] of each row of logits float32[R, V]."""
         return None
 
-    def after(
-        self, inputs: Any, rows: Rows, logits: jax.Array, tokens: jax.Array, facts: Facts
-    ) -> Any:
+    def after(self, inputs: Any, rows: Rows, logits: jax.Array, tokens: jax.Array) -> Any:
         """The outputs of a feature of special rows: raw logits float32[M, V], tokens int32[M]."""
         return None
 
-    def region(self, inputs: Any, region: Region, facts: Facts) -> Any:
+    def region(self, inputs: Any, region: Region) -> Any:
         """The outputs of a feature of the prefill region."""
         return None
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
+    def cost(self, shape: StepShape) -> float:
         """float32 numbers read and written by a step of this shape, roughly."""
         return 0.0
+
+
+def overrides(feature: Feature | type[Feature], method: str) -> bool:
+    """Whether a feature does something where a method is called."""
+    kind = feature if isinstance(feature, type) else type(feature)
+    return getattr(kind, method) is not getattr(Feature, method)
+
+
+def of_region(feature: Feature | type[Feature]) -> bool:
+    """Whether a feature works on the prefill region."""
+    return overrides(feature, "needed_by_chunk")

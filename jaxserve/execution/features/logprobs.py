@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.execution.features.feature import Chunk, Facts, Feature, Need, Rows, SpecialRow
+from jaxserve.execution.features.feature import (
+    Chunk,
+    Feature,
+    Need,
+    Rows,
+    SpecialRow,
+    TakenStep,
+)
 from jaxserve.execution.layout import array, arrays
-from jaxserve.messages import TokenLogprobs
+from jaxserve.reports import LOGPROBS, TokenLogprobs
 from jaxserve.request import Request
 from jaxserve.sampling.logprobs import score
 from jaxserve.sampling_params import MAX_LOGPROB_TOKEN_IDS
@@ -71,43 +78,52 @@ class Logprobs(Feature):
     A beam of a search is told of tokens that may follow it alone: they are where it goes on.
     """
 
-    name = "logprobs"
-    place = 90
+    name = LOGPROBS
     inputs = LogprobInputs
     outputs = LogprobOutputs
 
     def need(self, request: Request) -> Need:
         return Need.ALWAYS if request.params.needs_logprobs else Need.NEVER
 
-    def pack(
-        self, inputs: LogprobInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
-    ) -> None:
+    def pack(self, inputs: LogprobInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         for place, request, _ in rows:
             ids = request.params.logprob_token_ids or ()
             inputs.named[place, : len(ids)] = ids
             inputs.of_kept[place] = request.is_beam
 
     def after(
-        self, inputs: LogprobInputs, rows: Rows, logits: jax.Array, tokens: jax.Array, facts: Facts
+        self, inputs: LogprobInputs, rows: Rows, logits: jax.Array, tokens: jax.Array
     ) -> LogprobOutputs:
         assert rows.adjusted is not None
         kept = (inputs.of_kept[:, None] == 0) | ~jnp.isneginf(rows.adjusted)
-        scored = score(logits, tokens, facts.num_logprobs, kept)
+        scored = score(logits, tokens, self.facts.num_logprobs, kept)
         known = jnp.take_along_axis(logits, tokens[:, None], axis=1)
         named = jnp.take_along_axis(logits, inputs.named, axis=1)
         return LogprobOutputs(*scored, scored.sampled[:, None] + (named - known))
 
-    @staticmethod
-    def report(values: LogprobOutputs, place: int, request: Request, token: int) -> TokenLogprobs:
-        """What a request is told of a token that it got; host side."""
-        assert request.params.logprobs is not None
-        ids, logprobs, ranks = scored_token(values, place, token, request.params.logprobs)
-        for column, asked in enumerate(request.params.logprob_token_ids or ()):
-            if asked not in ids:
-                ids.append(asked)
-                logprobs.append(float(values.named[place, column]))
-                ranks.append(None)
-        return TokenLogprobs(ids, logprobs, ranks)
+    def took(self, step: TakenStep) -> dict[str, TokenLogprobs] | None:
+        seen, values = step.seen, step.outputs.get(self.name)
+        if values is None:
+            return None
+        return {
+            request.request_id: _told(
+                values, step.special[seen.samples[entry]], request, seen.tokens[entry]
+            )
+            for entry, request in enumerate(seen.requests)
+            if request.params.logprobs is not None
+        }
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return shape.num_special * (PASSES * facts.vocab_size + 2 * facts.num_logprobs)
+    def cost(self, shape: StepShape) -> float:
+        return shape.num_special * (PASSES * self.facts.vocab_size + 2 * self.facts.num_logprobs)
+
+
+def _told(values: LogprobOutputs, place: int, request: Request, token: int) -> TokenLogprobs:
+    """What a request is told of a token that it got."""
+    assert request.params.logprobs is not None
+    ids, logprobs, ranks = scored_token(values, place, token, request.params.logprobs)
+    for column, asked in enumerate(request.params.logprob_token_ids or ()):
+        if asked not in ids:
+            ids.append(asked)
+            logprobs.append(float(values.named[place, column]))
+            ranks.append(None)
+    return TokenLogprobs(ids, logprobs, ranks)

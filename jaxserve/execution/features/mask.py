@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features.feature import Chunk, Facts, Feature, Need, Rows, SpecialRow
+from jaxserve.execution.features.feature import (
+    NO_OPTIONS,
+    Chunk,
+    Facts,
+    Feature,
+    Host,
+    Need,
+    Rows,
+    SpecialRow,
+    TakenStep,
+)
 from jaxserve.execution.layout import array, arrays
+from jaxserve.grammars.constraint import Constraint, Demand, start_compiling
+from jaxserve.grammars.forcing import forced_tokens
 from jaxserve.grammars.masks import GrammarMasks
-from jaxserve.grammars.state import GrammarState
-from jaxserve.request import Request
+from jaxserve.messages import AddGroup
+from jaxserve.request import End, FinishReason, Request
 
 if TYPE_CHECKING:
     from jaxserve.execution.shapes import StepShape
 
 WORD = 32  # tokens a word of the mask
+_FREE = Constraint(None, None)
 
 
 @arrays
@@ -32,10 +46,10 @@ class Mask(Feature):
     """Packed bitmasks, made on the host: what never changes once a request, the rest each step."""
 
     name = "mask"
-    place = 20
     inputs = MaskInputs
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        super().__init__(facts, options)
         # by slot: what is always forbidden, what `min_tokens` holds back, and by the token before
         # its last one the rest of each word of several tokens
         self._static: dict[int, np.ndarray] = {}
@@ -43,32 +57,79 @@ class Mask(Feature):
         self._words: dict[int, dict[int, list[list[int]]]] = {}
         self._free: set[int] = set()  # slots where a grammar alone forbids tokens
         self._masks = GrammarMasks()
+        self._host: Host | None = None
+
+    def serve(self, host: Host) -> None:
+        self._host = host
+
+    def close(self) -> None:
+        if self._host is not None and self._host.grammars is not None:
+            self._host.grammars.close()
+
+    def begins(self, asked: AddGroup) -> Future[Demand] | None:
+        if asked.grammar is None and asked.thoughts is None:
+            return None
+        assert self._host is not None and self._host.grammars is not None
+        return start_compiling(self._host.grammars, asked)
+
+    def own(self, request: Request) -> Constraint | None:
+        demand: Demand | None = request.shared.get(self.name)
+        return None if demand is None else demand.begin(request.output_token_ids)
+
+    def took(self, step: TakenStep) -> None:
+        """Take the tokens that grammars force, and say why sequences cannot go on."""
+        seen, host = step.seen, self._host
+        constrained = [i for i, one in enumerate(seen.requests) if one.own and self.name in one.own]
+        for entry in constrained:
+            request = seen.requests[entry]
+            assert host is not None
+            grammar, budget = constraint_of(request)
+            ended = entry in seen.ends
+            if budget is not None and not ended:
+                budget.take(request.output_token_ids)
+                host.settle(request)
+            if grammar is None:
+                continue
+            if grammar.error is not None:
+                compiled = grammar.is_compiled
+                request.error = FinishReason.ERROR if compiled else FinishReason.NOT_COMPILED
+                if ended:
+                    seen.ends[entry] = End(request.error, None)
+            if not ended and (tokens := forced_tokens(request, grammar)):
+                host.force(request, [seen.tokens[entry], *tokens])
+                seen.requests += [request] * len(tokens)
+                seen.tokens += tokens
+                seen.samples += [seen.samples[entry]] * len(tokens)
 
     def need(self, request: Request) -> Need:
-        if (
-            request.grammar is not None
-            or request.params.allowed_token_ids is not None
-            or request.bad_words
-        ):
+        params = request.params
+        constrained = constraint_of(request).grammar is not None or request.asked.bad_words
+        if constrained or params.allowed_token_ids is not None:
             return Need.ALWAYS
         at_times = request.stop_rule.min_tokens or has_budget(request)
         return Need.AT_TIMES if at_times else Need.NEVER
 
     def needs_seen_tokens(self, request: Request) -> bool:
-        return request.grammar is not None or any(len(word) > 1 for word in request.bad_words)
+        grammar, budget = constraint_of(request)
+        if grammar is not None or any(len(word) > 1 for word in request.asked.bad_words):
+            return True
+        # of one that waits for a slot, a token is in flight when the next one is planned
+        pending = 1 if request.slot is None else request.pending
+        return budget is not None and budget.waits(pending)
 
     def needed_now(self, request: Request) -> bool:
-        return must_go_on(request) or (request.budget is not None and not request.budget.is_over)
+        budget = constraint_of(request).budget
+        return must_go_on(request) or (budget is not None and not budget.is_over)
 
-    def bind(self, request: Request, slot: int, facts: Facts) -> None:
-        size, rule = facts.vocab_size, request.stop_rule
+    def bind(self, request: Request, slot: int) -> None:
+        size, rule = self.facts.vocab_size, request.stop_rule
         words = np.zeros(-(-size // WORD), np.uint32)
         if request.params.allowed_token_ids is not None:
             flags = np.ones(len(words) * WORD, np.uint8)
             flags[request.params.allowed_token_ids] = 0
             words[:] = np.packbits(flags, bitorder="little").view(np.uint32)
         # a tokenizer may know tokens that the model has no logit of
-        known = [word for word in request.bad_words if word[-1] < size]
+        known = [word for word in request.asked.bad_words if word[-1] < size]
         forbid(words, (word[0] for word in known if len(word) == 1))
         ends = np.zeros_like(words)
         forbid(ends, (t for t in rule.eos_token_ids | rule.stop_token_ids if t < size))
@@ -80,22 +141,20 @@ class Mask(Feature):
         params = request.params
         others = words.any() or by_previous or params.min_tokens or params.ignore_eos
         self._free.discard(slot)
-        if request.grammar is not None and not others:
+        if constraint_of(request).grammar is not None and not others:
             self._free.add(slot)
 
-    def pack(
-        self, inputs: MaskInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
-    ) -> None:
+    def pack(self, inputs: MaskInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         constrained: list[SpecialRow] = []
         for row in rows:
             place, request, slot = row
-            budget = request.budget
+            grammar, budget = constraint_of(request)
             forced = None if budget is None else budget.forced(request.output_token_ids)
             if forced is not None:
                 inputs.forbidden[place] = ~np.uint32(0)
                 inputs.forbidden[place, forced // WORD] ^= np.uint32(1 << (forced % WORD))
                 continue
-            if request.grammar is not None:
+            if grammar is not None:
                 constrained.append(row)
             if slot in self._free:
                 continue
@@ -112,7 +171,7 @@ class Mask(Feature):
 
     def _pack_grammars(self, inputs: MaskInputs, rows: list[SpecialRow]) -> None:
         """Forbid what grammars do not allow, beside what is forbidden already."""
-        states: list[GrammarState] = [row.request.grammar for row in rows]  # type: ignore[misc]
+        states = [grammar for row in rows if (grammar := constraint_of(row.request).grammar)]
         outputs = [row.request.output_token_ids for row in rows]
         every = self._masks.fill(states, outputs, inputs.forbidden.shape[1])
         for (place, request, slot), state, allowed in zip(rows, states, every):
@@ -127,8 +186,15 @@ class Mask(Feature):
         flags = (bits & 1).reshape(logits.shape[0], -1)[:, :vocab_size]
         return jnp.where(flags == 1, -jnp.inf, logits)
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return 2.1 * shape.num_special * facts.vocab_size
+    def cost(self, shape: StepShape) -> float:
+        return 2.1 * shape.num_special * self.facts.vocab_size
+
+
+def constraint_of(request: Request) -> Constraint:
+    """Where a request is in what is demanded of it."""
+    state: Any = request.own.get(Mask.name, _FREE)
+    constraint: Constraint = state
+    return constraint
 
 
 def has_budget(request: Request) -> bool:
@@ -146,6 +212,6 @@ def forbid(words: np.ndarray, tokens: Iterable[int]) -> None:
 def must_go_on(request: Request) -> bool:
     """True while `min_tokens` holds back end-of-sequence and stop tokens."""
     least = request.stop_rule.min_tokens
-    if request.grammar is not None:
+    if constraint_of(request).grammar is not None:
         least = request.params.min_tokens
     return len(request.output_token_ids) + request.pending - 1 < least

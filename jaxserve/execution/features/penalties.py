@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
+from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
 from jaxserve.sampling.penalties import apply_penalties, token_counts
@@ -30,13 +30,12 @@ class Penalties(Feature):
     """Counts the tokens of the device's history, so nothing has to be kept in step with it."""
 
     name = "penalties"
-    place = 30
     row = PenaltyRow
 
     def need(self, request: Request) -> Need:
         return Need.ALWAYS if request.params.has_penalties else Need.NEVER
 
-    def row_of(self, request: Request, facts: Facts) -> PenaltyRow:
+    def row_of(self, request: Request) -> PenaltyRow:
         params = request.params
         return PenaltyRow(
             params.presence_penalty, params.frequency_penalty, params.repetition_penalty
@@ -48,5 +47,5 @@ class Penalties(Feature):
         counts = token_counts(seen, rows.prompt_len, rows.position + 1, logits.shape[1])
         return apply_penalties(logits, counts, row.presence, row.frequency, row.repetition)
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return PASSES * shape.num_special * facts.vocab_size
+    def cost(self, shape: StepShape) -> float:
+        return PASSES * shape.num_special * self.facts.vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,14 +11,18 @@ import numpy as np
 from jax import lax
 
 from jaxserve.execution.features.feature import (
+    NO_OPTIONS,
     Chunk,
     Facts,
     Feature,
     Region,
     SpecialRow,
+    TakenStep,
     Tokens,
 )
 from jaxserve.execution.layout import array, arrays
+from jaxserve.pooling_params import PoolingParams
+from jaxserve.reports import POOLING
 from jaxserve.request import Request, RequestState
 
 if TYPE_CHECKING:
@@ -50,44 +55,68 @@ class PoolingOutputs:
 
 
 class Pooling(Feature):
-    """Sums hidden states of a chunk's tokens; the host adds up the chunks of a prompt.
+    """Sums hidden states of a chunk's tokens; the engine's side adds up the chunks of a prompt.
 
     Being of the region alone it lies in the largest program and costs the others nothing.
     """
 
-    name = "pooling"
+    name = POOLING
     setting = "enable_embeddings"
-    place = 110
-    of_region = True
-    hooks = frozenset({"embed", "layer"})
     token_row = PoolingRow
     inputs = PoolingInputs
     outputs = PoolingOutputs
 
+    def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        super().__init__(facts, options)
+        self._totals: dict[str, np.ndarray] = {}  # by sequence: of its chunks so far
+
+    def took(self, step: TakenStep) -> dict[str, list[float]] | None:
+        values = step.outputs.get(self.name)
+        if values is None and not self._totals:
+            return None
+        ended = {request.request_id for request in step.seen.requests}
+        if values is not None:
+            for lane, (request, start, _) in enumerate(step.chunks):
+                name, total = request.request_id, values.total[lane]
+                # a request that was aborted while the step ran has nobody left to tell
+                is_live = name in ended or request.state is not RequestState.FINISHED
+                if request.asked.pooling is not None and is_live:
+                    if start and name in self._totals:
+                        total = self._totals[name] + total
+                    self._totals[name] = total  # from the start again after a preemption
+        return {
+            one.request_id: _vector(self._totals.pop(one.request_id), asked, one.num_prompt)
+            for one in step.seen.requests
+            if (asked := one.asked.pooling) is not None
+        }
+
+    def ended(self, sequence_id: str) -> None:
+        self._totals.pop(sequence_id, None)
+
     def needed_by_chunk(self, chunk: Chunk) -> bool:
-        return chunk.request.pooling is not None
+        return chunk.request.asked.pooling is not None
 
     def token_row_of(self, request: Request) -> PoolingRow:
-        layer = None if request.pooling is None else request.pooling.layer
+        pooling = request.asked.pooling
+        layer = None if pooling is None else pooling.layer
         return PoolingRow(NORMED if layer is None else layer)
 
     def cache_key(self, request: Request) -> str:
         return ""
 
-    def pack(
-        self, inputs: PoolingInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
-    ) -> None:
+    def pack(self, inputs: PoolingInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         begin = 0
         for lane, (request, start, length) in enumerate(chunks):
             inputs.lane[begin : begin + length] = lane
-            if request.pooling is not None:
+            pooling = request.asked.pooling
+            if pooling is not None:
                 positions = np.arange(start, start + length)
                 counts = {
                     "mean": positions >= 0,
                     "last": positions == request.num_prompt - 1,
                     "cls": positions == 0,
                 }
-                inputs.counts[begin : begin + length] = counts[request.pooling.pooling]
+                inputs.counts[begin : begin + length] = counts[pooling.pooling]
             begin += length
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:
@@ -100,7 +129,7 @@ class Pooling(Feature):
         tokens.kept["chosen"] = jnp.where(wanted[:, None], x, tokens.kept["chosen"])
         return x
 
-    def region(self, inputs: PoolingInputs, region: Region, facts: Facts) -> PoolingOutputs:
+    def region(self, inputs: PoolingInputs, region: Region) -> PoolingOutputs:
         is_normed = region.kept["layer"] == NORMED
         chosen = jnp.where(is_normed[:, None], region.hidden, region.kept["chosen"])
         # rows without a token may hold anything, and 0 * NaN is NaN
@@ -110,43 +139,15 @@ class Pooling(Feature):
         belongs = (inputs.lane == lanes[:, None]).astype(jnp.float32)
         return PoolingOutputs(jnp.matmul(belongs, chosen, precision=lax.Precision.HIGHEST))
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return 2.0 * shape.num_prefill * facts.hidden_size
+    def cost(self, shape: StepShape) -> float:
+        return 2.0 * shape.num_prefill * self.facts.hidden_size
 
 
-class PooledChunks:
-    """What the chunks of prompts gave so far, by sequence id; host side."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, np.ndarray] = {}
-
-    def add(self, chunks: list[Chunk], values: PoolingOutputs) -> None:
-        """Take in a step, in the order of the steps."""
-        for lane, (request, start, _) in enumerate(chunks):
-            # a request that was aborted while the step ran has nobody left to tell
-            if request.pooling is None or request.state is RequestState.FINISHED:
-                continue
-            name, total = request.request_id, values.total[lane]
-            if start and name in self._totals:
-                total = self._totals[name] + total
-            self._totals[name] = total  # from the start again after a preemption
-
-    def take(self, requests: list[Request]) -> dict[str, list[float]]:
-        """The vectors of those whose prompts are done, by sequence id."""
-        if not self._totals:
-            return {}
-        return {r.request_id: self._vector(r).tolist() for r in requests if r.pooling is not None}
-
-    def drop(self, sequence_id: str) -> None:
-        """Forget a sequence that is aborted."""
-        self._totals.pop(sequence_id, None)
-
-    def _vector(self, request: Request) -> np.ndarray:
-        vector = self._totals.pop(request.request_id)
-        assert request.pooling is not None
-        if request.pooling.pooling == "mean":
-            vector = vector / np.float32(request.num_prompt)
-        if request.pooling.normalize:
-            length = np.maximum(np.linalg.norm(vector), np.float32(SHORTEST))
-            vector = vector / length
-        return vector
+def _vector(total: np.ndarray, asked: PoolingParams, num_prompt: int) -> list[float]:
+    """What is told of a prompt, by the sum of what its chunks gave."""
+    if asked.pooling == "mean":
+        total = total / np.float32(num_prompt)
+    if asked.normalize:
+        total = total / np.maximum(np.linalg.norm(total), np.float32(SHORTEST))
+    vector: list[float] = total.tolist()
+    return vector

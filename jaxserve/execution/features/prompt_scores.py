@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.execution.features.feature import Chunk, Facts, Feature, Region, SpecialRow
+from jaxserve.execution.features.feature import (
+    NO_OPTIONS,
+    Chunk,
+    Facts,
+    Feature,
+    Region,
+    SpecialRow,
+    TakenStep,
+)
 from jaxserve.execution.features.logprobs import scored_token
 from jaxserve.execution.layout import array, arrays
-from jaxserve.messages import TokenLogprobs
-from jaxserve.request import Request
+from jaxserve.reports import PROMPT_SCORES, TokenLogprobs
+from jaxserve.request import Request, RequestState
 from jaxserve.sampling.logprobs import LogprobRows, score
 
 if TYPE_CHECKING:
@@ -42,25 +52,44 @@ class PromptScoreOutputs:
 class PromptScores(Feature):
     """Scores every token of the prefill region, a block at a time to bound the logits."""
 
-    name = "prompt_scores"
-    place = 100
-    of_region = True
+    name = PROMPT_SCORES
     inputs = PromptScoreInputs
     outputs = PromptScoreOutputs
+
+    def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        super().__init__(facts, options)
+        self._scored: dict[str, list[TokenLogprobs]] = {}  # by sequence that is not told yet
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
         return scores_prompt(chunk.request, chunk.start)
 
-    def pack(
-        self, inputs: PromptScoreInputs, rows: list[SpecialRow], chunks: list[Chunk], facts: Facts
-    ) -> None:
+    def took(self, step: TakenStep) -> dict[str, list[TokenLogprobs]] | None:
+        values: Any = step.outputs.get(self.name)
+        if values is None and not self._scored:
+            return None
+        counts = Counter(request.request_id for request in step.seen.requests)
+        begin = 0
+        for chunk in step.chunks if values is not None else ():
+            request = chunk.request
+            num_seen = counts[request.request_id]
+            # a request that was aborted while the step ran has nobody left to tell
+            is_live = num_seen > 0 or request.state is not RequestState.FINISHED
+            if is_live and scores_prompt(request, chunk.start, num_seen):
+                self._take(chunk, begin, values)
+            begin += chunk.length
+        return {name: self._scored.pop(name) for name in counts if name in self._scored}
+
+    def ended(self, sequence_id: str) -> None:
+        self._scored.pop(sequence_id, None)
+
+    def pack(self, inputs: PromptScoreInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         begin = 0
         for request, start, length in chunks:
             following = request.prefill_tokens[start + 1 : start + length + 1]
             inputs.target[begin : begin + len(following)] = following
             begin += length
 
-    def region(self, inputs: PromptScoreInputs, region: Region, facts: Facts) -> LogprobRows:
+    def region(self, inputs: PromptScoreInputs, region: Region) -> LogprobRows:
         hidden, count = region.hidden, region.hidden.shape[0]
         block = min(BLOCK, count)
         padding = -count % block
@@ -69,28 +98,39 @@ class PromptScores(Feature):
 
         def one_block(operands: tuple[jax.Array, jax.Array]) -> LogprobRows:
             rows, wanted = operands
-            return score(region.logits_of(rows), wanted, facts.num_logprobs)
+            return score(region.logits_of(rows), wanted, self.facts.num_logprobs)
 
         scored = lax.map(one_block, (hidden, targets))
         return LogprobRows(*(x.reshape(-1, *x.shape[2:])[:count] for x in scored))
 
-    @staticmethod
-    def report(
-        values: PromptScoreOutputs, place: int, request: Request, token: int
-    ) -> TokenLogprobs:
-        """What a request is told of a token of its prompt; host side."""
-        assert request.params.prompt_logprobs is not None
-        return scored_token(values, place, token, request.params.prompt_logprobs)
+    def _take(self, chunk: Chunk, begin: int, values: PromptScoreOutputs) -> None:
+        """Keep what a chunk, whose first token is region token `begin`, says of its tokens."""
+        request = chunk.request
+        most = request.params.prompt_logprobs
+        assert most is not None
+        scored = self._scored.setdefault(request.request_id, [])
+        for offset in range(chunk.length):
+            position = chunk.start + offset + 1  # the logits of one token score the next
+            # a prompt that is prefilled again after a preemption has been scored before
+            if position >= request.num_prompt or position - 1 < len(scored):
+                continue
+            token = request.prompt_token_ids[position]
+            scored.append(scored_token(values, begin + offset, token, most))
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
-        return shape.num_prefill * (PASSES * facts.vocab_size + 2 * facts.num_logprobs)
+    def cost(self, shape: StepShape) -> float:
+        return shape.num_prefill * (PASSES * self.facts.vocab_size + 2 * self.facts.num_logprobs)
 
 
-def scores_prompt(request: Request, start: int) -> bool:
+def scores_prompt(request: Request, start: int, num_new: int = 0) -> bool:
     """Whether a chunk that begins at `start` yields prompt logprobs that are still wanted.
 
     They are reported with the first token, so a request that recomputes more than its prompt after
     a preemption wants none.
+
+    Args:
+        request: of the chunk.
+        start: position of the chunk.
+        num_new: tokens of its output that were seen with this chunk.
     """
-    wanted = request.params.prompt_logprobs is not None and not request.output_token_ids
-    return wanted and start < request.num_prompt - 1
+    wanted = request.params.prompt_logprobs is not None
+    return wanted and len(request.output_token_ids) == num_new and start < request.num_prompt - 1

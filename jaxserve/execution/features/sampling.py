@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxserve.execution.features.feature import Facts, Feature, Need, Rows
+from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
 from jaxserve.request import Request
-from jaxserve.sampling.sampler import PORTABLE, SamplingRows, Threshold, sample
+from jaxserve.sampling.sampler import SamplingRows, Threshold, sample
 from jaxserve.sampling_params import seed_words
 from pallas_kernels import Backends, kept_threshold
 
@@ -49,17 +49,13 @@ class Sampling(Feature):
     """Draws one token a row; rows of temperature 0 take the most likely one."""
 
     name = "sampling"
-    place = 0
     row = SamplingRow
     special = False
-
-    def __init__(self, threshold: Threshold = PORTABLE):
-        self._threshold = threshold
 
     def need(self, request: Request) -> Need:
         return Need.ALWAYS
 
-    def row_of(self, request: Request, facts: Facts) -> SamplingRow:
+    def row_of(self, request: Request) -> SamplingRow:
         params = request.params
         high, low = seed_words(request.seed)
         return SamplingRow(
@@ -67,7 +63,7 @@ class Sampling(Feature):
             top_p=params.top_p,
             min_p=params.min_p,
             # more than the vocabulary keeps all of it, and may be more than an int32 holds
-            top_k=min(params.top_k, facts.vocab_size),
+            top_k=min(params.top_k, self.facts.vocab_size),
             seed_high=high,
             seed_low=low,
         )
@@ -84,9 +80,9 @@ class Sampling(Feature):
                 seed=jnp.stack([row.seed_high, row.seed_low], axis=1),
                 position=rows.position + 1,
             ),
-            self._threshold,
+            self.facts.threshold,
         )
 
-    def cost(self, shape: StepShape, facts: Facts) -> float:
+    def cost(self, shape: StepShape) -> float:
         rows = shape.num_rows + (shape.num_special if shape.num_special < shape.num_rows else 0)
-        return PASSES * rows * facts.vocab_size
+        return PASSES * rows * self.facts.vocab_size

@@ -74,7 +74,7 @@ class Length:
 
     def push(self, request: Request) -> None:
         found = self._inputs.num_found(request)
-        rank = self.rank(request.num_tokens - found, 0, request.num_output_asked)
+        rank = self.rank(request.num_tokens - found, 0, request.asked.num_output_asked)
         self._classes[request], self._found[request] = rank, found
         if not self._queues[rank]:
             self._times[rank] = max(self._times[rank], self._now)
@@ -131,7 +131,7 @@ class Length:
     def entered(self, request: Request) -> None:
         self._running.add(request)
         if request not in self._classes:  # a fork: its prompt is computed
-            self._classes[request] = self.rank(0, 0, request.num_output_asked)
+            self._classes[request] = self.rank(0, 0, request.asked.num_output_asked)
         if self._passed is not None and request.order > self._passed[0]:
             self._passed = self._passed[0], self._passed[1] + request.num_tokens
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 
 from jaxserve.errors import ValidationError
+from jaxserve.named_class import class_of_name
 from jaxserve.scheduling.policies.inputs import PolicyInputs
 from jaxserve.scheduling.policies.policy import Policy
 
@@ -22,15 +22,10 @@ def policy_of_name(name: str, inputs: PolicyInputs) -> Policy:
     Raises:
         ValidationError: it cannot be imported, or does not follow the protocol `Policy`.
     """
-    module_name, _, class_name = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # the module is the operator's: whatever it raises is told
-        allowed = f"module:Class of a policy that can be imported ({error!r})"
-        raise ValidationError("scheduling_policy", name, allowed) from error
+    found = class_of_name("scheduling_policy", name, "a policy")
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
-    if not isinstance(found, type) or missing:
-        lacks = f"it lacks {', '.join(missing)}" if missing else "it is no class"
+    if missing:
+        lacks = f"it lacks {', '.join(missing)}"
         allowed = f"a class with the methods of jaxserve.scheduling.policies.Policy ({lacks})"
         raise ValidationError("scheduling_policy", name, allowed)
     for method in _METHODS:
@@ -42,7 +37,7 @@ def policy_of_name(name: str, inputs: PolicyInputs) -> Policy:
             raise ValidationError("scheduling_policy", name, allowed) from error
     try:
         made: Policy = found(inputs)
-    except Exception as error:  # as above
+    except Exception as error:  # the class is the operator's: whatever it raises is told
         allowed = f"a class that is made with one argument, PolicyInputs ({error!r})"
         raise ValidationError("scheduling_policy", name, allowed) from error
     return made

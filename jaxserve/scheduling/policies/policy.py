@@ -23,7 +23,7 @@ class Policy(Protocol):
         Args:
             num_prompt: tokens of its prompt.
             priority: see `Queueing.priority`.
-            num_output: see `Request.num_output_asked`.
+            num_output: see `AddGroup.num_output_asked`.
         """
 
     def key(self, request: Request) -> Any:

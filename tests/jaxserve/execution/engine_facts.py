@@ -21,12 +21,12 @@ def full(rows: int, tokens: int = 0, lanes: int = 0, special: int | None = None)
 
 
 def blob_layout(shape: StepShape, facts: Facts = FACTS) -> BlobLayout:
-    return BlobLayout(shape, make_features(), facts, PAGE_SIZE)
+    return BlobLayout(shape, make_features(facts), facts, PAGE_SIZE)
 
 
 def result_layout(shape: StepShape, facts: Facts = FACTS) -> ResultLayout:
-    return ResultLayout(shape, make_features(), facts)
+    return ResultLayout(shape, make_features(facts), facts)
 
 
 def packer(facts: Facts = FACTS) -> RowPacker:
-    return RowPacker(SLOTS, make_features(), facts)
+    return RowPacker(SLOTS, make_features(facts))

@@ -18,6 +18,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
 from tests.jaxserve.execution.engine_facts import SLOTS, VOCAB, blob_layout, fast, full
 from tests.jaxserve.execution.engine_facts import packer as make_packer
+from tests.jaxserve.requests import make_request
 
 
 def request(
@@ -26,7 +27,7 @@ def request(
     settings = SamplingParams(**params)
     stops = frozenset(settings.stop_token_ids)
     rule = StopRule(frozenset({2}), stops, settings.min_tokens, 16, settings.ignore_eos)
-    made = Request("r", prompt, settings, rule, seed, bad_words=bad_words)
+    made = make_request("r", prompt, settings, rule, seed, bad_words=bad_words)
     made.start_prefill()
     return made
 

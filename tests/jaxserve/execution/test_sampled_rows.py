@@ -15,6 +15,7 @@ from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
 from tests.jaxserve.execution.engine_facts import blob_layout, fast, full
+from tests.jaxserve.requests import make_request
 from tests.jaxserve.sampling.oracle import log_softmax, penalised
 
 VOCAB, ROWS, LENGTH = 300, 12, 40
@@ -24,7 +25,9 @@ FACTS = Facts(VOCAB, 4)
 def made(index: int, rng: np.random.Generator, **params) -> Request:
     settings = SamplingParams(**params)
     rule = StopRule(frozenset({2}), frozenset(), settings.min_tokens, 100)
-    request = Request(f"r{index}", rng.integers(0, VOCAB, 9).tolist(), settings, rule, seed=index)
+    request = make_request(
+        f"r{index}", rng.integers(0, VOCAB, 9).tolist(), settings, rule, seed=index
+    )
     request.output_token_ids = rng.integers(0, VOCAB, 6).tolist()
     request.pending = 1
     return request
@@ -44,7 +47,7 @@ def mixture(rng: np.random.Generator) -> list[Request]:
 
 
 def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
-    packer, layout = RowPacker(ROWS, make_features(), FACTS), blob_layout(shape, FACTS)
+    packer, layout = RowPacker(ROWS, make_features(FACTS)), blob_layout(shape, FACTS)
     slots = list(range(ROWS))
     for request, slot in zip(requests, slots):
         request.slot = slot
@@ -66,7 +69,7 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
     def sampled(blob, history, logits):
         known = Known(jnp.asarray(slots), jnp.asarray(positions), prompt_lens, history)
         tokens, outputs = sample_rows(
-            make_features(), FACTS, layout, layout.read(blob), known, logits
+            make_features(FACTS), layout, layout.read(blob), known, logits
         )
         return tokens, {name: tuple(jax.tree.leaves(value)) for name, value in outputs.items()}
 

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.execution.features import make_features
 from jaxserve.execution.inputs import BlobLayout
 from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.static_digest import UnknownValueError, digest
 from jaxserve.models.linear import LinearForm
 from pallas_kernels.kept_threshold import kept_threshold
 from pallas_kernels.paged_attention.options import Scores
+from tests.jaxserve.execution.engine_facts import FACTS
 
 SHAPE = StepShape(4, 16, 1, frozenset({"sampling", "bias", "mask"}), 2, 1)
 VALUES = {
@@ -49,6 +51,11 @@ VALUES = {
     "tree": jax.tree.structure({"a": 1, "b": (2, 3)}),
     "another tree": jax.tree.structure({"a": 1, "b": [2, 3]}),
 }
+
+
+def test_the_features_that_come_along_have_a_digest() -> None:
+    features = [make_features(FACTS, lambda setting: True) for _ in range(2)]
+    assert digest(features[0]) == digest(features[1])
 
 
 def test_values_of_other_meanings_have_other_digests():

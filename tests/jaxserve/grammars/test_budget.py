@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from jaxserve.execution.features.feature import Need, SpecialRow
+from jaxserve.engine.features import EngineFeatures
+from jaxserve.execution.features.feature import Facts, Need, SpecialRow, TakenStep
 from jaxserve.execution.features.mask import Mask, MaskInputs
 from jaxserve.grammars.budget import ThoughtBudget
-from jaxserve.grammars.forcing import Forcing
-from jaxserve.request import Request, StopRule
+from jaxserve.grammars.constraint import Constraint
+from jaxserve.request import StopRule
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduling.plan import SeenTokens
 from jaxserve.structured_outputs_params import Thoughts
+from tests.jaxserve.requests import make_request
 
 PIECES = [b"<t>", b"</t>", b"<", b"t>", b"/t", b">", b"a", b" ", b"b</t>c"]
 BEGIN, END, A, SPACE, BOTH = 0, 1, 6, 7, 8
 PARTS = [2, 4, 5]  # of the closing tag
+NO_STEP: Any = None
 
 
 def budget(most: int, is_open: bool, end: list[int] = PARTS) -> ThoughtBudget:
@@ -85,26 +88,24 @@ def test_tokens_are_waited_for_when_one_may_be_too_many() -> None:
     copied = made.copied()
     copied.take([A, A, END])
     assert copied.is_over and not made.is_over
-    copied.waits_anyway = True
-    assert copied.waits(0)
 
 
 def test_the_mask_leaves_the_closing_tag_alone_and_then_nothing_of_it() -> None:
     params = SamplingParams(thinking_token_budget=1)
     rule = StopRule(frozenset(), frozenset(), 0, 20)
-    request, facts, mask = Request("r", [A], params, rule, 0), SimpleNamespace(vocab_size=9), Mask()
-    request.budget, request.slot = budget(1, is_open=True), 0
-    given: Any = facts
+    request, mask = make_request("r", [A], params, rule), Mask(Facts(9, 1))
+    request.own, request.slot = {Mask.name: Constraint(None, budget(1, is_open=True))}, 0
+    EngineFeatures([mask], [], None, lambda request, tokens: None, lambda *rows: None)
     assert mask.need(request) is Need.AT_TIMES
-    mask.bind(request, 0, given)
+    mask.bind(request, 0)
     waited, masks = [], []
     for output in ([], [A], [A, 2], [A, 2, 4], [A, *PARTS], [A, *PARTS, A]):
         request.output_token_ids, request.pending = [*output], 0
         if mask.needed_now(request):
             inputs = MaskInputs(forbidden=np.zeros((1, 1), np.uint32))
-            mask.pack(inputs, [SpecialRow(0, request, 0)], [], given)
+            mask.pack(inputs, [SpecialRow(0, request, 0)], [])
             masks.append(int(~inputs.forbidden[0, 0]))
-        Forcing.follow(request)
+        mask.took(TakenStep(SeenTokens([request], [A], [0]), {}, {}, [], NO_STEP))
         waited.append(request.needs_seen_tokens)
     assert masks[:4] == [0xFFFFFFFF, 1 << 2, 1 << 4, 1 << 5] and masks[-1] == 0xFFFFFFFF
     assert waited == [False, True, True, True, False, False]

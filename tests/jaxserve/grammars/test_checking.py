@@ -14,7 +14,7 @@ from jaxserve.errors import CompilerBusyError, EngineDeadError, ShutdownError, V
 from jaxserve.grammars import checking
 from jaxserve.grammars.checking import MOST_SHORT, MOST_TRIALS, MOST_TRIES, GrammarChecks
 from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.messages import Control, Inbox, Message, Outbox
+from jaxserve.messages import Body, Control
 
 TOKENS = Tokens("{}", 9, [2])
 
@@ -23,17 +23,15 @@ class Process:
     """What an `EngineProcess` is for the checks: it says what a test has it say."""
 
     def __init__(self) -> None:
-        self.inbox, self.outbox = Inbox(), Outbox()
-        self._own = Outbox()
         self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[Body | None] = queue.SimpleQueue()
 
-    def send(self, message: Message) -> None:
-        if isinstance(message.body, Control):
+    def send(self, body: Body) -> None:
+        if isinstance(body, Control):
             self.die()
-        self.sent.put(message.body)
+        self.sent.put(body)
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Body | None:
         return self._said.get()
 
     def wait(self, seconds: float) -> str:
@@ -42,7 +40,7 @@ class Process:
     # -- for tests -------------------------------------------------------------------------------
 
     def say(self, body: Any) -> None:
-        self._said.put(self._own.seal(body))
+        self._said.put(body)
 
     def die(self) -> None:
         self._said.put(None)

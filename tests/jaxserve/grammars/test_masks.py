@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve.execution.features.mask import forbid
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.compiling import Grammar
+from jaxserve.grammars.constraint import Grammar
 from jaxserve.grammars.masks import GrammarMasks
 from jaxserve.grammars.matching import GrammarError
 from jaxserve.grammars.notation import in_notation

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.compiling import Grammar
+from jaxserve.grammars.constraint import Grammar
 from jaxserve.grammars.text import grammar_text
 from jaxserve.grammars.thinking import Phase, Thinking
 from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts

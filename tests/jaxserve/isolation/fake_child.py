@@ -29,8 +29,6 @@ from jaxserve.messages import (
     EngineStats,
     Expected,
     FirstStep,
-    Inbox,
-    Outbox,
     PageStats,
     StepOutput,
 )
@@ -88,7 +86,7 @@ class FakeEngine:
         self.begun.update(new)
         first_steps = {name: FirstStep(time.monotonic(), None, 0) for name in new}
         stats = EngineStats(len(self.live), 0, 0.0, 0, self.steps, 1, StepTimes(), PageStats())
-        return StepOutput(ids, tokens, ends, {}, {}, {}, first_steps, {}, stats)
+        return StepOutput(ids, tokens, ends, {}, first_steps, {}, stats)
 
 
 def is_there(variable: str) -> bool:
@@ -99,10 +97,8 @@ def is_there(variable: str) -> bool:
 def main(path: str) -> int:
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(path)
-    channel, inbox, outbox = Channel(stream), Inbox(), Outbox()
-    message = channel.receive()
-    assert message is not None
-    start = inbox.open(message)
+    channel = Channel(stream)
+    start = channel.receive()
     assert isinstance(start, Start)
     while is_there(STUCK):
         time.sleep(0.02)
@@ -110,7 +106,7 @@ def main(path: str) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     folder = str(bundled_model_path())
     sizes = ModelSizes(VOCAB, 8, 1, ())
-    channel.send(outbox.seal(Ready(resolved(start.config), sizes, folder, folder, 64)))
+    channel.send(Ready(resolved(start.config), sizes, folder, folder, 64))
     engine = FakeEngine()
     while True:
         messages = [] if engine.live else [channel.receive()]
@@ -121,7 +117,7 @@ def main(path: str) -> int:
         for message in messages:
             if message is None:
                 return 0
-            match inbox.open(message):
+            match message:
                 case AddGroup() as group:
                     engine.add(group)
                 case Abort(sequence_ids):
@@ -130,12 +126,12 @@ def main(path: str) -> int:
                 case Control(action=Action.CLOSE):
                     return 0
                 case Sync():
-                    channel.send(outbox.seal(Sync()))
+                    channel.send(Sync())
         if engine.live:
-            channel.send(outbox.seal(Begun(engine.running())))
+            channel.send(Begun(engine.running()))
             if any(group.prompt_token_ids[0] == SLOW for group, *_ in engine.live.values()):
-                channel.send(outbox.seal(Expected(SLOW_S, compiles=False)))
-            channel.send(outbox.seal(engine.step()))
+                channel.send(Expected(SLOW_S, compiles=False))
+            channel.send(engine.step())
 
 
 if __name__ == "__main__":

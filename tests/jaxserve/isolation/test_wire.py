@@ -38,16 +38,15 @@ from jaxserve.messages import (
     Expected,
     FirstStep,
     Hypothesis,
-    Outbox,
     PageStats,
     StepOutput,
-    TokenLogprobs,
 )
 from jaxserve.observability.engine_view import EngineView, QueueView, SlotView
 from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
 from jaxserve.observability.work import Work
 from jaxserve.pooling_params import PoolingParams
+from jaxserve.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.structured_outputs_params import Thoughts
@@ -83,9 +82,11 @@ OUTPUT = StepOutput(
     ["7.0", "8.0"],
     [11, 12],
     {1: End(FinishReason.STOP, 12), 0: End(FinishReason.LENGTH, None)},
-    {0: TokenLogprobs([11, 5], [-0.5, -1.25], [1, None])},
-    {"7.0": [TokenLogprobs([1], [-2.0], [4])]},
-    {"8.0": [0.5, -0.25]},
+    {
+        LOGPROBS: {"7.0": TokenLogprobs([11, 5], [-0.5, -1.25], [1, None])},
+        PROMPT_SCORES: {"7.0": [TokenLogprobs([1], [-2.0], [4])]},
+        POOLING: {"8.0": [0.5, -0.25]},
+    },
     {"8.0": FirstStep(3.5, None, 4)},
     {"7.0": 2},
     EngineStats(
@@ -103,7 +104,7 @@ OUTPUT = StepOutput(
     ),
     step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8, 9),
     page_waits=[0.0, 0.25],
-    compiled=["7.0"],
+    queued=["7.0"],
 )
 CONFIG = EngineConfig(model="m", hf_overrides={"a": [1, {"b": 2}]}, served_model_name=("x", "y"))
 ALL: list[Body] = [
@@ -126,10 +127,9 @@ ALL: list[Body] = [
 
 @pytest.mark.parametrize("body", ALL, ids=lambda body: body.kind)
 def test_what_comes_out_is_what_went_in(body: Body) -> None:
-    message = Outbox().seal(body)
-    data = encode(message)
+    data = encode(body)
     found = decode(data[4:])
-    assert found == message and type(found.body) is type(body)
+    assert found == body and type(found) is type(body)
     assert struct.unpack(">I", data[:4]) == (len(data) - 4,)
 
 
@@ -142,11 +142,13 @@ def test_every_kind_of_message_is_tried_and_none_of_its_fields_has_its_default()
 
 
 def test_types_are_restored_within() -> None:
-    added: Any = decode(encode(Outbox().seal(ADD))[4:]).body
+    added: Any = decode(encode(ADD)[4:])
     assert added.params.output_kind is RequestOutputKind.DELTA
     assert added.stop_rule.check(9, 2) == End(FinishReason.STOP, 9), "ends are made anew"
-    output: Any = decode(encode(Outbox().seal(OUTPUT))[4:]).body
+    output: Any = decode(encode(OUTPUT)[4:])
     assert output.ends[1].reason is FinishReason.STOP
+    assert isinstance(output.reports[LOGPROBS]["7.0"], TokenLogprobs)
+    assert isinstance(output.reports[PROMPT_SCORES]["7.0"][0], TokenLogprobs)
     assert isinstance(output.stats.times, StepTimes) and output.stats.pages.num_found == 2
 
 
@@ -156,13 +158,13 @@ def test_types_are_restored_within() -> None:
         b"",
         b"\xc1",
         b"nonsense",
-        msgpack.packb([[0, "unknown", 0], []]),
-        msgpack.packb([[0, "abort"], [["1.0"]]]),
-        msgpack.packb([[0, "abort", 1], [["1.0"], 5]]),
-        msgpack.packb([[0, "control", 0], ["no such action"]]),
-        msgpack.packb([[0, "start", 0], [["m"], 20]]),
-        encode(Outbox().seal(ADD))[4:-9],
-        encode(Outbox().seal(ADD))[4:] + b"\x00",
+        msgpack.packb([0, "unknown", []]),
+        msgpack.packb([0, "abort"]),
+        msgpack.packb([0, "abort", [["1.0"], 5]]),
+        msgpack.packb([0, "control", ["no such action"]]),
+        msgpack.packb([0, "start", [["m"], 20]]),
+        encode(ADD)[4:-9],
+        encode(ADD)[4:] + b"\x00",
     ],
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
@@ -172,41 +174,52 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 def test_only_plain_data_is_written() -> None:
     with pytest.raises(MessageError, match="cannot be written"):
-        encode(Outbox().seal(Abort([object()])))  # type: ignore[list-item]
+        encode(Abort([object()]))  # type: ignore[list-item]
 
 
 def test_a_channel_carries_messages_in_order_whole_or_in_pieces() -> None:
     one, other = socket.socketpair()
-    outbox, sent = Outbox(), list(ALL) * 50
-    frames = b"".join(encode(outbox.seal(body)) for body in sent)
+    sent, writer = list(ALL) * 50, Channel(one)
+    frames = b"".join(map(writer.frame, sent))
     long = dataclasses.replace(ADD, prompt_token_ids=[*range(300_000)])
-    writer = Channel(one)
 
     def write() -> None:
         for begin in range(0, len(frames), 997):
             one.sendall(frames[begin : begin + 997])
-        writer.send(outbox.seal(long))
+        writer.send(long)
         writer.close()
 
     thread = threading.Thread(target=write)
     thread.start()
     reader, found = Channel(other), []
-    while (message := reader.receive()) is not None:
-        found.append(message)
+    while (body := reader.receive()) is not None:
+        found.append(body)
     thread.join()
-    assert [message.body for message in found] == [*sent, long]
-    assert [message.header.number for message in found] == [*range(len(sent) + 1)]
+    assert found == [*sent, long]
+
+
+def test_a_message_that_is_lost_or_comes_twice_is_refused() -> None:
+    one, other = socket.socketpair()
+    writer, reader = Channel(one), Channel(other)
+    with pytest.raises(MessageError):
+        writer.frame(Abort([object()]))  # type: ignore[list-item]
+    frames = [writer.frame(body) for body in (ADD, Sync(), Sync())]
+    writer.send_frame(frames[0])
+    assert reader.receive() == ADD, "what could not be written has no number"
+    writer.send_frame(frames[2])
+    with pytest.raises(MessageError, match="message 2 of kind sync instead of message 1"):
+        reader.receive()
 
 
 def test_what_has_arrived_is_taken_without_waiting() -> None:
     one, other = socket.socketpair()
-    reader, outbox = Channel(other), Outbox()
+    reader, writer = Channel(other), Channel(one)
     assert [*reader.arrived()] == []
-    frame = encode(outbox.seal(ADD))
-    one.sendall(encode(outbox.seal(Sync())) + frame[:10])
-    assert [message.body for message in reader.arrived()] == [Sync()]
+    first, frame = writer.frame(Sync()), writer.frame(ADD)
+    one.sendall(first + frame[:10])
+    assert [*reader.arrived()] == [Sync()]
     one.sendall(frame[10:])
-    assert [message.body for message in reader.arrived()] == [ADD]
+    assert [*reader.arrived()] == [ADD]
     one.close()
     with pytest.raises(EOFError):
         next(reader.arrived())
@@ -220,10 +233,10 @@ def test_messages_are_bounded(monkeypatch) -> None:
         Channel(other).receive()
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 50)
     with pytest.raises(MessageError, match="kind add has"):
-        encode(Outbox().seal(ADD))
+        encode(ADD)
 
 
 @pytest.mark.parametrize("changes", [{"cache_salt": "\ud800"}, {"seeds": [2**70]}], ids=str)
 def test_what_cannot_be_written_is_said_of_its_message(changes: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match="of kind add"):
-        encode(Outbox().seal(dataclasses.replace(ADD, **changes)))
+        encode(dataclasses.replace(ADD, **changes))

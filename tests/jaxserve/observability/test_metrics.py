@@ -137,7 +137,7 @@ def test_a_step_counts_its_tokens_and_the_waits_for_pages():
     step = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 30, 3, 0, 9, 0)
     stats = EngineStats(0, 0, 0.0, 0, 0, 0, StepTimes())
     output = StepOutput(
-        ["0.0", "1.0", "2.0"], [5, 6, 7], {}, {}, {}, {}, {}, {}, stats, {}, [], step, [0.0, 0.6]
+        ["0.0", "1.0", "2.0"], [5, 6, 7], {}, {}, {}, {}, stats, {}, [], step, [0.0, 0.6]
     )
     metrics.record_step(output)
     assert value(metrics, "iteration_tokens_total_sum") == 33

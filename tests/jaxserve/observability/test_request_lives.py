@@ -8,7 +8,7 @@ import pytest
 from jaxserve.engine.loop import Engine
 from jaxserve.inputs import PreparedRequest
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup, Outbox
+from jaxserve.messages import AddGroup
 from jaxserve.observability.request_lives import MOST_EVENTS, RequestLives
 from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxserve.request import Queueing, StopRule
@@ -16,6 +16,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.jaxserve.observability.test_step_clock import Clock, SimulatedDevice
+from tests.jaxserve.requests import make_request
 
 
 def prepared(name: str, prompt: int = 3, max_tokens: int = 40, n: int = 1) -> PreparedRequest:
@@ -44,15 +45,14 @@ class Run:
         self.engine = Engine(self.scheduler, SimulatedDevice(clock), overlap=True)
         self.lives = RequestLives()
         self.engine.on_dispatch = self.lives.planned
-        self._outbox = Outbox()
 
     def add(self, request: PreparedRequest) -> None:
-        self.engine.handle(self._outbox.seal(request.group))
+        self.engine.handle(request.group)
         self.lives.added(request)
 
     def finish(self) -> None:
         while self.engine.has_work:
-            self.lives.took(self.engine.step().body, 100.0)
+            self.lives.took(self.engine.step(), 100.0)
 
 
 def test_chunks_of_a_long_prompt_and_the_last_step(monkeypatch):
@@ -103,10 +103,9 @@ def test_memory_is_bounded():
     assert len(lives) == 3 and lives.find("r6") is None and len(lives.snapshot()) == 3
     assert len(lives._by_sequence) == sum(len(life.sequences) for life in lives.snapshot())
     assert max(len(life.sequences) for life in lives.snapshot()) < 200
-    from jaxserve.request import Request
 
     last = prepared("9")
-    request = Request("9.0", [3], last.params, last.group.stop_rule, 0)
+    request = make_request("9.0", [3], last.params, last.group.stop_rule)
     plan = StepPlan(tokens={0: np.zeros(1, np.int32)})
     plan.rows.requests, plan.rows.starts, plan.rows.lengths = [request], [0], [1]
     for number in range(MOST_EVENTS + 5):

@@ -10,7 +10,7 @@ from jaxserve.engine.loop import Engine
 from jaxserve.execution.packing import Needs
 from jaxserve.execution.results import Dispatched, PackedStep, StepResult
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup, FirstStep, Outbox
+from jaxserve.messages import AddGroup, FirstStep
 from jaxserve.observability import step_clock
 from jaxserve.observability.step_clock import ClientClock, StepClock
 from jaxserve.observability.step_history import StepHistory
@@ -36,6 +36,8 @@ class SimulatedDevice:
     """Runs one step after the other, each for STEP_S; packing takes `pack_s` of the host."""
 
     programs = SimpleNamespace(programs=[])
+    features = ropes = ()
+    write_rows = None
 
     def __init__(self, clock: Clock):
         self.clock = clock
@@ -44,9 +46,6 @@ class SimulatedDevice:
 
     def check_alive(self):
         """Never fails."""
-
-    def prepare(self, request):
-        """Needs no feature."""
 
     def pack(self, plan):
         self.clock.now += self.pack_s
@@ -77,15 +76,14 @@ class Run:
         self.engine = Engine(scheduler, self.device, overlap=overlap)
         self.first_steps: dict[str, FirstStep] = {}
         self.page_waits: list[float] = []
-        self._outbox = Outbox()
 
     def add(self, name: str, arrived: float, max_tokens: int = 40) -> None:
         rule = StopRule(frozenset(), frozenset(), 0, max_tokens)
         body = AddGroup([name], [0], [3, 4], SamplingParams(), rule, [], Queueing(arrived))
-        self.engine.handle(self._outbox.seal(body))
+        self.engine.handle(body)
 
     def step(self) -> None:
-        output = self.engine.step().body
+        output = self.engine.step()
         self.first_steps |= output.first_steps
         self.page_waits += output.page_waits
 
@@ -183,7 +181,7 @@ def test_each_step_is_told_of_once_with_its_rows_and_times(clock, overlap):
     run.add("two", clock(), max_tokens=2)
     history = StepHistory()
     while run.engine.has_work:
-        done = run.engine.step().body.step
+        done = run.engine.step().step
         if done is not None:
             history.record(done)
     steps = history.snapshot()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.execution.features import Facts
 from jaxserve.execution.features.logprobs import LogprobInputs, Logprobs
 from jaxserve.sampling.logprobs import score
 from pallas_kernels import blocks
@@ -52,8 +53,8 @@ def test_a_beam_is_told_of_tokens_that_may_follow_alone():
     logits = jnp.asarray(np.random.default_rng(1).normal(0, 2, (2, 40)).astype(np.float32))
     adjusted = jnp.where(jnp.arange(40) % 3 == 0, logits, -jnp.inf)
     inputs = LogprobInputs(named=jnp.zeros((2, 1), jnp.int32), of_kept=jnp.asarray([0, 1]))
-    facts, rows = SimpleNamespace(num_logprobs=4), SimpleNamespace(adjusted=adjusted)
-    told = Logprobs().after(inputs, rows, logits, jnp.zeros(2, jnp.int32), facts)
+    feature, rows = Logprobs(Facts(logits.shape[1], 4)), SimpleNamespace(adjusted=adjusted)
+    told = feature.after(inputs, rows, logits, jnp.zeros(2, jnp.int32))
     assert told.top_ids[0].tolist() == np.argsort(-logits[0], kind="stable")[:4].tolist()
     assert told.top_ids[1].tolist() == np.argsort(-adjusted[1], kind="stable")[:4].tolist()
     expected = log_softmax(np.asarray(logits))[1, told.top_ids[1]]

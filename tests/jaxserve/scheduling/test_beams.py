@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import Hypothesis, TokenLogprobs
+from jaxserve.messages import AddGroup, Hypothesis
+from jaxserve.reports import TokenLogprobs
 from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.client_turns import ClientTurns
@@ -22,6 +22,7 @@ from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from tests.jaxserve.requests import make_request
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token
 
 VOCAB, EOS = 11, frozenset({0, 5})
@@ -83,15 +84,18 @@ class Arrival:
     def count(self) -> int:
         return BeamSearch.num_candidates(self.width, 0 if self.ignore_eos else len(EOS))
 
-    def search(self) -> BeamSearch:
-        params = BeamSearchParams(
+    @property
+    def params(self) -> BeamSearchParams:
+        return BeamSearchParams(
             self.width,
             self.limit,
             length_penalty=self.length_penalty,
             early_stopping=self.early_stopping,  # type: ignore[arg-type]
             shrink_under_pressure=self.shrinks,
         )
-        return BeamSearch(params, self.rule)
+
+    def search(self) -> BeamSearch:
+        return BeamSearch(self.params, self.rule)
 
     def candidates(self, output: list[int]) -> list[tuple[int, float]]:
         """The most likely tokens that may follow."""
@@ -185,21 +189,23 @@ class Bench:
         self.num_steps = 0
 
     def add(self, name: str, arrival: Arrival) -> None:
-        def make(sequence: str) -> Request:
+        queueing = Queueing(0.0, arrival.priority, client=arrival.client)
+        plain = make_request(name, arrival.prompt, rule=arrival.rule, queueing=queueing)
+
+        def make(sequence: str, asked: AddGroup) -> Request:
             self._arrivals[sequence] = arrival
-            queueing = Queueing(0.0, arrival.priority, client=arrival.client)
-            made = Request(
-                sequence, arrival.prompt, SamplingParams(), arrival.rule, 0, queueing=queueing
-            )
-            if arrival.width and arrival.is_constrained:
-                made.grammar = Grammar([])  # type: ignore[assignment]
+            made = Request(sequence, asked)
+            made.needs_seen_tokens = True
+            if arrival.is_constrained:
+                made.own = {"grammar": Grammar([])}
             return made
 
         if arrival.width:
-            self.beams.add(name, arrival.search(), arrival.width, make)
+            self.beams.add(replace(plain.asked, beams=arrival.params), make)
         else:
-            self.requests[name] = make(name)
-            self.scheduler.add(self.requests[name])
+            self._arrivals[name] = arrival
+            self.requests[name] = plain
+            self.scheduler.add(plain)
 
     def abort(self, name: str) -> None:
         if not self.beams.abort(name):
@@ -228,26 +234,26 @@ class Bench:
     def _commit(self, plan: StepPlan, tokens: list[int]) -> None:
         seen = self.scheduler.commit(plan, tokens)
         logprobs = {}
-        for entry, (request, token) in enumerate(zip(seen.requests, seen.tokens)):
+        for request, token in zip(seen.requests, seen.tokens):
             # the device has computed what the host believes
             context = request.prompt_token_ids + request.output_token_ids[:-1]
             assert token == next_token(context, VOCAB)
             arrival, output = self._arrivals[request.request_id], request.output_token_ids[:-1]
-            if request.grammar is not None:
-                request.grammar.take(output)  # type: ignore[attr-defined]
+            if request.own:
+                request.own["grammar"].take(output)  # type: ignore[attr-defined]
                 assert request.is_beam
             found = arrival.candidates(output)
             # the device fills up with what may not follow
             ranked = found + [(0, -math.inf)] * (max(1, arrival.count) - len(found))
             ids, values = zip(*ranked)
             ranks = [1, *range(1, len(ids) + 1)]
-            logprobs[entry] = TokenLogprobs([token, *ids], [-1.0, *values], ranks)
+            logprobs[request.request_id] = TokenLogprobs([token, *ids], [-1.0, *values], ranks)
         self._take(seen, logprobs)
 
-    def _take(self, seen: SeenTokens, logprobs: dict[int, TokenLogprobs]) -> None:
-        rest, scores, found = self.beams.take(seen, logprobs)
+    def _take(self, seen: SeenTokens, logprobs: dict[str, TokenLogprobs]) -> None:
+        rest, found = self.beams.take(seen, logprobs)
         assert all(request.request_id in self.requests for request in rest.requests)
-        assert [*scores] == [*range(len(rest.requests))]
+        assert [*logprobs] == [request.request_id for request in rest.requests]
         assert not found.keys() & self.found.keys()
         self.found |= found
 

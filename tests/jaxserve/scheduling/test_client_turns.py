@@ -17,13 +17,16 @@ from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Policy
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.turns import Turns
 from tests.jaxserve.scheduling.fake_device import FakeDevice
 from tests.jaxserve.scheduling.test_scheduler import (
+    MAX_BIAS,
     MAX_LEN,
     Run,
     Workload,
     make_request,
     names,
+    num_bias_of,
     simple,
     start,
     step,
@@ -69,7 +72,13 @@ def test_with_one_client_plans_are_those_of_its_policy(workload: Workload) -> No
     arrivals = [replace(arrival, client="the only") for arrival in workload.arrivals]
     run, without = (Run(replace(workload, arrivals=arrivals)) for _ in range(2))
     scheduler = without.scheduler
-    without.scheduler = Scheduler(scheduler.limits, scheduler.pages, PolicyAlone(workload.policy))
+    without.scheduler = Scheduler(
+        scheduler.limits,
+        scheduler.pages,
+        PolicyAlone(workload.policy),
+        [Turns(MAX_BIAS, num_bias_of)],
+        workload.drafts_for,
+    )
     assert run.to_the_end().plans == without.to_the_end().plans
 
 
@@ -107,7 +116,8 @@ def full(name: str, client: str, prompt: list[int], max_tokens: int = 20, **more
     """A request that ends with no token but its last."""
     request = make_request(name, prompt, max_tokens, client=client, **more)
     most = request.stop_rule.max_tokens
-    request.stop_rule = StopRule(frozenset(), frozenset(), 0, most)
+    rule = StopRule(frozenset(), frozenset(), 0, most)
+    request.asked = replace(request.asked, stop_rule=rule)
     return request
 
 

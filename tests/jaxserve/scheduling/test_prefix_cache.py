@@ -108,7 +108,7 @@ def test_a_preempted_request_finds_what_it_had_computed() -> None:
 def test_a_prompt_whose_scores_are_wanted_is_computed(one) -> None:
     finish(*one, make_request("a", [5] * 9, 2))
     scored = make_request("b", [5] * 9, 2)
-    scored.params = SamplingParams(prompt_logprobs=1)
+    scored.asked = replace(scored.asked, params=SamplingParams(prompt_logprobs=1))
     assert finish(*one, scored) == 0
     assert one[0].pages.num_queried == 9
 
@@ -117,7 +117,7 @@ def test_a_salt_and_what_features_say_keep_requests_apart(one) -> None:
     found = []
     for salt, extras in [(None, ()), ("s", ()), ("t", ()), ("s", ()), ("s", ("a=1",)), (None, ())]:
         request = make_request(f"{len(found)}", [5] * 9, 2)
-        request.cache_salt, request.cache_extras = salt, extras
+        request.asked, request.cache_extras = replace(request.asked, cache_salt=salt), extras
         found.append(finish(*one, request))
     assert found == [0, 0, 0, 8, 0, 8]
 

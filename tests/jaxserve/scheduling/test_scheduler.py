@@ -20,6 +20,8 @@ from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.turns import Turns
+from tests.jaxserve.requests import make_request as make_plain
 from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
 
 VOCAB = 11
@@ -52,8 +54,12 @@ class Workload:
     spare_pages: int
     overlap: bool
     num_drafts: int = 0
+    drafting_rows: int = 99  # with more requests there are no drafts
     caching: bool = True
     policy: Callable[[], Policy] = FirstComeFirstServed
+
+    def drafts_for(self, num_running: int) -> int:
+        return self.num_drafts if num_running <= self.drafting_rows else 0
 
 
 MAX_LEN = 24
@@ -97,9 +103,14 @@ workloads = st.builds(
     spare_pages=st.integers(0, 12),
     overlap=st.booleans(),
     num_drafts=st.sampled_from([0, 0, 1, 3]),
+    drafting_rows=st.sampled_from([99, 2]),
     caching=st.sampled_from([True, True, False]),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
+
+
+def num_bias_of(request: Request) -> int:
+    return len(request.params.logit_bias or ())
 
 
 def make_request(
@@ -116,7 +127,7 @@ def make_request(
     rule = StopRule(frozenset({EOS}), frozenset(), 0, min(max_tokens, MAX_LEN - len(prompt)))
     params = SamplingParams(logit_bias=dict.fromkeys(range(num_bias), 1.0))
     turn = Queueing(0.0, priority, client=client)
-    request = Request(name, prompt, params, rule, seed=0, group=group, queueing=turn)
+    request = make_plain(name, prompt, params, rule, group=group, queueing=turn)
     request.needs_seen_tokens = needs_seen
     request.takes_drafts = not (needs_seen or num_bias)
     return request
@@ -126,9 +137,10 @@ def make_scheduler(w: Workload) -> Scheduler:
     num_pages = -(-MAX_LEN // w.page_size) + 1 + w.spare_pages
     pages = PageManager(num_pages, w.page_size, caching=w.caching)
     limits = SchedulerLimits(
-        w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, MAX_BIAS, w.num_drafts
+        w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
-    return Scheduler(limits, pages, ClientTurns(w.policy))
+    turns = Turns(MAX_BIAS, num_bias_of)
+    return Scheduler(limits, pages, ClientTurns(w.policy), [turns], w.drafts_for)
 
 
 def alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:
@@ -229,7 +241,7 @@ class Run:
         assert sum(rows.lengths[decodes:]) <= w.max_prefill
         assert max(len(plan.tokens), len(plan.samples) - decodes) <= w.max_lanes
         assert len(self.scheduler.running) <= w.max_num_seqs
-        assert sum(request.num_bias for request in plan.samples.requests) <= MAX_BIAS
+        assert sum(num_bias_of(request) for request in plan.samples.requests) <= MAX_BIAS
         for request, slot, start, length in list(
             zip(rows.requests, rows.slots, rows.starts, rows.lengths, strict=True)
         )[:decodes]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_pool import PagePool, PageState
-from jaxserve.messages import Action, AddGroup, Control, Outbox
+from jaxserve.messages import Action, AddGroup, Control
 from jaxserve.observability import engine_view
 from jaxserve.request import Queueing, Request, StopRule
 from jaxserve.sampling_params import SamplingParams
@@ -16,6 +16,7 @@ from jaxserve.scheduling.policies import Length
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from jaxserve.scheduling.view import view_of
 from tests.jaxserve.observability.test_step_clock import Clock, Run, clock
+from tests.jaxserve.requests import make_request
 
 __all__ = ["clock"]  # a fixture
 
@@ -23,7 +24,7 @@ RULE = StopRule(frozenset(), frozenset(), 0, 8)
 
 
 def request(name: str, prompt: list[int], **options: object) -> Request:
-    return Request(name, prompt, SamplingParams(), RULE, 0, **options)  # type: ignore[arg-type]
+    return make_request(name, prompt, rule=RULE, **options)  # type: ignore[arg-type]
 
 
 def scheduler(slots: int, num_pages: int = 12, **options: object) -> Scheduler:
@@ -100,15 +101,15 @@ def test_a_cell_of_several_pages_shows_the_highest_state(monkeypatch) -> None:
 def test_an_engine_shows_itself_when_it_is_asked_and_also_when_it_has_nothing_to_do(
     clock: Clock,
 ) -> None:
-    run, outbox = Run(clock, 2, overlap=True), Outbox()
+    run = Run(clock, 2, overlap=True)
     engine = run.engine
-    engine.handle(outbox.seal(Control(Action.LOOK)))
-    view = engine.step().body.view  # type: ignore[attr-defined]
+    engine.handle(Control(Action.LOOK))
+    view = engine.step().view  # type: ignore[attr-defined]
     assert view.slots == [] and view.num_pages == 19
     added = AddGroup(["7.0"], [0], [1, 2], SamplingParams(), RULE, [], Queueing(clock()))
-    engine.handle(outbox.seal(added))
-    assert engine.step().body.view is None  # type: ignore[attr-defined]
-    engine.handle(outbox.seal(Control(Action.LOOK)))
-    seen = engine.step().body.view  # type: ignore[attr-defined]
+    engine.handle(added)
+    assert engine.step().view is None  # type: ignore[attr-defined]
+    engine.handle(Control(Action.LOOK))
+    seen = engine.step().view  # type: ignore[attr-defined]
     assert [one.sequence_id for one in seen.slots] == ["7.0"]
-    assert engine.step().body.view is None  # type: ignore[attr-defined]
+    assert engine.step().view is None  # type: ignore[attr-defined]

@@ -87,7 +87,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--enable-embeddings", "--enable-prompt-embeds", "--row-invariant"]
-    words += ["--enable-mfu-metrics"]
+    words += ["--enable-mfu-metrics", "--features", "a:B", "c.d:E"]
+    words += ["--feature-config", '{"b": {"layer": 1}}']
     words += ["--no-overlap", "--no-compile-in-background", "--served-model-name", "a", "b"]
     made = config(model, *words)
     expected = {
@@ -100,6 +101,8 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "enable_embeddings": True,
         "enable_prompt_embeds": True,
         "enable_mfu_metrics": True,
+        "features": ("a:B", "c.d:E"),
+        "feature_config": {"b": {"layer": 1}},
         "row_invariant": True,
         "compile_in_background": False,
         "served_model_name": ("a", "b"),

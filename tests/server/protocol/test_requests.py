@@ -15,7 +15,11 @@ from server.protocol.completions import CompletionRequest
 from server.protocol.unsupported import NEUTRAL, REFUSED
 
 OTHER_NAMES = {"max_tokens", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
-OTHER_NAMES |= {"structured_outputs", "thoughts"}  # goes with few others; of the server
+OTHER_NAMES |= {
+    "structured_outputs",
+    "thoughts",
+    "extra_args",
+}  # goes with few others; of the server
 VALUES: dict[str, Any] = {
     "n": 3,
     "presence_penalty": 0.5,

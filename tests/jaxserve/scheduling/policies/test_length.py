@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.request import Request, RequestState
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import Length, PolicyInputs
 from jaxserve.scheduling.scheduler import Scheduler
@@ -68,7 +69,7 @@ def test_what_asks_for_much_output_waits_for_what_does_not() -> None:
     scheduler, device = started(policy, max_num_seqs=1)
     for name, asked in (("first", 1), ("most", 16), ("more", 8), ("little", 7)):
         request = make_request(name, [5, 6], 1)
-        request.num_output_asked = asked
+        request.asked = replace(request.asked, params=SamplingParams(max_tokens=asked))
         scheduler.add(request)
     begun = [names(step(scheduler, device))[1][0] for _ in range(4)]
     assert begun == ["first", "little", "more", "most"]

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +59,7 @@ def test_the_example_of_the_docs_is_a_policy(module: ModuleType) -> None:
     )
     for name, asked in (("a", 3), ("b", 1), ("c", 2)):
         request = make_request(name, [5, 6], 1)
-        request.num_output_asked = asked
+        request.asked = replace(request.asked, params=SamplingParams(max_tokens=asked))
         scheduler.add(request)
     assert [names(step(scheduler, device))[1] for _ in range(3)] == [["b"], ["c"], ["a"]]
 
@@ -108,7 +109,7 @@ import os
 class Told(ShortAnswersFirst):
     def entered(self, request):
         with open({str(tmp_path / "told")!r}, "a") as file:
-            asked, found = request.num_output_asked, self.inputs.num_found(request)
+            asked, found = request.asked.num_output_asked, self.inputs.num_found(request)
             print(os.getpid(), self.inputs.device_busy(), asked, found, file=file)
         super().entered(request)
 """

@@ -1,0 +1,50 @@
+"""Features of the operator's own, beside those that come along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxserve.errors import ValidationError
+from jaxserve.execution.features.feature import Feature, overrides
+from jaxserve.named_class import class_of_name
+
+FIELD, OPTIONS = "features", "feature_config"
+
+FeatureChoice = tuple[type[Feature], Mapping[str, Any]]  # a feature and its options
+
+
+def chosen_features(
+    asked: Iterable[str | type], options: Mapping[str, Any] | None, taken: Iterable[str]
+) -> list[FeatureChoice]:
+    """The features that a configuration names, and their options.
+
+    Args:
+        asked: classes, or their names as `module:Class`.
+        options: by the names of features; None: none has any.
+        taken: names of the features that come along.
+
+    Raises:
+        ValidationError: one is no feature or has the name of another one, or options are of none.
+    """
+    given, names = dict(options or {}), {*taken}
+    found: list[FeatureChoice] = []
+    for one in asked:
+        kind = class_of_name(FIELD, one, "a feature") if isinstance(one, str) else one
+        name = getattr(kind, "name", None)
+        if not issubclass(kind, Feature) or not isinstance(name, str):
+            raise ValidationError(FIELD, one, "a subclass of jaxserve.Feature with a name")
+        if kind.token_row is not None and not overrides(kind, "cache_key"):
+            raise ValidationError(FIELD, name, "a class with cache_key, since it has a token_row")
+        if name in names:
+            allowed = f"a feature with another name than {', '.join(sorted(names))}"
+            raise ValidationError(FIELD, name, allowed)
+        names.add(name)
+        own = given.pop(name, {})
+        if not isinstance(own, Mapping):
+            raise ValidationError(f"{OPTIONS}.{name}", own, "a mapping of options")
+        found.append((kind, own))
+    if given:
+        allowed = f"names of features: {', '.join(kind.name for kind, _ in found) or 'none'}"
+        raise ValidationError(OPTIONS, ", ".join(given), allowed)
+    return found
