@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxserve import LLM, RequestOutput, SamplingParams
-from jaxserve.engine.loop import logger
+from jaxserve.engine.integrity import logger
 from tests.jaxserve import oracle
 from tests.jaxserve.test_engine import CASE, ONE_LAYER, SIZES, essence, random_params
 from tests.tiny_models import VOCAB_SIZE
