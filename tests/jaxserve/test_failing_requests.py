@@ -11,9 +11,9 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams
 from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.engine.features import EngineFeatures
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.prompt_scores import PromptScores
-from jaxserve.execution.runner import Runner
 from jaxserve.output_processor import OutputProcessor
 
 pytestmark = pytest.mark.slow
@@ -57,14 +57,14 @@ def is_marked(request: Any) -> bool:
 
 
 def test_adding(llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Runner.prepare
+    real = EngineFeatures.prepare
 
-    def prepare(self: Runner, request: Any) -> None:
+    def prepare(self: Any, request: Any) -> None:
         if is_marked(request):
             raise IndexError("planted")
         real(self, request)
 
-    monkeypatch.setattr(Runner, "prepare", prepare)
+    monkeypatch.setattr(EngineFeatures, "prepare", prepare)
     check_others_go_on(llm, caplog)
 
 
@@ -100,14 +100,14 @@ def test_packing(llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_making_text(llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = OutputProcessor._take_logprobs
+    real = OutputProcessor._take_reports
 
     def take(self: Any, live: Any, sequence: Any, *rest: Any) -> None:
         if sequence.params.logprobs == 7 and sequence.num_tokens == 3:
             raise ValueError("planted")
         real(self, live, sequence, *rest)
 
-    monkeypatch.setattr(OutputProcessor, "_take_logprobs", take)
+    monkeypatch.setattr(OutputProcessor, "_take_reports", take)
     check_others_go_on(llm, caplog)
 
 
