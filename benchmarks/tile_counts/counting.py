@@ -120,8 +120,9 @@ class Emulator:
         )
         if refusal:
             raise ValueError(refusal.decode())
-        tiles, lines = found[:5], found[5:]
+        loads, products, stores, partial, copied, *lines = found
         first, second, third, memory, _, *ahead = (LINE * n for n in lines)
+        tiles = (loads, products, stores, partial, copied)
         return Counts(*tiles, first, second, third, memory, *ahead)
 
     def multiply(self, product: int, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
