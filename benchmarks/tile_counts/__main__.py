@@ -8,6 +8,9 @@ that a tile reads or writes goes through a model of one core's caches: set-assoc
 recently used line leaves, a prefetch brings into the second level. So this needs no such CPU, and
 says nothing of time. The lm head gets at most 64 rows: those that are sampled.
 
+Results are counted beside: cache lines that are written in parts, and bytes that are copied in
+memory between the sums and the results (gated ones of 16 bits wait for the rest of their line).
+
 What is ideal: every tile of sums meets every tile of inputs once (products), one tile load a
 product, and weights and x come from memory once.
 """
@@ -64,13 +67,15 @@ def row(named: Named, layer: Layer, counts: Counts) -> str:
         *(f"{size / MIB:.2f}" for size in (counts.first, counts.second, counts.third)),
         f"{read / MIB:.2f}",
         f"{read / needed:.2f}",
+        f"{counts.partial_lines:,}",
+        f"{counts.copied / MIB:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 HEADING = (
     "| product | K x N | bits | M | tile loads | products | of the ideal | loads a product | "
-    "L1, MiB | L2 | L3 | memory | of the ideal |"
+    "L1, MiB | L2 | L3 | memory | of the ideal | partial lines | copied, MiB |"
 )
 
 
@@ -105,7 +110,7 @@ def main(words: list[str] | None = None) -> int:
         )
     emulator = Emulator()
     for name in options.shapes:
-        print(f"\n{name}\n\n{HEADING}\n|{'---|' * 13}")
+        print(f"\n{name}\n\n{HEADING}\n|{'---|' * 15}")
         for named in linear_layers(SHAPES[name]):
             for bits in options.bits:
                 if bits == 4 and (named.name == HEAD or named.depth % GROUP):

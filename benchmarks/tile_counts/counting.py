@@ -60,11 +60,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Counts:
-    """Tiles of one call, and bytes by where they were found; `ahead` are prefetches."""
+    """Tiles of one call, and bytes by where they were found; `ahead` are prefetches.
+
+    Attributes:
+        partial_lines: lines of 64 bytes of the result that a write covers in part.
+        copied: bytes that pass through memory outside tiles on their way from sums to results.
+    """
 
     loads: int
     products: int
     stores: int
+    partial_lines: int
+    copied: int
     first: int
     second: int
     third: int
@@ -103,7 +110,7 @@ class Emulator:
         Raises:
             ValueError: the kernel refuses it; says why.
         """
-        found = (ctypes.c_int64 * 11)()
+        found = (ctypes.c_int64 * 13)()
         numbers = (layer.rows, layer.depth, layer.outputs, layer.bits, layer.group, layer.gated)
         refusal = self._library.jaxserve_count_tiles(
             *map(ctypes.c_int64, numbers),
@@ -113,9 +120,10 @@ class Emulator:
         )
         if refusal:
             raise ValueError(refusal.decode())
-        loads, products, stores, *lines = found
+        loads, products, stores, partial, copied, *lines = found
         first, second, third, memory, _, *ahead = (LINE * n for n in lines)
-        return Counts(loads, products, stores, first, second, third, memory, *ahead)
+        tiles = (loads, products, stores, partial, copied)
+        return Counts(*tiles, first, second, third, memory, *ahead)
 
     def multiply(self, product: int, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         """c + a . b as one instruction does; tiles of 16 rows of 64 bytes.

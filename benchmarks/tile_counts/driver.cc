@@ -74,6 +74,11 @@ Array matrix(void* data, const int64_t* dims, Element element) {
   return {data, dims, 2, dims[0] * dims[1], dims[0] * dims[1] * element_size(element), element};
 }
 
+using Pages = std::unique_ptr<void, void (*)(void*)>;
+
+// Whole pages of memory, more than `bytes`.
+Pages pages_of(int64_t bytes) { return {std::aligned_alloc(4096, (bytes + 8191) / 4096 * 4096), std::free}; }
+
 }  // namespace
 }  // namespace jaxserve
 
@@ -83,20 +88,20 @@ extern "C" {
 
 // Counts one call of a layer [rows, depth] x [outputs, depth] with bfloat16 activations; the weight is
 // bfloat16, uint8 (`bits` 8) or nibbles in groups of `group` (`bits` 4). `found`: loads, products,
-// stores, then lines of tiles found in the first, second and third level and in memory, then the same
-// of lines asked for ahead. Returns why it cannot be counted, or null.
+// stores, partial lines of results, bytes copied outside tiles, then lines of tiles found in the first,
+// second and third level and in memory, then the same of lines asked for ahead. Returns why it cannot be
+// counted, or null.
 const char* jaxserve_count_tiles(int64_t rows, int64_t depth, int64_t outputs, int64_t bits, int64_t group,
                                  int64_t gated, const int64_t* cache_bytes, const int64_t* cache_ways,
                                  int64_t* found) {
   const int64_t x_dims[] = {rows, depth}, out_dims[] = {rows, gated ? outputs / 2 : outputs};
   const int64_t none_dims[] = {0, 0}, scale_count[] = {outputs};
-  std::vector<char> x(rows * depth * 2), out(rows * outputs * 2 + 64);
+  std::vector<char> x(rows * depth * 2);
   std::vector<float> scales(outputs * (bits == 4 ? depth / group : 1), 1.0f);
   const int64_t weight_bytes = outputs * depth * bits / 8;
   // pages that are not written stay one page of zeros in memory
-  std::unique_ptr<void, void (*)(void*)> weight(std::aligned_alloc(4096, (weight_bytes + 8191) / 4096 * 4096),
-                                                std::free);
-  if (!weight) return "there is no memory for the weight";
+  const Pages weight = pages_of(weight_bytes), out = pages_of(rows * outputs * 2);
+  if (!weight || !out) return "there is no memory for the weight";
   const Array none = matrix(nullptr, none_dims, Element::kBfloat16);
   Integers all{};
   all.dims = none_dims, all.rank = 2;
@@ -109,7 +114,7 @@ const char* jaxserve_count_tiles(int64_t rows, int64_t depth, int64_t outputs, i
   unit.multiplies = false;
   Threads threads;
   const Array activations = matrix(x.data(), x_dims, Element::kBfloat16);
-  const Array result = matrix(out.data(), out_dims, Element::kBfloat16);
+  const Array result = matrix(out.get(), out_dims, Element::kBfloat16);
   Refusal refusal;
   constexpr int64_t kTiles = 4;  // pallas_kernels/native/paths.py
   if (bits == 4) {
@@ -129,8 +134,9 @@ const char* jaxserve_count_tiles(int64_t rows, int64_t depth, int64_t outputs, i
   unit.observer = nullptr;
   unit.multiplies = true;
   found[0] = unit.counts.loads, found[1] = unit.counts.products, found[2] = unit.counts.stores;
-  std::copy(caches.demanded, caches.demanded + 4, found + 3);
-  std::copy(caches.ahead, caches.ahead + 4, found + 7);
+  found[3] = unit.counts.partial_lines, found[4] = unit.counts.copied_bytes;
+  std::copy(caches.demanded, caches.demanded + 4, found + 5);
+  std::copy(caches.ahead, caches.ahead + 4, found + 9);
   return refusal;
 }
 

@@ -91,6 +91,22 @@ def test_a_product_costs_one_load_of_a_tile(emulator: Emulator, bits: int) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_results_leave_as_whole_lines(emulator: Emulator, bits: int, gated: bool) -> None:
+    """Nothing is copied but gated results, once, while they wait for the rest of a line."""
+    layer = Layer(64, 256, 128, bits, 128 if bits == 4 else 256, gated)
+    counts = emulator.count(layer, CACHES)
+    waiting = layer.rows * 64 * 2 if gated and bits > 4 else 0
+    assert (counts.partial_lines, counts.copied) == (0, waiting)
+
+
+@pytest.mark.slow
+def test_lines_that_end_inside_a_row_are_counted(emulator: Emulator) -> None:
+    assert emulator.count(Layer(32, 256, 48, 16, 256), CACHES).partial_lines == 64
+
+
+@pytest.mark.slow
 def test_inputs_in_blocks_come_from_memory_once(emulator: Emulator) -> None:
     """Rows that outgrow the second level: sums wait, weights are still read once."""
     layer = Layer(512, 1600, 64, 16, 1600)

@@ -6,6 +6,7 @@
 // subnormal numbers as zero and gives zero for them, whatever the thread's own mode.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,8 @@ namespace jaxserve {
 
 struct TileCounts {
   int64_t zeros, loads, stores, products;
+  int64_t partial_lines;  // of results, of 64 bytes: written in parts
+  int64_t copied_bytes;   // outside tiles, between sums and results
 };
 
 // Told of every 64 bytes that tiles read, write or ask for ahead.
@@ -84,6 +87,13 @@ class EmulatedUnit {
     } else {
       dot_bytes(product == TileProduct::kUnsignedSigned, tiles_[c], tiles_[a], tiles_[b]);
     }
+  }
+
+  // Bytes of a result that are written together.
+  void wrote(const void* address, int64_t bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(address), end = begin + bytes;
+    const int64_t touched = (end + 63) / 64 - begin / 64, whole = int64_t(end / 64) - int64_t((begin + 63) / 64);
+    counts.partial_lines += touched - std::max<int64_t>(0, whole);
   }
 
   void touch(const void* address, TileObserver::Access access) {

@@ -116,6 +116,55 @@ RowsByTurns by_turns(const RoundedRows& x, const GroupedWeight& w, int64_t count
 }
 #endif
 
+#if JAXSERVE_PAIRS
+typedef float F32x8 __attribute__((vector_size(32)));
+
+// The scales or offsets of a group of inputs and 16 outputs, of which `count` exist.
+struct HalvesOfScales {
+  F32x8 half[2];
+
+  HalvesOfScales(const float* from, int64_t count) {
+    if (count == 16) {
+      for (int i = 0; i < 2; ++i) half[i] = load<F32x8>(from + 8 * i);
+    } else {
+      std::memset(half, 0, sizeof(half));
+      std::memcpy(half, from, count * 4);
+    }
+  }
+};
+
+// MR live rows of x from `i` on against a block of 16 outputs, in halves: vectors of 16 lanes that live longer
+// than an expression pass through memory in quarters.
+template <bool NIBBLES, int MR>
+void multiply_block(const Linear& p, const GroupedWeight& w, const RoundedRows& x, int64_t stride, int64_t i,
+                    int64_t first, F32x16 bias) {
+  const uint8_t* at = w.values + first / 16 * w.block_bytes;
+  const int64_t count = std::min<int64_t>(16, p.outputs - first);
+  F32x8 sums[MR][2] = {};
+  for (int64_t g = 0; g < w.groups; ++g, at += w.group * (NIBBLES ? 8 : 16)) {
+    const int64_t of = i * w.groups + g;
+    __m256i total[MR][2];
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) total[m][0] = total[m][1] = _mm256_set1_epi32(x.begin[of + m * w.groups]);
+    group_products<NIBBLES, MR>(at, x.data + i * stride + g * w.group, stride, w.group, total);
+    const HalvesOfScales scale(w.scale + g * w.outputs + first, count);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) {
+      for (int half = 0; half < 2; ++half) {
+        const auto products = (F32x8)_mm256_cvtepi32_ps(total[m][half]);
+        sums[m][half] += products * (scale.half[half] * x.scale[of + m * w.groups]);
+      }
+    }
+    if (!w.offset) continue;
+    const HalvesOfScales offset(w.offset + g * w.outputs + first, count);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) {
+      for (int half = 0; half < 2; ++half) sums[m][half] -= offset.half[half] * x.sum[of + m * w.groups];
+    }
+  }
+  for (int m = 0; m < MR; ++m) finish<1>(p, load<F32x16>(sums[m]) + bias, p.live[i + m], first, count);
+}
+#else
 // MR live rows of x from `i` on against a block of 16 outputs.
 template <bool NIBBLES, int MR, class Rows>
 void multiply_block(const Linear& p, const GroupedWeight& w, const Rows& x, int64_t stride, int64_t i, int64_t first,
@@ -139,6 +188,7 @@ void multiply_block(const Linear& p, const GroupedWeight& w, const Rows& x, int6
   }
   for (int m = 0; m < MR; ++m) finish<1>(p, sums[m] + bias, p.live[i + m], first, count);
 }
+#endif
 
 template <bool NIBBLES>
 void run_rounded(const Linear& p, const GroupedWeight& w, Threads& threads) {

@@ -131,15 +131,21 @@ int64_t padded_depth(const Linear& p) {
   return (p.depth + Dot::step - 1) / Dot::step * Dot::step;
 }
 
+// Whether the rows of x are multiplied as they lie.
+template <class Dot>
+bool lie_staged(const Linear& p) {
+  const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
+                    (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
+  return same && !p.norm && p.depth % Dot::step == 0;
+}
+
 constexpr int64_t kStagedTogether = 8;  // rows a thread; fewer are not worth waking another
 
 // One thread's memory holds the result until its next call.
 template <class Dot>
 Staged<Dot> stage(const Linear& p, Threads& threads, Scratch& memory) {
   using Activation = typename Dot::Activation;
-  const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
-                    (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
-  if (same && !p.norm && p.depth % Dot::step == 0) {
+  if (lie_staged<Dot>(p)) {
     return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr, nullptr};
   }
   const int64_t stride = padded_depth<Dot>(p) + 64 / int64_t(sizeof(Activation));
@@ -189,10 +195,17 @@ StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory,
     auto* row = scratch.take<float>(p.depth);
     auto* staged = scratch.take<Activation>(kLanes * stride);
     const int64_t live = std::min(kLanes, count - group * kLanes);
-    for (int64_t i = 0; i < live; ++i) {
+    const Activation* rows[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
       const int64_t lane = group * kLanes + i;
-      load_row(p, p.live[lane], row);
-      stage_row(row, p.depth, stride, staged + i * stride, scale + lane, offset + lane);
+      rows[i] = staged + i * stride;
+      if (i >= live) continue;
+      if (lie_staged<Dot>(p)) {
+        rows[i] = reinterpret_cast<const Activation*>(p.x) + p.live[lane] * p.depth;
+      } else {
+        load_row(p, p.live[lane], row);
+        stage_row(row, p.depth, stride, staged + i * stride, scale + lane, offset + lane);
+      }
     }
     std::memset(staged + live * stride, 0, (kLanes - live) * stride * sizeof(Activation));
     std::memset(scale + group * kLanes + live, 0, (kLanes - live) * 4);
@@ -200,7 +213,7 @@ StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory,
     for (int64_t k = 0; k < words; k += 16) {
       U32x16 square[16];
       for (int i = 0; i < 16; ++i) {
-        square[i] = load<U32x16>(reinterpret_cast<const uint32_t*>(staged + i * stride) + k);
+        square[i] = load<U32x16>(reinterpret_cast<const uint32_t*>(rows[i]) + k);
       }
       transpose16(square);
       const int64_t begin = k / block * block, length = std::min(block, words - begin);

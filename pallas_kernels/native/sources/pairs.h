@@ -132,21 +132,24 @@ inline void half_bytes(const uint8_t* at, const int8_t* x, int64_t stride, int64
   }
 }
 
-// total += the same of 16 outputs. Few rows take all of them at a time, as memory has them; many fill the registers with
-// sums of half of them, which lie in the cache for the other half.
+// total += the same of 16 outputs, in halves. Few rows take all of them at a time, as memory has them; many fill the
+// registers with sums of half of them, which lie in the cache for the other half.
 template <bool NIBBLES, int MR>
-inline void group_products(const uint8_t* at, const int8_t* x, int64_t stride, int64_t inputs, I32x16 (&total)[MR]) {
+inline void group_products(const uint8_t* at, const int8_t* x, int64_t stride, int64_t inputs,
+                           __m256i (&total)[MR][2]) {
   constexpr int HALVES = MR > 2 ? 1 : 2;
   for (int begin = 0; begin < 2; begin += HALVES) {
     __m256i acc[MR][HALVES];
-    for (int m = 0; m < MR; ++m) std::memcpy(acc[m], reinterpret_cast<char*>(&total[m]) + 32 * begin, sizeof(acc[m]));
+    for (int m = 0; m < MR; ++m) {
+      for (int half = 0; half < HALVES; ++half) acc[m][half] = total[m][begin + half];
+    }
     if constexpr (NIBBLES) {
       half_nibbles<MR, HALVES>(at + 32 * begin, x, stride, inputs, acc);
     } else {
       half_bytes<MR, HALVES>(at + 32 * begin, x, stride, inputs, acc);
     }
     for (int m = 0; m < MR; ++m) {
-      std::memcpy(reinterpret_cast<char*>(&total[m]) + 32 * begin, acc[m], sizeof(acc[m]));
+      for (int half = 0; half < HALVES; ++half) total[m][begin + half] = acc[m][half];
     }
   }
 }

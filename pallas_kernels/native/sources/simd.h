@@ -15,6 +15,7 @@ typedef float F32x16 __attribute__((vector_size(64)));
 typedef int32_t I32x16 __attribute__((vector_size(64)));
 typedef uint32_t U32x16 __attribute__((vector_size(64)));
 typedef uint16_t U16x16 __attribute__((vector_size(32)));
+typedef uint16_t U16x32 __attribute__((vector_size(64)));
 typedef int8_t I8x16 __attribute__((vector_size(16)));
 
 template <class V>
@@ -84,6 +85,18 @@ inline U16x16 narrow_bf16(F32x16 x) {
   const U32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const U32x16 kept = (bits >> 16) | 0x40;
   return __builtin_convertvector(x != x ? kept : rounded, U16x16);
+#endif
+}
+
+// 32 float32 to bfloat16, those of `first` before those of `second`.
+inline U16x32 narrow_bf16(F32x16 first, F32x16 second) {
+#if defined(__AVX512BF16__)
+  return (U16x32)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+  U16x32 both;
+  const U16x16 halves[2] = {narrow_bf16(first), narrow_bf16(second)};
+  std::memcpy(&both, halves, sizeof(both));
+  return both;
 #endif
 }
 
@@ -203,7 +216,7 @@ inline void transpose8(const __m256i* from, __m256i* to) {
 #endif
 
 // Lane i of vector j becomes lane j of vector i.
-inline void transpose16(U32x16 r[16]) {
+[[gnu::always_inline]] inline void transpose16(U32x16 r[16]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   // GCC takes shuffles of two halves apart, element by element
   __m256i from[32], to[32];

@@ -36,6 +36,20 @@ inline void wrote_line([[maybe_unused]] const void* address) {
 #endif
 }
 
+// Tells an emulated unit of bytes of a result that are written together.
+inline void wrote_result([[maybe_unused]] const void* address, [[maybe_unused]] int64_t bytes) {
+#if defined(JAXSERVE_EMULATE_TILES)
+  emulated_unit().wrote(address, bytes);
+#endif
+}
+
+// Tells an emulated unit of bytes that pass through memory on their way from sums to results.
+inline void copied_bytes([[maybe_unused]] int64_t bytes) {
+#if defined(JAXSERVE_EMULATE_TILES)
+  emulated_unit().counts.copied_bytes += bytes;
+#endif
+}
+
 // What a product asks for meanwhile: at each step a line of each of `rows` rows of weights, which
 // `distance` steps later are loaded as tiles; behind the last step those from `then` on.
 struct Ahead {

@@ -82,14 +82,15 @@ inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& 
   const int64_t part = (count + parts * 32 - 1) / (parts * 32) * 32;
   const int64_t most = std::max<int64_t>(1, kPassingBytes / (part * w.group));
   const int64_t at_once = std::min(most, w.groups);
-  const int64_t panels = (p.outputs + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t together = panels_a_line(p), lines = (panels_of(p) + together - 1) / together;
   const int64_t kept = part * kPanelOutputs;  // floats a panel
-  const int64_t largest = std::max<int64_t>(1, kKeptSumsBytes / (kept * 4));
-  const auto bounds = task_bounds(panels, largest, num_threads(threads));
+  const int64_t largest = std::max<int64_t>(1, kKeptSumsBytes / (together * kept * 4));
+  const auto bounds = task_bounds(lines, largest, num_threads(threads));
   parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
     const TileSession session;
     static thread_local Scratch sums_memory;
-    const int64_t held = (bounds[task + 1] - bounds[task]) * kept;
+    const int64_t begin = bounds[task] * together, end = std::min(bounds[task + 1] * together, panels_of(p));
+    const int64_t held = (end - begin) * kept;
     sums_memory.reserve(held * 4);
     auto* sums = sums_memory.take<float>(held);
     alignas(64) int32_t products[2][2][16][16];  // [block of rows][block of outputs]
@@ -98,7 +99,7 @@ inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& 
       std::memset(sums, 0, held * 4);
       for (int64_t g0 = 0; g0 < w.groups; g0 += at_once) {
         const int64_t g1 = std::min(w.groups, g0 + at_once);
-        for (int64_t panel = bounds[task]; panel < bounds[task + 1]; ++panel) {
+        for (int64_t panel = begin; panel < end; ++panel) {
           const int64_t first = panel * kPanelOutputs;
           const int64_t blocks = std::min<int64_t>(2, (p.outputs - first + 15) / 16);
           Scratch& scratch = thread_scratch();
@@ -114,7 +115,7 @@ inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& 
               multiply_some_tiles<TileProduct::kSignedUnsigned>(
                   (r1 - r + 15) / 16, blocks, a, b, integers.steps, false,
                   {reinterpret_cast<char*>(products), 64, 2 * kTileBytes, kTileBytes});
-              float* at = sums + (panel - bounds[task]) * kept + (r - r0) * kPanelOutputs;
+              float* at = sums + (panel - begin) * kept + (r - r0) * kPanelOutputs;
               for (int64_t m = 0; m < std::min<int64_t>(32, r1 - r); ++m) {
                 for (int64_t j = 0; j < blocks; ++j) {
                   float* sum = at + m * kPanelOutputs + j * 16;
@@ -127,20 +128,8 @@ inline void run_rounded_tiles(const Linear& p, const GroupedWeight& w, Threads& 
           }
         }
       }
-      for (int64_t panel = bounds[task]; panel < bounds[task + 1]; ++panel) {
-        for (int64_t first = panel * kPanelOutputs;
-             first < std::min(p.outputs, (panel + 1) * kPanelOutputs); first += 16) {
-          const int64_t outputs = std::min<int64_t>(16, p.outputs - first);
-          F32x16 bias = {};
-          if (p.bias) {
-            widen_row(p.x_type, p.bias + first * element_size(p.x_type), outputs,
-                      reinterpret_cast<float*>(&bias));
-          }
-          const float* at = sums + (panel - bounds[task]) * kept + first % kPanelOutputs;
-          for (int64_t r = r0; r < r1; ++r) {
-            finish<1>(p, load<F32x16>(at + (r - r0) * kPanelOutputs) + bias, p.live[r], first, outputs);
-          }
-        }
+      for (int64_t panel = begin; panel < end; panel += together) {
+        finish_sums(p, sums + (panel - begin) * kept, kept, r0, r1, panel * kPanelOutputs);
       }
     }
   });

@@ -3,14 +3,12 @@
 // while all rows of x pass.
 #pragma once
 
-#include "linear_block.h"
-#include "tile_blocks.h"
+#include "panel_end.h"
 
 #if JAXSERVE_TILES
 
 namespace jaxserve {
 
-constexpr int64_t kPanelOutputs = 2 * kBlockOutputs;
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kPartGroups = 32;           // most groups of 16 rows that pass a panel
 constexpr int64_t kPassingBytes = 768 << 10;  // of x that stay in the second-level cache
@@ -87,16 +85,6 @@ class RowPanels {
 template <class Dot>
 using PanelSums = typename Dot::Sum[2][2][kBlockOutputs];
 
-template <class Dot>
-void finish_panel(const Linear& p, const StagedLanes<Dot>& x, int64_t first, int64_t group, int64_t groups,
-                  const PanelSums<Dot>& sums) {
-  for (int64_t i = 0; i < 2 && first + i * kBlockOutputs < p.outputs; ++i) {
-    const int64_t from = first + i * kBlockOutputs;
-    const Block<Dot> block(p, nullptr, nullptr, from, std::min(kBlockOutputs, p.outputs - from));
-    for (int64_t j = 0; j < groups; ++j) block.finish_group(x, group + j, sums[i][j]);
-  }
-}
-
 // The product with the panels that `panels` gives; see RowPanels.
 template <class Dot, class Panels>
 void run_tiles(const Linear& p, const Panels& panels, Threads& threads) {
@@ -108,39 +96,47 @@ void run_tiles(const Linear& p, const Panels& panels, Threads& threads) {
   const TileParts parts = tile_parts(groups, words);
   const StagedLanes<Dot> x = stage_lanes<Dot>(p, threads, memory, parts.words);
   const bool once = parts.words >= words;  // the sums of a panel are done when x has passed once
-  const int64_t count = (p.outputs + kPanelOutputs - 1) / kPanelOutputs, pairs = (parts.groups + 1) / 2;
-  const int64_t kept_bytes = pairs * int64_t(sizeof(PanelSums<Dot>));
+  const int64_t together = panels_a_line(p), line_outputs = together * kPanelOutputs;
+  const int64_t count = (p.outputs + line_outputs - 1) / line_outputs, pairs = (parts.groups + 1) / 2;
+  const int64_t kept_bytes = together * pairs * int64_t(sizeof(PanelSums<Dot>));
   int64_t largest = count;
   if (!once) largest = kKeptSumsBytes / kept_bytes;
-  if (parts.groups < groups) largest = std::min(largest, kPanelTaskBytes / (kPanelOutputs * words * 4));
+  if (parts.groups < groups) largest = std::min(largest, kPanelTaskBytes / (line_outputs * words * 4));
   const auto bounds = task_bounds(count, std::max<int64_t>(1, largest), num_threads(threads));
   parallel_for(threads, int64_t(bounds.size()) - 1, [&](int64_t task) {
     const TileSession session;
     static thread_local Scratch kept;
-    const int64_t held = once ? 1 : (bounds[task + 1] - bounds[task]) * pairs;
-    kept.reserve(held * int64_t(sizeof(PanelSums<Dot>)));
+    const int64_t begin = bounds[task] * together, end = std::min(bounds[task + 1] * together, panels_of(p));
+    const int64_t held = once ? 1 : (end - begin) * pairs, words_held = together > 1 ? parts.groups * kLanes : 0;
+    kept.reserve(held * int64_t(sizeof(PanelSums<Dot>)) + words_held * 64 + 64);
     auto* sums = kept.take<PanelSums<Dot>>(held);
+    auto* waiting = kept.take<U32x16>(words_held);  // results of a panel whose lines the next one ends
     for (int64_t g0 = 0; g0 < groups; g0 += parts.groups) {
       const int64_t g1 = std::min(groups, g0 + parts.groups);
       for (int64_t k = 0; k < words; k += parts.words) {
         const int64_t here = std::min(parts.words, words - k);
         const bool done = k + here == words;
-        for (int64_t panel = bounds[task]; panel < bounds[task + 1]; ++panel) {
+        for (int64_t panel = begin; panel < end; ++panel) {
           const int64_t first = panel * kPanelOutputs;
           Scratch& scratch = thread_scratch();
           scratch.reserve(here * 4 * kPanelOutputs);
           const TileOperand w = panels.panel(first, k, here, scratch);
+          const PanelEnd<Dot> results(p, x, first);
           for (int64_t g = g0; g < g1; g += 2) {
-            auto& at = sums[once ? 0 : (panel - bounds[task]) * pairs + (g - g0) / 2];
+            auto& at = sums[once ? 0 : (panel - begin) * pairs + (g - g0) / 2];
             const uint32_t* at_x = x.rows.data + (groups * k + g * here) * kLanes;
             const TileOperand rows{reinterpret_cast<const char*>(at_x), 64, here * kLanes * 4, kTileBytes};
             const Ahead ahead =
-                g == g0 ? panels.ahead(w, first, k, panel + 1 == bounds[task + 1]) : Ahead{};
+                g == g0 ? panels.ahead(w, first, k, panel + 1 == end) : Ahead{};
             multiply_some_tiles<product>((p.outputs - first + kBlockOutputs - 1) / kBlockOutputs, g1 - g, w,
                                          rows, here / 16, k > 0,
                                          {reinterpret_cast<char*>(&at), 64, 2 * kTileBytes, kTileBytes},
                                          ahead);
-            if (done) finish_panel<Dot>(p, x, first, g, std::min<int64_t>(2, g1 - g), at);
+            if (!done) continue;
+            const int second = first + kBlockOutputs < p.outputs;  // absent outputs have the first ones' sums
+            for (int64_t j = 0; j < std::min<int64_t>(2, g1 - g); ++j) {
+              results.write(g + j, at[0][j], at[second][j], waiting + (g + j - g0) * kLanes);
+            }
           }
         }
       }

@@ -162,3 +162,4 @@ def test_kernels_compile_for_a_matrix_unit(source, instructions, tmp_path):
     text = output.read_text()
     for instruction in ("ldtilecfg", "tileloadd", "tilestored", *instructions):
         assert instruction in text
+    assert "transpose16" not in text  # its 16 vectors stay in registers
