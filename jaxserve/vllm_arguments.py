@@ -93,7 +93,7 @@ REFUSED: dict[str, str] = {
     "language_model_only": "models read text alone",
     "limit_mm_per_prompt": "models read text alone",
     "load_config": "set load_format and download_dir",
-    "logits_processors": "a feature is a file in jaxserve/execution/features",
+    "logits_processors": 'features=["module:Class"] takes their place (docs/research.md)',
     "lora_dtype": "there are no adapters yet",
     "max_lora_rank": "there are no adapters yet",
     "max_loras": "there are no adapters yet",

@@ -66,8 +66,9 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 @pytest.mark.slow
 def test_the_feature_of_research_changes_those_who_ask_for_it_alone(tmp_path: Path) -> None:
-    feature, program = blocks(ROOT / "docs" / "research.md", "python")
+    feature, program, entropy = blocks(ROOT / "docs" / "research.md", "python")
     (tmp_path / "steering.py").write_text(feature)
+    (tmp_path / "entropy.py").write_text(entropy)
     head = "import numpy\nnumpy.save('vector.npy', numpy.random.default_rng(0).normal(size=256))\n"
     tail = """
 plainly = LLM(MODEL).generate(["2 + 2 ="], SamplingParams(temperature=0.0, max_tokens=8))[0]
@@ -75,6 +76,12 @@ for output in (plain, steered):
     print(output.outputs[0].token_ids == plainly.outputs[0].token_ids)
 sizes = [len(one) for step in hidden_states for one in step]
 print(len(sizes), plain.outputs[0].reports, sizes[0], len(llm.params))
+llm.close()
+told = LLM(MODEL, features=["entropy:Entropy"]).generate(
+    ["2 + 2 ="] * 2,
+    [SamplingParams(max_tokens=5, extra_args={"entropy": True}), SamplingParams(logprobs=1)],
+)
+print(len(told[0].outputs[0].reports["entropy"]), told[1].outputs[0].reports)
 """
     script = tmp_path / "script.py"
     script.write_text((head + program + tail).replace("MODEL", repr(str(bundled_model_path()))))
@@ -88,7 +95,8 @@ print(len(sizes), plain.outputs[0].reports, sizes[0], len(llm.params))
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    same, steered, told = done.stdout.splitlines()
+    same, steered, told, entropies = done.stdout.splitlines()
+    assert entropies == "5 None"
     assert (same, steered) == ("True", "False")
     count, none, size = told.split()[:3]
     assert int(count) > 8 and (none, size) == ("None", "256"), "of prompt and output"

@@ -131,6 +131,9 @@ class RowPacker:
 
     def _bind_features(self, request: Request, slot: int) -> None:
         needs = [(f, f.need(request)) for f in self._features if f.special]
+        for feature, need in needs:
+            if not isinstance(need, Need):
+                raise TypeError(f"`need` of feature {feature.name} is {need!r}, not a Need")
         always = frozenset(f.name for f, need in needs if need is Need.ALWAYS)
         at_times = [f for f, need in needs if need is Need.AT_TIMES]
         if always:

@@ -18,6 +18,9 @@ FLAG = "--config"
 _FOLDER = Path(__file__).parent / "configs"
 SHIPPED = ("chat", "bulk", "ab")
 
+# flags whose values are JSON objects
+OBJECTS = ("--hf-overrides", "--feature-config")
+
 
 def expand_config(words: Sequence[str]) -> list[str]:
     """A command line with `--config FILE` replaced by the file's flags, before all others.
@@ -120,7 +123,7 @@ def _flags(path: Path) -> list[tuple[str, list[str]]]:
 def _flag(flag: str, value: Any, path: Path) -> tuple[str, list[str]]:
     if isinstance(value, bool):
         return (flag if value else f"--no-{flag[2:]}"), []
-    if isinstance(value, dict) and flag == "--hf-overrides":
+    if isinstance(value, dict) and flag in OBJECTS:
         return flag, [json.dumps(value)]
     if isinstance(value, list):
         return flag, [str(item) for item in value]

@@ -227,8 +227,9 @@ class Feature:
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
             rows, M special rows, C region tokens, W words of a bit a token of the vocabulary.
         outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E.
-        special: rows that need it are special: it sees those M rows only. One that is not may draw,
-            draft, keep state and have hooks, but `logits` and `after` are for special ones.
+        special: rows that need it are special: it works on the M special rows of a step, which are
+            those that need some such feature. One that is not may draw, draft, keep state and have
+            hooks, but `logits` and `after` are for special ones.
         token_row: as `row`, but of each token that is computed: what `embed`, `linear` and `layer`
             read.
         num_drafts: tokens that it drafts for each decode row; 0 but for the one feature that does.

@@ -14,6 +14,18 @@ FIELD, OPTIONS = "features", "feature_config"
 FeatureChoice = tuple[type[Feature], Mapping[str, Any]]  # a feature and its options
 
 
+def _lacks(kind: type[Feature]) -> str | None:
+    """What a feature must have beside what it has; None: it is whole."""
+    if kind.token_row is not None and not overrides(kind, "cache_key"):
+        return "cache_key, since it has a token_row"
+    works_on_rows = overrides(kind, "logits") or overrides(kind, "after")
+    if works_on_rows and not (kind.special and overrides(kind, "need")):
+        return "`need`, and special=True, since it works on the rows that need it"
+    if overrides(kind, "logits") and kind.row is None and kind.inputs is None:
+        return "a row or inputs, since `logits` sees rows of other requests, too"
+    return None
+
+
 def chosen_features(
     asked: Iterable[str | type], options: Mapping[str, Any] | None, taken: Iterable[str]
 ) -> list[FeatureChoice]:
@@ -34,8 +46,9 @@ def chosen_features(
         name = getattr(kind, "name", None)
         if not issubclass(kind, Feature) or not isinstance(name, str):
             raise ValidationError(FIELD, one, "a subclass of jaxserve.Feature with a name")
-        if kind.token_row is not None and not overrides(kind, "cache_key"):
-            raise ValidationError(FIELD, name, "a class with cache_key, since it has a token_row")
+        lacks = _lacks(kind)
+        if lacks is not None:
+            raise ValidationError(FIELD, name, f"a class with {lacks}")
         if name in names:
             allowed = f"a feature with another name than {', '.join(sorted(names))}"
             raise ValidationError(FIELD, name, allowed)

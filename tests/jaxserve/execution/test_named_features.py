@@ -1,0 +1,128 @@
+"""Features of the operator's own: what is taken and what is refused by name."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from jaxserve.engine.features import EngineFeatures
+from jaxserve.errors import ValidationError
+from jaxserve.execution.features import ALL_NAMES, Feature, Need
+from jaxserve.execution.features.named import chosen_features
+from jaxserve.execution.layout import array, arrays
+from jaxserve.execution.packing import RowPacker
+from tests.jaxserve.execution.engine_facts import FACTS
+from tests.jaxserve.requests import make_request
+
+
+@arrays
+class Value:
+    """A number."""
+
+    value: Any = array(dtype="float32")
+
+
+class Mine(Feature):
+    name = "mine"
+
+
+class Keyless(Mine):
+    token_row = Value
+
+
+class Everywhere(Mine):
+    special = False
+
+    def logits(self, inputs: Any, rows: Any, logits: Any) -> Any:
+        return logits
+
+
+class Never(Mine):
+    def after(self, inputs: Any, rows: Any, logits: Any, tokens: Any) -> Any: ...
+
+
+class Neighbours(Mine):
+    def need(self, request: Any) -> Need:
+        return Need.ALWAYS
+
+    def logits(self, inputs: Any, rows: Any, logits: Any) -> Any:
+        return -logits
+
+
+class Taken(Mine):
+    name = ALL_NAMES[0]
+
+
+class Nameless(Feature): ...
+
+
+def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("own_features")
+    vars(module)["Mine"] = Mine
+    monkeypatch.setitem(sys.modules, "own_features", module)
+    for given in (Mine, "own_features:Mine"):
+        assert chosen_features([given], {"mine": {"a": 1}}, ALL_NAMES) == [(Mine, {"a": 1})]
+    assert chosen_features([], None, ALL_NAMES) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "told"),
+    [
+        ([Keyless], {}, "cache_key"),
+        ([Everywhere], {}, "special=True"),
+        ([Never], {}, "`need`"),
+        ([Neighbours], {}, "a row or inputs"),
+        ([Taken], {}, "another name"),
+        ([Mine, Mine], {}, "another name"),
+        ([Nameless], {}, "with a name"),
+        ([int], {}, "subclass"),
+        (["no_such_module:Mine"], {}, "can be imported"),
+        (["json:dumps"], {}, "no class"),
+        ([Mine], {"other": {}}, "names of features: mine"),
+        ([Mine], {"mine": 3}, "a mapping of options"),
+    ],
+)
+def test_what_is_refused(given: list[Any], options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        chosen_features(given, options, ALL_NAMES)
+
+
+class Own:
+    """A state that counts its forks."""
+
+    def __init__(self, forks: int = 0):
+        self.forks = forks
+
+    def forked(self) -> Own:
+        return Own(self.forks + 1)
+
+
+class Keeping(Mine):
+    def own(self, request: Any) -> Own | None:
+        return Own() if request.seed else None
+
+
+def test_what_a_feature_keeps_of_a_sequence_needs_nothing_to_wait_for() -> None:
+    engine_side = EngineFeatures([Keeping(FACTS)], [], None, lambda *a: None, lambda *a: None)
+    kept, other = (make_request("r", [5], seed=seed) for seed in (1, 0))
+    for one in (kept, other):
+        engine_side.prepare(one)
+    assert not other.own and isinstance(kept.own["mine"], Own)
+    child = make_request("c", [5])
+    child.begin_as(kept)
+    assert child.own["mine"].forks == 1  # type: ignore[attr-defined]
+
+
+class Unsure(Mine):
+    def need(self, request: Any) -> Any:
+        return "always"
+
+
+def test_a_need_that_is_none_is_an_error_of_the_request() -> None:
+    packer = RowPacker(4, [Unsure(FACTS)])
+    with pytest.raises(Exception, match="r") as error:
+        packer._bind(make_request("r", [5]), 0)
+    assert "not a Need" in str(error.value.__cause__)
