@@ -79,7 +79,10 @@ print(len(sizes), plain.outputs[0].reports, sizes[0], len(llm.params))
 llm.close()
 told = LLM(MODEL, features=["entropy:Entropy"]).generate(
     ["2 + 2 ="] * 2,
-    [SamplingParams(max_tokens=5, extra_args={"entropy": True}), SamplingParams(logprobs=1)],
+    [
+        SamplingParams(max_tokens=5, ignore_eos=True, extra_args={"entropy": True}),
+        SamplingParams(logprobs=1),
+    ],
 )
 print(len(told[0].outputs[0].reports["entropy"]), told[1].outputs[0].reports)
 """
