@@ -88,7 +88,7 @@ def start_compiling(compiler: GrammarCompiler, asked: AddGroup) -> Future[Demand
             return
         try:
             demand.set_result(_demand(compiler, asked, done))
-        except Exception as error:  # the one who waits for it raises it
+        except Exception as error:  # `Arrivals` raises it and ends the request
             demand.set_exception(error)
 
     found.add_done_callback(compiled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -110,19 +111,25 @@ def test_a_server_with_few_descriptors_serves_and_answers_for_its_health(
         assert any("--max-connections 4096 is lowered to" in line for line in server.lines)
         port = int(server.url.rpartition(":")[2])
         folder = f"/proc/{server.process.pid}/fd"
-        before = len(os.listdir(folder))
-        crowd = []
-        for _ in range(100):
-            crowd.append(socket.create_connection(("127.0.0.1", port), timeout=10))
-            crowd[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
-            crowd[-1].sendall(b"Content-Type: application/json\r\nContent-Length: 60\r\n\r\n")
-            assert server.health() == 200 and len(os.listdir(folder)) < 60
-        refused = [one.recv(30) for one in crowd[50:]]
-        assert all(b" 503 " in one for one in refused), refused
-        assert any("too many connections are open" in line for line in server.lines)
-        for one in crowd:
-            one.close()
-        deadline = time.monotonic() + 10
-        while len(os.listdir(folder)) > before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(os.listdir(folder)) <= before
+        before, left = len(os.listdir(folder)), list[int]()
+        for _ in range(2):
+            crowd = []
+            for _ in range(100):
+                crowd.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+                crowd[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+                crowd[-1].sendall(b"Content-Type: application/json\r\nContent-Length: 60\r\n\r\n")
+                assert server.health() == 200 and len(os.listdir(folder)) < 60
+            # one that was idle for a second makes room, others are told; the rest have room
+            answered, _, _ = select.select(crowd, [], [], 10)
+            told = [one.recv(30) for one in answered]
+            assert all(not one or b" 503 " in one for one in told) and len(told) >= 40, told
+            said = any("too many connections are open" in line for line in server.lines)
+            assert said or not any(told)
+            for one in crowd:
+                one.close()
+            most = left[0] if left else before + 4  # some are opened with the first requests, once
+            deadline = time.monotonic() + 20
+            while len(os.listdir(folder)) > most and time.monotonic() < deadline:
+                time.sleep(0.05)
+            left.append(len(os.listdir(folder)))
+        assert left[0] <= before + 4 and left[1] <= left[0], left

@@ -78,7 +78,7 @@ class Pooling(Feature):
         if values is not None:
             for lane, (request, start, _) in enumerate(step.chunks):
                 name, total = request.request_id, values.total[lane]
-                # a request that was aborted while the step ran has nobody left to tell
+                # a request that was aborted while the step ran is told nothing
                 is_live = name in ended or request.state is not RequestState.FINISHED
                 if request.asked.pooling is not None and is_live:
                     if start and name in self._totals:

@@ -72,7 +72,7 @@ class PromptScores(Feature):
         for chunk in step.chunks if values is not None else ():
             request = chunk.request
             num_seen = counts[request.request_id]
-            # a request that was aborted while the step ran has nobody left to tell
+            # a request that was aborted while the step ran is told nothing
             is_live = num_seen > 0 or request.state is not RequestState.FINISHED
             if is_live and scores_prompt(request, chunk.start, num_seen):
                 self._take(chunk, begin, values)

@@ -16,7 +16,13 @@ from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.features import Buffer, Feature
 from tests.jaxserve.execution.engine_facts import FACTS
 
-KINDS = (jnp.float32, jnp.int32, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn)
+CASES: list[tuple[Any, tuple[int, ...]]] = [
+    (jnp.float32, ()),
+    (jnp.int32, (2, 5)),
+    (jnp.bfloat16, (3,)),
+    (jnp.int8, (3,)),
+    (jnp.float8_e4m3fn, (1,)),
+]
 MESH = Mesh(np.array(jax.devices()[:1]), ("model",))
 
 
@@ -46,10 +52,7 @@ def write(found: DeviceBuffers, start: int, arrays: Any) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    "kind", [jnp.float32, jnp.int32, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn]
-)
-@pytest.mark.parametrize("tail", [(), (1,), (3,), (2, 5)])
+@pytest.mark.parametrize(("kind", "tail"), CASES)
 def test_rows_arrive_bit_by_bit(monkeypatch, kind: Any, tail: tuple[int, ...]) -> None:
     monkeypatch.setattr(buffers, "MOST_BYTES", 400)
     rng, rows = np.random.default_rng(0), 23

@@ -115,7 +115,7 @@ def test_few_programs_hold_every_set_of_features(
     assert MOST_PROGRAMS + len({UploadProgram, CopyProgram, MoveProgram}) <= 24
     names = [kind.name for kind in kinds]
     every = lanes_for(tokens, seqs)
-    rows = range(1, seqs + 1)
+    rows = [n for n in (1, 5, 17, seqs) if n <= seqs]
     for queries in {1, 1 + num_drafts}:  # each of its own
         one = [Wanted(n, 0, 0, sets.fast, 0, queries) for n in rows]
         assert all(
