@@ -17,6 +17,7 @@ from jaxserve.execution.features import Facts
 from jaxserve.execution.features.mask import Mask
 from jaxserve.execution.packing import Needs
 from jaxserve.execution.results import Dispatched, PackedStep, StepResult
+from jaxserve.isolation import wire
 from jaxserve.memory.manager import PageManager
 from jaxserve.messages import (
     Abort,
@@ -228,11 +229,12 @@ def test_embeddings_cross_as_they_are() -> None:
         pooling=PoolingParams("mean", False, 2),
         prompt_embeds=[EmbedsSpan(1, embeds.tobytes())],
     )
-    added = decode(encode(message))
+    frame = wire.encode(message)
+    added = wire.decode(frame[4:])
     assert added == message and isinstance(added, AddGroup)
     assert np.array_equal(added.prompt_embeds[0].rows(5), embeds)
-    plain = encode(replace(message, prompt_embeds=[]))
-    assert len(encode(message)) < len(plain) + embeds.nbytes + 16, "as bytes, not as text"
+    plain = wire.encode(replace(message, prompt_embeds=[]))
+    assert len(frame) < len(plain) + embeds.nbytes + 16, "as bytes, not as text"
     told = replace(make_engine().step(), reports={POOLING: {"0.0": embeds[0].tolist()}})
     assert decode(encode(told)) == told
 

@@ -97,7 +97,7 @@ def test_what_is_said_of_token_ids_is_said_where_there_are_some(llm: LLM, model:
         assert abs(told[place][ids[place]].logprob - value) < 1e-4
     # neither the last token of the vocabulary nor the one given in the spans' places
     for token, penalised in ((VOCAB_SIZE - 1, False), (3, False), (9, True)):
-        bias = {token: 500.0, 11: 400.0}
+        bias = {token: 100.0, 11: 70.0}
         repeated = SamplingParams(
             temperature=0.0, max_tokens=1, repetition_penalty=2.0, logit_bias=bias
         )
