@@ -170,7 +170,14 @@ def tokens_of(llm: LLM, prompts: list[list[int]], grids: list[Grid | None]) -> l
 
 
 def test_requests_of_one_step_have_their_own_positions(llm: LLM, expected: Any) -> None:
-    grids = [image(5, 4, 6, 12), None, image(20, 6, 8, 1), None, image(0, 2, 2, 0), [[0], [9], [40]]]
+    grids = [
+        image(5, 4, 6, 12),
+        None,
+        image(20, 6, 8, 1),
+        None,
+        image(0, 2, 2, 0),
+        [[0], [9], [40]],
+    ]
     sizes = [len(grid[0]) if grid else 33 for grid in grids]
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, VOCAB_SIZE, size).tolist() for size in sizes]

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features import FAST, KINDS, feature_sets, make_features
+from jaxserve.execution.features import (
+    FAST,
+    KINDS,
+    Chunk,
+    Feature,
+    SpecialRow,
+    feature_sets,
+    make_features,
+)
 from jaxserve.execution.inputs import Blob, BlobLayout
+from jaxserve.execution.layout import array, arrays
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.shapes import StepShape
 from jaxserve.memory.manager import PageUpdate
@@ -301,6 +311,40 @@ def test_embeddings_of_a_step_lie_one_behind_the_other() -> None:
     assert packed(plan_of((mixed, 2, 9, 3)))[0][:4] == [1, 0, 0, 0]
     text = packer.needs(plan_of((mixed, 2, 10, 2)))
     assert "prompt_embeds" not in text.features, "its other chunks run on programs without"
+
+
+@arrays
+class OfTokens:
+    """A number of each region token."""
+
+    number: Any = array("C")
+
+
+class Numbering(Feature):
+    name = "numbering"
+    special = False
+    inputs = OfTokens
+
+    def needed_by_chunk(self, chunk: Chunk) -> bool:
+        return chunk.request.seed > 0
+
+    def pack(self, inputs: OfTokens, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
+        inputs.number[: len(chunks)] = [chunk.length for chunk in chunks]
+
+
+def test_a_feature_of_every_program_says_something_of_tokens_in_each_of_them() -> None:
+    features = (*make_features(FACTS), Numbering(FACTS))
+    shape = replace(fast(2, 16, 3), features=feature_sets(features).fast)
+    layout, packer = BlobLayout(shape, features, FACTS, PAGE_SIZE), RowPacker(SLOTS, features)
+    plan = plan_of((request([5, 6], seed=1), 0, 0, 2), (request([7], seed=1), 1, 0, 1))
+    needs = packer.needs(plan)
+    assert needs.lanes == [0, 1] and needs.features == shape.features
+    blob = layout.views(packer.pack(plan, needs, layout).blob)
+    assert blob.features["numbering"].number.tolist()[:3] == [2, 1, 0]
+    decode = replace(fast(4), features=shape.features)
+    layout = BlobLayout(decode, features, FACTS, PAGE_SIZE)
+    plan = plan_of((request([8]), 2, 0, 1))
+    assert layout.views(packer.pack(plan, packer.needs(plan), layout).blob).step.slot[0] == 2
 
 
 def test_what_features_say_of_a_chunk_is_its_own_behind_one_that_is_left_out() -> None:
