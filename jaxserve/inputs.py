@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | BeamSearchParams | PoolingParams
+Tokenised = tuple[str | None, list[int], list[EmbedsSpan]]  # text, token ids, embeddings
 
 # of a prompt that is a mapping, beside prompt_embeds and cache_salt
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
@@ -177,13 +178,7 @@ class InputProcessor:
             if params.beam_width > most_beams:
                 allowed = f"1 to {most_beams}, the setting max_beam_width"
                 raise ValidationError("beam_width", params.beam_width, allowed)
-        given = prompt.get(EMBEDS) if isinstance(prompt, Mapping) else None
-        spans: list[EmbedsSpan] = _NO_LIST
-        if given is None:
-            text, tokens = self._tokenise(prompt)
-        else:
-            assert isinstance(prompt, Mapping)
-            text, (tokens, spans) = None, self._with_embeds(prompt, given)
+        text, tokens, spans = self._tokenise(prompt)
         pooling = None
         if isinstance(params, PoolingParams):
             pooling, params = self._pooling(params), _ONE_TOKEN
@@ -233,10 +228,8 @@ class InputProcessor:
         layer = params.layer % (self._model.num_layers + 1)
         return replace(params, layer=None if layer == self._model.num_layers else layer)
 
-    def _with_embeds(
-        self, prompt: Mapping[str, Any], given: Any
-    ) -> tuple[list[int], list[EmbedsSpan]]:
-        """Token ids and embeddings of a prompt that has such, or is nothing else."""
+    def _with_embeds(self, prompt: Mapping[str, Any], given: Any) -> Tokenised:
+        """A prompt that has embeddings, or is nothing else."""
         if not self._config.asked.enable_prompt_embeds:
             raise ValidationError(
                 "enable_prompt_embeds", False, "True for prompts of prompt_embeds"
@@ -247,10 +240,10 @@ class InputProcessor:
                 raise ValidationError(f"prompt[{name!r}]", value, "nothing beside prompt_embeds")
         if ids is not None:
             tokens = self._check_tokens(ids)
-            return tokens, checked_spans(given, tokens, self._model.hidden_size)
+            return None, tokens, checked_spans(given, tokens, self._model.hidden_size)
         rows = checked_embeds(given, self._model.hidden_size)
         self._check_length(f"{EMBEDS} {[*rows.shape]}", len(rows))
-        return [NO_ID] * len(rows), [EmbedsSpan(0, rows.tobytes())]
+        return None, [NO_ID] * len(rows), [EmbedsSpan(0, rows.tobytes())]
 
     def _check_queueing(self, queueing: Queueing) -> None:
         priority, policy = queueing.priority, self._config.asked.scheduling_policy
@@ -388,7 +381,7 @@ class InputProcessor:
         text = f"{self._config.asked.seed}:{number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
-    def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokenise(self, prompt: Prompt) -> Tokenised:
         if isinstance(prompt, Mapping):
             return self._tokenise_mapping(prompt)
         if isinstance(prompt, str):
@@ -399,10 +392,12 @@ class InputProcessor:
             tokens = self._tokenizer.encode(prompt) if prompt else []
             self._check_length(prompt, len(tokens))
             check_token_ids(tokens, self._model.vocab_size, "prompt")
-            return prompt, tokens
-        return None, self._check_tokens(prompt)
+            return prompt, tokens, _NO_LIST
+        return None, self._check_tokens(prompt), _NO_LIST
 
-    def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+    def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
+        if (embeds := prompt.get(EMBEDS)) is not None:
+            return self._with_embeds(prompt, embeds)
         for name, value in prompt.items():
             if name not in (*PROMPT_KEYS, "cache_salt") and value is not None:
                 allowed = f"{' or '.join(PROMPT_KEYS)}, and cache_salt"
@@ -411,7 +406,7 @@ class InputProcessor:
         if text is not None and not isinstance(text, str):
             raise ValidationError("prompt", text, "text; token ids go to prompt_token_ids")
         if tokens is not None:
-            return text, self._check_tokens(tokens)
+            return text, self._check_tokens(tokens), _NO_LIST
         if text is None:
             raise ValidationError("prompt", dict(prompt), " or ".join(PROMPT_KEYS))
         return self._tokenise(text)

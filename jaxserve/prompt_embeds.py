@@ -42,10 +42,11 @@ def checked_spans(given: Any, tokens: list[int], hidden_size: int) -> list[Embed
     """
     spans, end = [], 0
     for pair in given:
-        if not isinstance(pair, tuple) or len(pair) != 2 or type(pair[0]) is not int:
+        is_pair = isinstance(pair, tuple) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], int | np.integer):
             allowed = "a NumPy or JAX array, or pairs (start, array) beside prompt_token_ids"
             raise ValidationError(FIELD, f"a list of {type(pair).__name__}", allowed)
-        start, rows = pair[0], checked_embeds(pair[1], hidden_size)
+        start, rows = int(pair[0]), checked_embeds(pair[1], hidden_size)
         if not end <= start < start + len(rows) <= len(tokens):
             allowed = f"one row or more from {end} on, within the {len(tokens)} tokens"
             raise ValidationError(FIELD, f"{len(rows)} rows from {start} on", allowed)

@@ -68,7 +68,9 @@ ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 def test_embeddings_take_the_places_of_token_ids() -> None:
     ids = [5, 6, 7, 8, 9]
-    group = embedding({"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS[:1]), (2, ROWS[1:])]})
+    group = embedding(
+        {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS[:1]), (np.int64(2), ROWS[1:])]}
+    )
     assert group.prompt_token_ids == [5, NO_ID, NO_ID, NO_ID, 9] and ids == [5, 6, 7, 8, 9]
     assert group.prompt_embeds == [EmbedsSpan(1, ROWS[:1].tobytes()), (2, ROWS[1:].tobytes())]
     whole = embedding({"prompt_embeds": ROWS.astype(np.float64)})
