@@ -39,6 +39,25 @@ def root_key(extras: Iterable[str] = ()) -> bytes:
     return digest.digest()
 
 
+def page_keys(tokens: Sequence[int], page_size: int, before: bytes) -> list[bytes]:
+    """The keys of full pages, one behind the other.
+
+    A key is a hash of the page's tokens and of the key before it, and so of all tokens before it
+    and of the extras: two pages with one key hold the same keys and values.
+
+    Args:
+        tokens: of the pages, see `key_tokens`; what does not fill the last one has no key.
+        page_size: tokens a page.
+        before: key of the page before, `root_key` for the first one.
+    """
+    key, flat = before, np.asarray(tokens, "<i8").tobytes()
+    keys, stride = [], 8 * page_size
+    for begin in range(0, len(flat) - stride + 1, stride):
+        key = hashlib.blake2b(key + flat[begin : begin + stride], digest_size=KEY_BYTES).digest()
+        keys.append(key)
+    return keys
+
+
 def key_tokens(tokens: list[int], name: str, spans: Sequence[KeySpan]) -> list[int]:
     """Token ids as page keys read them: words of a digest take the places of spans.
 
@@ -58,22 +77,3 @@ def key_tokens(tokens: list[int], name: str, spans: Sequence[KeySpan]) -> list[i
         words = np.frombuffer(digest.digest(), "<i8") | MINUS
         made[start : start + length] = np.resize(words, length).tolist()
     return made
-
-
-def page_keys(tokens: Sequence[int], page_size: int, before: bytes) -> list[bytes]:
-    """The keys of full pages, one behind the other.
-
-    A key is a hash of the page's tokens and of the key before it, and so of all tokens before it
-    and of the extras: two pages with one key hold the same keys and values.
-
-    Args:
-        tokens: of the pages, see `key_tokens`; what does not fill the last one has no key.
-        page_size: tokens a page.
-        before: key of the page before, `root_key` for the first one.
-    """
-    key, flat = before, np.asarray(tokens, "<i8").tobytes()
-    keys, stride = [], 8 * page_size
-    for begin in range(0, len(flat) - stride + 1, stride):
-        key = hashlib.blake2b(key + flat[begin : begin + stride], digest_size=KEY_BYTES).digest()
-        keys.append(key)
-    return keys
