@@ -60,7 +60,7 @@ def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypa
     state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")
     monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
     monkeypatch.setattr("pallas_kernels.native.availability", lambda: state)
-    monkeypatch.setattr("pallas_kernels.native.drawback", lambda float32_products: None)
+    monkeypatch.setattr("pallas_kernels.native.drawback", lambda widens: None)
     backends = choose_backends("cpu", "cpu")
     name = "native" if available else "xla"
     assert (backends.decode, backends.prefill, backends.linear) == (name, name, name)
@@ -81,6 +81,7 @@ def test_a_cpu_with_avx2_alone_multiplies_float32_by_xla(monkeypatch):
     assert "without AVX512" in backends.reason
     require_backend("linear", "native", "cpu", "cpu", wide)
     assert choose_backends("cpu", "cpu", wide, integers=True).linear == "native"
+    assert choose_backends("cpu", "cpu", integers=False).linear == "xla"
 
 
 def test_a_cpu_without_avx2_runs_xla_unless_told_otherwise(monkeypatch):
