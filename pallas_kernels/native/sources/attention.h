@@ -351,9 +351,11 @@ void stage_query(Element element, const char* row, int64_t head_dim, int64_t dim
 
 inline void write_row(Element element, const float* row, float factor, int64_t count, char* out) {
   int64_t d = 0;
+#if defined(__AVX512BF16__)  // the compiler rounds by six instructions
   for (; element == Element::kBfloat16 && d + 32 <= count; d += 32) {
     store(out + d * 2, narrow_bf16(load<F32x16>(row + d) * factor, load<F32x16>(row + d + 16) * factor));
   }
+#endif
   for (; d < count; ++d) {
     const float x = row[d] * factor;
     if (element == Element::kFloat32) {

@@ -61,14 +61,14 @@ inline float norm_factor(const Linear& p, float sum) { return 1.0f / std::sqrt(s
 inline void load_row(const Linear& p, int64_t row, float* out) {
   const int64_t size = element_size(p.x_type), whole = p.depth / 16 * 16;
   const char* x = p.x + row * p.depth * size;
-  for (int64_t k = 0; k < whole; k += 16) store(out + k, load_floats(p.x_type, x + k * size));
-  widen_row(p.x_type, x + whole * size, p.depth - whole, out + whole);
-  if (!p.norm) return;
   F32x16 sums = {};
   for (int64_t k = 0; k < whole; k += 16) {
-    const F32x16 v = load<F32x16>(out + k);
+    const F32x16 v = load_floats(p.x_type, x + k * size);
+    store(out + k, v);
     sums += v * v;
   }
+  widen_row(p.x_type, x + whole * size, p.depth - whole, out + whole);
+  if (!p.norm) return;
   float sum = reduce_add(sums);
   for (int64_t k = whole; k < p.depth; ++k) sum += out[k] * out[k];
   const float factor = norm_factor(p, sum);
@@ -120,9 +120,10 @@ inline void stage_row(const float* row, int64_t depth, int64_t stride, int8_t* o
   for (int64_t k = 0; k < whole; k += 16) {
     const I32x16 rounded = round(load<F32x16>(row + k));
     sums += rounded;
-    store(out + k, narrow_bytes(rounded));
+    store(out + k, __builtin_convertvector(rounded, I8x16));
   }
-  int32_t sum = reduce_add(sums);
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += sums[i];
   for (int64_t k = whole; k < depth; ++k) sum += out[k] = int8_t(round(splat(row[k]))[0]);
   *offset = -128 * sum;
   std::memset(out + depth, 0, stride - depth);

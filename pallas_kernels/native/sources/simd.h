@@ -111,19 +111,6 @@ inline U32x16 rounded_bf16(F32x16 x) {
 }
 #endif
 
-// Lanes of -128 .. 127 as bytes; GCC takes them one by one.
-inline I8x16 narrow_bytes(I32x16 x) {
-#if defined(__AVX512F__)
-  return (I8x16)_mm512_cvtepi32_epi8((__m512i)x);
-#elif defined(__AVX2__)
-  __m128i quarter[4];
-  std::memcpy(quarter, &x, sizeof(x));
-  return (I8x16)_mm_packs_epi16(_mm_packs_epi32(quarter[0], quarter[1]), _mm_packs_epi32(quarter[2], quarter[3]));
-#else
-  return __builtin_convertvector(x, I8x16);
-#endif
-}
-
 // 16 float32 to bfloat16, to nearest even.
 inline U16x16 narrow_bf16(F32x16 x) {
 #if defined(__AVX512BF16__)
@@ -205,16 +192,6 @@ inline float reduce_add(F32x16 v) {
   return _mm512_reduce_add_ps((__m512)v);
 #else
   float sum = 0;
-  for (int i = 0; i < 16; ++i) sum += v[i];
-  return sum;
-#endif
-}
-
-inline int32_t reduce_add(I32x16 v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32((__m512i)v);
-#else
-  int32_t sum = 0;
   for (int i = 0; i < 16; ++i) sum += v[i];
   return sum;
 #endif
