@@ -18,7 +18,7 @@ constexpr int64_t kStepTokens = 32;      // of one product of weights and values
 constexpr int64_t kSoftmaxTokens = 256;  // a step of the softmax: as often outputs are loaded and stored as tiles
 constexpr int64_t kItemGroups = 4;       // of 16 rows, most of a work item
 constexpr int64_t kPackBlocks = 4;       // a task
-constexpr int64_t kPackedBytes = 16 << 20;  // of keys and values that are packed at a time, where one head has less
+constexpr int64_t kPackedBytes = 2 << 20;  // of keys and values, a thread, that are packed at a time; or one head's
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kNothingSeen = kMasked / 2;  // highest score of a row that has seen nothing: beside it kMasked weighs 0
 
@@ -374,6 +374,7 @@ inline void attend_to_contexts(Threads& threads, const Problem& p, const TileCon
 inline void prefill_in_tiles(Threads& threads, const Problem& p, const std::vector<Prompt>& prompts) {
   static thread_local Scratch memory;
   const int64_t dim = padded(p.pool.head_dim), kv_heads = p.pool.kv_heads;
+  const int64_t most = kPackedBytes * num_threads(threads);
   std::vector<TileContext> contexts;
   for (const Prompt& prompt : prompts) {
     TileContext context{prompt};
@@ -382,7 +383,7 @@ inline void prefill_in_tiles(Threads& threads, const Problem& p, const std::vect
     context.begin = std::min(begin, context.end - 1);
     context.blocks = (context.end - context.packed_begin() + kBlock - 1) / kBlock;
     context.head_bytes = PackedHead::bytes(context.blocks, dim, p.pool.scaled());
-    context.num_heads = std::clamp<int64_t>(kPackedBytes / context.head_bytes, 1, kv_heads);
+    context.num_heads = std::clamp<int64_t>(most / context.head_bytes, 1, kv_heads);
     for (; context.first_head < kv_heads; context.first_head += context.num_heads) {
       contexts.push_back(context);
       contexts.back().num_heads = std::min(context.num_heads, kv_heads - context.first_head);
@@ -392,7 +393,7 @@ inline void prefill_in_tiles(Threads& threads, const Problem& p, const std::vect
     int64_t bytes = 0;
     do {
       bytes += last++->bytes();
-    } while (last != contexts.end() && bytes + last->bytes() <= kPackedBytes);
+    } while (last != contexts.end() && bytes + last->bytes() <= most);
     memory.reserve(bytes);
     for (auto context = first; context != last; ++context) context->packed = memory.take<char>(context->bytes());
     attend_to_contexts(threads, p, &*first, &*first + (last - first));
