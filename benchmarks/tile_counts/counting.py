@@ -61,7 +61,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The attention of the last `tokens` tokens of a prompt, behind `context` others, in bfloat16."""
+    """The attention of a prompt's last `tokens` tokens, behind `context` others, in bfloat16."""
 
     tokens: int
     context: int

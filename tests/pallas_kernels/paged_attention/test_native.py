@@ -93,7 +93,7 @@ def test_ragged_prefill(program, data):
 
 
 def test_ragged_prefill_of_long_contexts():
-    """A KV head's keys and values are more than what two threads pack at a time in a matrix unit."""
+    """A KV head has more keys and values than two threads pack at a time for a matrix unit."""
     program = Program(4, 2, 256, 64, "uint16", columns=66, rows=1)
     drawn = Lanes([8], [66 * 64 - 8], {}, stale=True, seed=0)
     check_prefill(program, drawn, backend="native")
