@@ -62,6 +62,17 @@ inline F32x16 maximum(F32x16 a, F32x16 b) {
 #endif
 }
 
+// Whether a lane of a comparison's result is set.
+inline bool any(I32x16 mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  int32_t set = 0;
+  for (int i = 0; i < 16; ++i) set |= mask[i];
+  return set != 0;
+#endif
+}
+
 inline float bits_to_float(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, 4);
@@ -101,17 +112,30 @@ inline uint16_t float_to_half(float x) {
   return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
-inline F32x16 widen_bf16(U16x16 x) { return (F32x16)(__builtin_convertvector(x, U32x16) << 16); }
+inline U32x16 widen_words(U16x16 x) {
+#if defined(__AVX512F__)  // GCC widens halves and joins them
+  return (U32x16)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+  return __builtin_convertvector(x, U32x16);
+#endif
+}
+
+inline F32x16 widen_bf16(U16x16 x) { return (F32x16)(widen_words(x) << 16); }
+
+#if !defined(__AVX512BF16__)
+// Rounded to nearest even where 16 bits end; the lower bits are arbitrary.
+inline U32x16 rounded_bf16(F32x16 x) {
+  const U32x16 bits = (U32x16)x;
+  return x != x ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1);
+}
+#endif
 
 // 16 float32 to bfloat16, to nearest even.
 inline U16x16 narrow_bf16(F32x16 x) {
 #if defined(__AVX512BF16__)
   return (U16x16)_mm512_cvtneps_pbh((__m512)x);
 #else
-  const U32x16 bits = (U32x16)x;
-  const U32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const U32x16 kept = (bits >> 16) | 0x40;
-  return __builtin_convertvector(x != x ? kept : rounded, U16x16);
+  return __builtin_convertvector(rounded_bf16(x) >> 16, U16x16);
 #endif
 }
 
@@ -127,13 +151,28 @@ inline U16x32 narrow_bf16(F32x16 first, F32x16 second) {
 #endif
 }
 
+// Lane i of the result holds lane i of both as bfloat16, `low` in its lower 16 bits.
+inline U32x16 join_bf16(F32x16 low, F32x16 high) {
+#if defined(__AVX512BF16__)
+  const U16x32 v = narrow_bf16(low, high);
+  return (U32x16)__builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25,
+                                         10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+  return rounded_bf16(low) >> 16 | (rounded_bf16(high) & 0xffff0000u);
+#endif
+}
+
+// The lower and the higher bfloat16 of each lane.
+inline F32x16 low_bf16(U32x16 words) { return (F32x16)(words << 16); }
+inline F32x16 high_bf16(U32x16 words) { return (F32x16)(words & 0xffff0000u); }
+
 // acc += a0 * b0 + a1 * b1 in each lane; a and b hold two bfloat16 a lane.
 inline F32x16 dot_bf16(F32x16 acc, U32x16 a, U32x16 b) {
 #if defined(__AVX512BF16__)
   return (F32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
-  acc += (F32x16)(a << 16) * (F32x16)(b << 16);
-  return acc + (F32x16)(a & 0xffff0000u) * (F32x16)(b & 0xffff0000u);
+  acc += low_bf16(a) * low_bf16(b);
+  return acc + high_bf16(a) * high_bf16(b);
 #endif
 }
 
@@ -221,6 +260,24 @@ template <class F, class I>
   return join(exponential_of<__m256, I32x8>(half_of(x, 0)), exponential_of<__m256, I32x8>(half_of(x, 1)));
 #else
   return exponential_of<F32x16, I32x16>(x);
+#endif
+}
+
+// 2^x for x < 127, relative error below 4e-6, which bfloat16 does not show; exact for integers, 0 below -126; NaN
+// stays NaN.
+[[gnu::always_inline]] inline F32x16 power_of_two(F32x16 x) {
+  const F32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F32x16 n = (x + magic) - magic, r = x - n;
+  F32x16 p = r * 9.66636837e-3f + 5.59219755e-2f;
+  p = p * r + 0.240223497f;
+  p = p * r + 0.693121016f;
+  p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (F32x16)_mm512_maskz_scalef_ps(seen, (__m512)p, (__m512)n);
+#else
+  const F32x16 power = (F32x16)((__builtin_convertvector(n, I32x16) + 127) << 23);
+  return select(x < -126.0f, F32x16{}, p * power);
 #endif
 }
 
