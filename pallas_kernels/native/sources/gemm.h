@@ -23,9 +23,9 @@ struct F32Word {
 };
 
 #if JAXSERVE_PAIRS && defined(__FMA__)
-constexpr int kTileVectors = 1;  // 16 registers hold no more beside the sums of the rows
+constexpr int kRegisterVectors = 1;  // 16 registers hold no more beside the sums of the rows
 template <class Word>
-constexpr int kTileRows = Word::pack == 2 ? 4 : 6;
+constexpr int kRegisterRows = Word::pack == 2 ? 4 : 6;
 
 template <class Word, int ROWS, int VECTORS>
 inline void gemm_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
@@ -62,9 +62,9 @@ inline void gemm_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, in
   }
 }
 #else
-constexpr int kTileVectors = 4;
+constexpr int kRegisterVectors = 4;
 template <class Word>
-constexpr int kTileRows = 6;
+constexpr int kRegisterRows = 6;
 
 template <class Word, int ROWS, int VECTORS>
 inline void gemm_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
@@ -96,7 +96,7 @@ inline void gemm_columns(const uint32_t* a, int64_t a_stride, const uint32_t* b,
                          float* c, int64_t c_stride, int64_t rows, int64_t depth,
                          bool accumulate) {
   int64_t r = 0;
-  for (constexpr int ROWS = kTileRows<Word>; r + ROWS <= rows; r += ROWS) {
+  for (constexpr int ROWS = kRegisterRows<Word>; r + ROWS <= rows; r += ROWS) {
     gemm_tile<Word, ROWS, VECTORS>(a + r * a_stride, a_stride, b, b_stride, c + r * c_stride,
                                 c_stride, depth, accumulate);
   }
@@ -120,11 +120,11 @@ template <class Word>
 void gemm(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, float* c,
           int64_t c_stride, int64_t rows, int64_t vectors, int64_t depth, bool accumulate) {
   int64_t v = 0;
-  for (; v + kTileVectors <= vectors; v += kTileVectors) {
-    gemm_columns<Word, kTileVectors>(a, a_stride, b + v * 16, b_stride, c + v * 16, c_stride, rows, depth,
+  for (; v + kRegisterVectors <= vectors; v += kRegisterVectors) {
+    gemm_columns<Word, kRegisterVectors>(a, a_stride, b + v * 16, b_stride, c + v * 16, c_stride, rows, depth,
                                      accumulate);
   }
-  if (kTileVectors > 2 && v + 2 <= vectors) {
+  if (kRegisterVectors > 2 && v + 2 <= vectors) {
     gemm_columns<Word, 2>(a, a_stride, b + v * 16, b_stride, c + v * 16, c_stride, rows, depth,
                           accumulate);
     v += 2;
