@@ -7,10 +7,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from jaxserve.execution.features import Feature, Host, Need, TakenStep, overrides
+from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.results import Dispatched, StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.messages import AddGroup
 from jaxserve.models.rope import RopeConfig
+from jaxserve.reports import REPORTS, plain
 from jaxserve.request import Request
 from jaxserve.scheduling.plan import SeenTokens
 
@@ -90,6 +92,11 @@ class EngineFeatures:
         given = TakenStep(seen, outputs, result.special, chunks, step)
         for feature in self._taking:
             told = feature.took(given)
+            if told and feature.name not in REPORTS:
+                try:
+                    told = plain(told)
+                except TypeError as error:
+                    raise FeatureError(feature.name, "took", str(error)) from error
             if told:
                 reports[feature.name] = told
         return reports

@@ -67,15 +67,6 @@ def test_views_write_through() -> None:
     assert np.count_nonzero(blob) == 1
 
 
-def test_a_value_of_another_shape_than_declared_is_refused() -> None:
-    @arrays
-    class Declared:
-        token: jax.Array = array("R")
-
-    with pytest.raises(ValueError, match=r"token is \(3,\), declared as \(4,\)"):
-        Layout(Declared, {"R": 4}).parts(Declared(np.zeros(3, np.int32)))
-
-
 def test_row_values_of_the_smaller_set_are_the_first_columns() -> None:
     """The packer keeps one table for all programs and copies its first columns."""
     small, large = blob_layout(StepShape(2, 0, 0, FAST, 0)), blob_layout(full(2))

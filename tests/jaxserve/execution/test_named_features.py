@@ -80,7 +80,7 @@ def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
         ([Nameless], {}, "with a name"),
         ([int], {}, "subclass"),
         (["no_such_module:Mine"], {}, "can be imported"),
-        (["json:dumps"], {}, "no class"),
+        (["json:dumps"], {}, "of type function"),
         ([Mine], {"other": {}}, "names of features: mine"),
         ([Mine], {"mine": 3}, "a mapping of options"),
     ],
