@@ -421,7 +421,7 @@ class EngineConfig:
     decode_backend: str | None = setting(
         None,
         Text(),
-        "Attention kernel of decode rows, by name, or module:NAME of a backend of your own, which is "
+        "Attention kernel of decode rows: a name, or module:NAME of a backend of your own, that is "
         "imported ([research.md](research.md)); none: by device.",
         reader=PROGRAMS,
         metavar="NAME",

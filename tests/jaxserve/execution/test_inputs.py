@@ -10,7 +10,6 @@ import pytest
 
 from jaxserve.execution.features import FAST, FULL_DECODE
 from jaxserve.execution.inputs import Result
-from jaxserve.execution.layout import Layout, array, arrays
 from jaxserve.execution.shapes import StepShape
 from tests.jaxserve.execution.engine_facts import blob_layout, fast, full, result_layout
 
