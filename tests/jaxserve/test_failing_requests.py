@@ -100,13 +100,13 @@ def test_packing(llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None
     check_others_go_on(llm, caplog)
 
 
-@pytest.mark.parametrize("method", ["own", "bind", "pack"])
+@pytest.mark.parametrize("method", ["prepare", "bind", "pack"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_what_a_feature_refuses_is_its_callers_error(
     llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch, method: str, n: int
 ) -> None:
     expected = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
-    kind: Any = PromptScores if method == "own" else Logprobs
+    kind: Any = EngineFeatures if method == "prepare" else Logprobs
     real = getattr(kind, method)
 
     def refusing(self: Any, *given: Any) -> Any:
@@ -117,10 +117,6 @@ def test_what_a_feature_refuses_is_its_callers_error(
 
     monkeypatch.setattr(kind, method, refusing)
     engine = llm.client.engine  # type: ignore[attr-defined]
-    if method == "own":  # asked of features that have one
-        features = [*engine.runner.features]
-        host = EngineFeatures(features, [], None, engine.scheduler.force, engine.runner.write_rows)
-        monkeypatch.setattr(engine.features, "_owning", host._owning)
     marked = SamplingParams(temperature=0.5, max_tokens=6, logprobs=7, n=n)
     told = r"extra_args\.own\.strength='a lot' is not supported: a number"
     with caplog.at_level(logging.ERROR), pytest.raises(ValidationError, match=told):
