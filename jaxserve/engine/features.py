@@ -85,18 +85,22 @@ class EngineFeatures:
         return tuple(f"{name}={key}" for name, key in keys if key)
 
     def took(self, step: Dispatched, result: StepResult, seen: SeenTokens) -> Reports:
-        """Have the features take in a step's tokens; what they tell of its sequences."""
+        """Have the features take in a step's tokens; what they tell of its sequences.
+
+        Raises:
+            FeatureError: a feature raises, or one of the operator's own tells no plain data.
+        """
         needs, outputs = step.step.needs, result.outputs
         chunks = needs.chunks(step.plan) if outputs and needs.lanes else []
         reports: Reports = {}
         given = TakenStep(seen, outputs, result.special, chunks, step)
         for feature in self._taking:
-            told = feature.took(given)
-            if told and feature.name not in REPORTS:
-                try:
+            try:
+                told = feature.took(given)
+                if told and feature.name not in REPORTS:
                     told = plain(told)
-                except TypeError as error:
-                    raise FeatureError(feature.name, "took", str(error)) from error
+            except Exception as error:
+                raise FeatureError(feature.name, "took", error) from error
             if told:
                 reports[feature.name] = told
         return reports

@@ -37,7 +37,6 @@ _ALL: tuple[type[Feature], ...] = (
     *(PromptEmbeds, Pooling),  # what reads the embeddings comes behind what replaces them
 )
 KINDS = tuple(kind for kind in _ALL if kind.setting is None)  # of every engine
-OPTIONAL_KINDS = tuple(kind for kind in _ALL if kind.setting is not None)
 ALL_NAMES = tuple(kind.name for kind in _ALL)
 
 
@@ -74,7 +73,6 @@ __all__ = [
     "FULL",
     "FULL_DECODE",
     "KINDS",
-    "OPTIONAL_KINDS",
     "Buffer",
     "Chunk",
     "Facts",

@@ -40,8 +40,7 @@ def made(choice: FeatureChoice, facts: Facts) -> Feature:
     except ValidationError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise FeatureError(kind.name, "__init__", told) from error
+        raise FeatureError(kind.name, "__init__", error) from error
 
 
 def _lacks(kind: type[Feature]) -> str | None:

@@ -10,10 +10,18 @@ from jaxserve.execution.features.feature import Feature
 
 
 class FeatureError(RuntimeError):
-    """A method of a feature has raised, or gives what it may not; names both."""
+    """A method of a feature has raised, or gives what it may not; names both.
 
-    def __init__(self, feature: str, method: str, told: str):
-        super().__init__(f"`{method}` of feature {feature}: {told}")
+    Args:
+        feature: its name.
+        method: its name.
+        wrong: what it has raised, or what is wrong in words.
+    """
+
+    def __init__(self, feature: str, method: str, wrong: Exception | str):
+        if isinstance(wrong, Exception):
+            wrong = f"{type(wrong).__name__}: {wrong}"
+        super().__init__(f"`{method}` of feature {feature}: {wrong}")
 
 
 def traced(feature: Feature, method: str, *given: Any, like: Any = None) -> Any:
@@ -32,8 +40,7 @@ def traced(feature: Feature, method: str, *given: Any, like: Any = None) -> Any:
         found = getattr(feature, method)(*given)
         kinds, wanted = (jax.tree.map(_kind, tree) for tree in (found, like))
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise FeatureError(feature.name, method, told) from error
+        raise FeatureError(feature.name, method, error) from error
     if like is not None and kinds != wanted:
         raise FeatureError(feature.name, method, f"gives {kinds}, it must be {wanted}")
     return found
