@@ -37,6 +37,7 @@ _ALL: tuple[type[Feature], ...] = (
     *(PromptEmbeds, Pooling),  # what reads the embeddings comes behind what replaces them
 )
 KINDS = tuple(kind for kind in _ALL if kind.setting is None)  # of every engine
+OPTIONAL_KINDS = tuple(kind for kind in _ALL if kind.setting is not None)
 ALL_NAMES = tuple(kind.name for kind in _ALL)
 
 
@@ -73,6 +74,7 @@ __all__ = [
     "FULL",
     "FULL_DECODE",
     "KINDS",
+    "OPTIONAL_KINDS",
     "Buffer",
     "Chunk",
     "Facts",
