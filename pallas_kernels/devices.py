@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS, is_own, resolve
 from pallas_kernels.backends.record import (
@@ -187,8 +189,8 @@ def choose_backends(
         names = candidates(operation, family)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            of_linear = integers and operation == "linear"
-            drawback = native.drawback(of_linear) if name == "native" else None
+            float32 = operation == "linear" and not integers and judged.query_dtype == jnp.float32
+            drawback = native.drawback(float32) if name == "native" else None
             if refusal is None and drawback is None:
                 return name
             if refusal is None:

@@ -43,6 +43,24 @@ class Forgets(Raises):
     def layer(self, tokens: Any, layer: int, x: jax.Array) -> Any: ...
 
 
+class Misplaced(Raises):
+    def positions(self, tokens: Any, positions: jax.Array) -> jax.Array:
+        return positions + jnp.zeros((2, 3), jnp.int32)
+
+
+def hooked(feature: Feature) -> HookedFeatures:
+    shape = StepShape(4, 0, 0, frozenset({"mine"}), 0)
+    layout = BlobLayout(shape, [feature], FACTS, PAGE_SIZE)
+    blob = layout.views(np.zeros(layout.size, np.int32))
+    compute = ComputeTokens(*[jnp.zeros(4, jnp.int32)] * 4)
+    return HookedFeatures([feature], layout, blob, compute, {}, {})
+
+
+def test_positions() -> None:
+    with pytest.raises(FeatureError, match=r"`positions` of feature mine: TypeError"):
+        hooked(Misplaced(FACTS)).positions(jnp.zeros((1, 4), jnp.int32))
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
@@ -53,12 +71,7 @@ class Forgets(Raises):
     ],
 )
 def test_a_hook_of_the_model(kind: type[Feature], told: str) -> None:
-    feature = kind(FACTS)
-    shape = StepShape(4, 0, 0, frozenset({"mine"}), 0)
-    layout = BlobLayout(shape, [feature], FACTS, PAGE_SIZE)
-    blob = layout.views(np.zeros(layout.size, np.int32))
-    compute = ComputeTokens(*[jnp.zeros(4, jnp.int32)] * 4)
-    hooks = HookedFeatures([feature], layout, blob, compute, {}, {}).hooks()
+    hooks = hooked(kind(FACTS)).hooks()
     assert hooks.layer is not None
     with pytest.raises(FeatureError, match=f"`layer` of feature mine: {told}"):
         hooks.layer(0, X)
