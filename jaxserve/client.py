@@ -312,9 +312,10 @@ class EngineClient(ABC):
             ledger.sequence_ended(name)
         ended_at = None if step.step is None else step.step.fetched
         ledger.stepped(begun, step.stats.num_running, ended_at)
-        for output in processed.outputs:
-            if output.finished:
-                self._forget(output.request_id)
+        self._failures |= processed.refused
+        finished = [output.request_id for output in processed.outputs if output.finished]
+        for name in (*finished, *processed.refused):
+            self._forget(name)
         if processed.stopped:
             self._post(Abort([*processed.stopped]))
         self.metrics.record_stats(self._with_own_times(step.stats))

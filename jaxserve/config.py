@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, ClassVar
 
 from jaxserve.errors import ValidationError
-from jaxserve.named_class import CLASS_NAME
+from jaxserve.named_object import OBJECT_NAME
 from jaxserve.settings import (
     Choice,
     Number,
@@ -88,7 +88,7 @@ class PolicyName:
     allowed = f"one of {', '.join(SCHEDULING_POLICIES)}, or module:Class"
 
     def checked(self, name: str, value: Any) -> str:
-        is_class = isinstance(value, str) and CLASS_NAME.fullmatch(value)
+        is_class = isinstance(value, str) and OBJECT_NAME.fullmatch(value)
         if not is_class and value not in SCHEDULING_POLICIES:
             raise ValidationError(name, value, self.allowed)
         return str(value)
@@ -105,7 +105,7 @@ class Classes:
         if not isinstance(given, list | tuple):
             raise ValidationError(name, value, self.allowed)
         for one in given:
-            is_name = isinstance(one, str) and CLASS_NAME.fullmatch(one)
+            is_name = isinstance(one, str) and OBJECT_NAME.fullmatch(one)
             if not is_name and not isinstance(one, type):
                 raise ValidationError(name, one, self.allowed)
         return tuple(given)
@@ -184,7 +184,8 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] | None = setting(
         None,
         Overrides(),
-        "Values that take the place of those in the model's config.json, as one JSON object.",
+        "Values that take the place of those in the model's config.json, as one JSON object. Its "
+        "architectures may be module:NAME of a family of your own ([models.md](models.md)).",
         reader=MODEL,
     )
     generation_config: str = setting(
@@ -420,14 +421,15 @@ class EngineConfig:
     decode_backend: str | None = setting(
         None,
         Text(),
-        "Attention kernel of decode rows; none: by device.",
+        "Attention kernel of decode rows: a name, or module:NAME of a backend of your own, that is "
+        "imported ([research.md](research.md)); none: by device.",
         reader=PROGRAMS,
         metavar="NAME",
     )
     prefill_backend: str | None = setting(
         None,
         Text(),
-        "Attention kernel of prompt chunks; none: by device.",
+        "Attention kernel of prompt chunks, likewise; none: by device.",
         reader=PROGRAMS,
         metavar="NAME",
     )

@@ -69,6 +69,12 @@ class ValidationError(JaxServeError, ValueError):
         self.allowed = allowed
 
 
+class Verbatim(str):
+    """Text that errors show as it is: the `repr` of a value that is elsewhere."""
+
+    __repr__ = str.__str__
+
+
 class UnsupportedModelError(ValidationError):
     """The model's config asks for an architecture or option that jaxserve does not implement."""
 

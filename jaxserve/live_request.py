@@ -124,6 +124,8 @@ class LiveSequence:
             self._taken += taken.token_ids
             logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
             self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
+            # the last delta has the reports of all steps
+            self.output.reports, taken.reports = taken.reports, None
         return taken
 
 

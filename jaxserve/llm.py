@@ -74,7 +74,7 @@ class LLM(Pictures):
         self.startup_seconds = loaded.seconds
         self._next_id = 0
         self._enqueued: list[str] = []  # whose outputs nobody has waited for
-        self._finished: dict[str, RequestOutput] = {}
+        self._finished: dict[str, RequestOutput | Exception] = {}
         self._sleep = Sleep(self.client)
         self._profile = Profile()
 
@@ -532,14 +532,14 @@ class LLM(Pictures):
         try:
             # without others, all steps are run to their end: nothing is left in flight
             while left or (self.client.has_work and not self._enqueued):
-                for output in self.client.outputs():
-                    self._finished[output.request_id] = output
-                    if output.request_id in left:
-                        left.remove(output.request_id)
-                        bar.update()
-                for error in self.client.take_failures().values():
-                    raise error
-            return [self._finished[name] for name in ids]
+                outputs = {one.request_id: one for one in self.client.outputs()}
+                news = outputs | self.client.take_failures()
+                self._finished |= news
+                for name in left.intersection(news):
+                    left.remove(name)
+                    bar.update()
+                    _served(news[name])
+            return [_served(self._finished[name]) for name in ids]
         finally:
             bar.close()
             # after Ctrl-C or an error: leave no request behind that would run with the next call
@@ -549,6 +549,13 @@ class LLM(Pictures):
         for name in ids:
             if self._finished.pop(name, None) is None:
                 self.client.abort(name)
+
+
+def _served(found: RequestOutput | Exception) -> RequestOutput:
+    """An output; raises what a request has ended with instead."""
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _priorities(priority: Sequence[int] | None, count: int) -> Sequence[int]:

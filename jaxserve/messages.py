@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.errors import ValidationError, Verbatim, shown
 from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
@@ -155,6 +156,30 @@ class FirstStep(NamedTuple):
     num_cached_tokens: int
 
 
+class Refusal(NamedTuple):
+    """A value of a request that a feature does not take, see `ValidationError`.
+
+    Attributes:
+        field, allowed: of the error.
+        value: as the error shows it.
+    """
+
+    field: str
+    value: str
+    allowed: str
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> Refusal | None:
+        """What an error says of a request; None: it is no fault of the request's."""
+        if not isinstance(error, ValidationError):
+            return None
+        return cls(error.field, shown(error.value), error.allowed)
+
+    def error(self) -> ValidationError:
+        """The error once more."""
+        return ValidationError(self.field, Verbatim(self.value), self.allowed)
+
+
 class PageStats(NamedTuple):
     """The KV pages at one moment, and what was found in them since the engine started.
 
@@ -227,7 +252,8 @@ class StepOutput:
         stats: the engine after the step.
         beams: what searches that are over have found, the best first; by first sequence. Nothing
             is said of their tokens before.
-        failed: sequences that an error of their own has ended, which the log tells.
+        failed: sequences that an error of their own has ended, and what of their requests a feature
+            refuses; None: the log tells what went wrong.
         step: the step that the tokens are of; None where none has run.
         page_waits: of sequences that got a slot in the step dispatched last, the seconds that each
             waited for KV pages.
@@ -245,7 +271,7 @@ class StepOutput:
     preempted: dict[str, int]
     stats: EngineStats
     beams: dict[str, list[Hypothesis]] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, Refusal | None] = field(default_factory=dict)
     step: StepRecord | None = None
     page_waits: list[float] = field(default_factory=list)
     view: EngineView | None = None

@@ -34,11 +34,12 @@ class Processed(NamedTuple):
     """What one step means to the callers, and to the engine.
 
     `stopped` are sequences that met a stop string, or an error, and the request of each: the engine
-    must abort them.
+    must abort them. `refused` are requests that have ended without an output, and why.
     """
 
     outputs: list[RequestOutput]
     stopped: dict[str, str]
+    refused: dict[str, Exception]
 
 
 class Unfinished(NamedTuple):
@@ -102,7 +103,8 @@ class OutputProcessor:
         self._clock.begin_text()
         outputs: list[RequestOutput] = []
         stopped: dict[str, str] = {}
-        failed = list(step.failed)
+        refused: dict[str, Exception] = {}
+        failed = dict(step.failed)
         now = self._clock.now()
         self._take_schedule(step)
         self._take_own_reports(step)
@@ -116,7 +118,7 @@ class OutputProcessor:
                 output, stops = self._take_token(step, entry, found, token, now, last_times)
             except Exception:  # others' tokens are in the same step: it alone ends, with an error
                 logger.exception("a token of a request could not be taken in")
-                failed.append(sequence_id)
+                failed[sequence_id] = None
                 continue
             num_tokens += 1
             if stops:
@@ -129,17 +131,19 @@ class OutputProcessor:
             if found is not None:
                 num_tokens += sum(len(one.token_ids) for one in hypotheses)
                 outputs.append(self._take_beams(found[0], hypotheses, now))
-        for sequence_id in failed:
+        for sequence_id, refusal in failed.items():
             found = self._by_sequence.get(sequence_id)
             if found is not None:
                 request_id = found[0].request_id
                 output, sequences = self.abort(request_id, finish=ERROR)
                 stopped.update(dict.fromkeys(sequences, request_id))
-                if output is not None:
+                if refusal is not None:
+                    refused[request_id] = refusal.error()
+                elif output is not None:
                     outputs.append(output)
         self._metrics.record_tokens(num_tokens, last_times, now)
         self._clock.end_text()
-        return Processed(outputs, stopped)
+        return Processed(outputs, stopped, refused)
 
     def unfinished(self, request_id: str) -> Unfinished:
         """What has come of a live request."""

@@ -84,9 +84,7 @@ def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
         old.token_ids += new.token_ids
         if old.logprobs is not None and new.logprobs is not None:
             old.logprobs += new.logprobs
-        for name, told in (new.reports or {}).items():
-            old.reports = old.reports or {}
-            old.reports[name] = old.reports.get(name, []) + told
+        old.reports = new.reports
         old.cumulative_logprob = new.cumulative_logprob
         old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
     then.outputs = first.outputs

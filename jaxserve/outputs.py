@@ -65,7 +65,7 @@ class CompletionOutput:
         stop_reason: the stop string or stop token id that ended it, None for EOS; "timeout" where
             finish_reason is "abort" because the request's time was over.
         reports: by the names of features of your own what each has told, an entry a step; None
-            where none has.
+            where none has, and before the last output when `output_kind` is DELTA.
     """
 
     index: int

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxserve.errors import shown
+
 LOGPROBS, PROMPT_SCORES, POOLING = "logprobs", "prompt_scores", "pooling"
 
 
@@ -20,6 +24,27 @@ class TokenLogprobs(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     ranks: list[int | None]
+
+
+def plain(value: Any) -> Any:
+    """What a feature of the operator's own tells, as JSON has it: arrays become lists.
+
+    Raises:
+        TypeError: something in it is neither an array, text, a number, None, a list nor a mapping
+            with keys of text.
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [plain(one) for one in value]
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: plain(one) for key, one in value.items()}
+    if hasattr(value, "shape"):  # NumPy's and JAX's arrays: not looked at number by number
+        array = np.asarray(value)
+        if array.dtype.kind in "biufUV" and array.dtype.names is None:  # V: bfloat16 and its like
+            return array.tolist()
+    raise TypeError(f"{shown(value)} ({type(value).__name__}) is nothing that JSON has")
 
 
 # by the feature that makes it, the type of what it tells, by sequence

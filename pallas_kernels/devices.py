@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_kernels import native
-from pallas_kernels.backends import OPERATIONS
+from pallas_kernels.backends import OPERATIONS, is_own, resolve
 from pallas_kernels.backends.record import (
     AMPERE_ADA_BLACKWELL,
     CPU,
@@ -22,6 +22,7 @@ from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
 
 PORTABLE = ("reference", "xla")  # backends that run on any device
+ATTENTION = ("decode", "prefill")  # operations that may have a backend outside the package
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
 # heads are stored padded with zeros to a multiple of so many elements; on a TPU XLA would bring a
@@ -124,7 +125,7 @@ class Backends:
         return self._options("threshold", self.threshold)
 
     def _options(self, operation: str, backend: str) -> dict[str, Any]:
-        record = OPERATIONS[operation][backend]
+        record = resolve(operation, backend)
         if not record.interprets:
             return {"backend": backend}
         options = {"backend": backend, "interpret": self.interpret}
@@ -247,7 +248,7 @@ def require_backend(
 
     Args:
         operation: "decode", "prefill", "write_kv" or "linear".
-        backend: its name.
+        backend: its name, or `module:NAME` of a record outside the package.
         device_kind, platform: as for choose_backends.
         shape: the model's attention.
 
@@ -257,8 +258,13 @@ def require_backend(
     family = device_family(device_kind, platform)
     portable = [name for name in PORTABLE if name in OPERATIONS[operation]]
     allowed = dict.fromkeys([*candidates(operation, family), *portable])
+    may_be_own = operation in ATTENTION
+    if may_be_own and is_own(backend) and family in resolve(operation, backend).runs:
+        allowed[backend] = None
     if backend not in allowed:
-        raise KernelError(operation, repr(backend), f"on {family} one of {', '.join(allowed)}")
+        own = f", or module:NAME of a backend that runs on {family}" if may_be_own else ""
+        names = ", ".join(allowed)
+        raise KernelError(operation, repr(backend), f"on {family} one of {names}{own}")
     stored = _as_stored(shape, HEAD_DIM_MULTIPLE.get(family, 1))
     refusal = _refusal(operation, backend, stored)
     if refusal is not None:
@@ -279,4 +285,4 @@ def _as_stored(shape: AttentionShape, head_dim_multiple: int) -> AttentionShape:
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:
-    return OPERATIONS[operation][backend].covers(shape)
+    return resolve(operation, backend).covers(shape)

@@ -33,7 +33,7 @@ from jaxserve.sampling_params import SamplingParams
 from server.errors import ApiError
 from server.protocol.named import named
 from server.protocol.requests import GenerationRequest
-from server.protocol.responses import ChunkWriter, response_body, timings, usage
+from server.protocol.responses import ChunkWriter, finite, response_body, timings, usage
 from server.service import (
     Service,
     client_of,
@@ -67,6 +67,11 @@ class Piece:
     first: bool  # nothing of the choice has been told yet
     output: RequestOutput
     new: CompletionOutput
+
+    @property
+    def reports(self) -> dict[str, Any]:
+        """What features of the operator's own have told of the choice, as a field of it."""
+        return {} if self.new.reports is None else {"reports": finite(self.new.reports)}
 
 
 @dataclass(slots=True)
@@ -237,7 +242,7 @@ class Answer(ABC, Generic[Body]):
         for completion in (one for output in finals for one in output.outputs):
             alternatives = completion.logprobs[:1] if completion.logprobs else ()
             generated += len(completion.token_ids) * (1 + sum(map(len, alternatives)))
-            generated += 8
+            generated += QUICK_ENTRIES if completion.reports else 8
         return self._prompt_tokens * asked + generated
 
     async def check_and_prepare(self) -> None:
@@ -329,7 +334,7 @@ class Answer(ABC, Generic[Body]):
         if self._entry is not None:
             self._entry.leave()
         holding = self.service.holders.holding(ids, self._client)
-        with self.service.engine.admitted(self.requests), holding:
+        with self.service.engine.admitted(self.requests), holding, named(self.fields()):
             async with contextlib.aclosing(merge(streams)) as outputs:
                 yield outputs
 

@@ -92,6 +92,7 @@ _USAGE = _object(
 )
 _REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
 _TOKENS = _maybe(_list(WHOLE))
+_REPORTS: Schema = {"type": "object", "additionalProperties": _list(ANY)}
 
 
 def _generated(kind: str, choice: Schema) -> Schema:
@@ -118,6 +119,7 @@ _TEXT_CHOICE = _object(
     },
     token_ids=_TOKENS,
     prompt_token_ids=_TOKENS,
+    reports=_REPORTS,
 )
 _MESSAGE = _object(
     {"role": {"const": "assistant"}, "content": _maybe(TEXT)},
@@ -132,6 +134,7 @@ _CHAT_CHOICE = _object(
         "finish_reason": _REASON,
     },
     token_ids=_TOKENS,
+    reports=_REPORTS,
 )
 _COMPLETION = _generated("text_completion", _TEXT_CHOICE)
 _CHAT = _generated("chat.completion", _CHAT_CHOICE)

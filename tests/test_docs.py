@@ -65,15 +65,20 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 @pytest.mark.slow
-def test_the_feature_of_research_changes_those_who_ask_for_it_alone(tmp_path: Path) -> None:
-    feature, program, entropy = blocks(ROOT / "docs" / "research.md", "python")
-    (tmp_path / "steering.py").write_text(feature)
-    (tmp_path / "entropy.py").write_text(entropy)
+def test_the_programs_of_research_run(tmp_path: Path) -> None:
+    programs = []
+    for block in blocks(ROOT / "docs" / "research.md", "python"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name is None:
+            programs.append(block)
+        else:
+            (tmp_path / name[1]).write_text(block)
+    steering, attention = programs
     head = "import numpy\nnumpy.save('vector.npy', numpy.random.default_rng(0).normal(size=256))\n"
     tail = """
 plainly = LLM(MODEL).generate(["2 + 2 ="], SamplingParams(temperature=0.0, max_tokens=8))[0]
-for output in (plain, steered):
-    print(output.outputs[0].token_ids == plainly.outputs[0].token_ids)
+for one in (plain, steered, output):
+    print(one.outputs[0].token_ids == plainly.outputs[0].token_ids)
 sizes = [len(one) for step in hidden_states for one in step]
 print(len(sizes), plain.outputs[0].reports, sizes[0], len(llm.params))
 llm.close()
@@ -87,7 +92,8 @@ told = LLM(MODEL, features=["entropy:Entropy"]).generate(
 print(len(told[0].outputs[0].reports["entropy"]), told[1].outputs[0].reports)
 """
     script = tmp_path / "script.py"
-    script.write_text((head + program + tail).replace("MODEL", repr(str(bundled_model_path()))))
+    text = head + steering + attention + tail
+    script.write_text(text.replace("MODEL", repr(str(bundled_model_path()))))
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -98,9 +104,9 @@ print(len(told[0].outputs[0].reports["entropy"]), told[1].outputs[0].reports)
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    same, steered, told, entropies = done.stdout.splitlines()
+    same, steered, attended, told, entropies = done.stdout.splitlines()
     assert entropies == "5 None"
-    assert (same, steered) == ("True", "False")
+    assert (same, steered, attended) == ("True", "False", "True")
     count, none, size = told.split()[:3]
     assert int(count) > 8 and (none, size) == ("None", "256"), "of prompt and output"
 

@@ -79,7 +79,7 @@ class Known(NamedTuple):
         machine = (found["rows"] for name, found in self.sections() if name == "machine")
         chosen = dict(map(tuple, next(machine, ()))).get(operation, "mosaic_gpu")
         module = OPERATIONS[operation][chosen].module.replace(".", "/")
-        return f"pallas_kernels/{module}.py"
+        return f"{module}.py"
 
 
 def area(known: Known, text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxserve.engine.features import EngineFeatures, shared_of
 from jaxserve.engine.waiting import Waiting
-from jaxserve.messages import AddGroup
+from jaxserve.messages import AddGroup, Refusal
 from jaxserve.observability.step_clock import StepClock
 from jaxserve.request import Request
 from jaxserve.scheduling.beams import BeamGroups
@@ -40,7 +40,8 @@ class Arrivals:
         self._beams, self._clock = beams, clock
         self._waiting = Waiting()
         self._to_abort: list[str] = []
-        self._failed: list[str] = []  # sequences that ended with an error of their own
+        # sequences that ended with an error of their own, see `StepOutput.failed`
+        self._failed: dict[str, Refusal | None] = {}
         self._queued: list[str] = []  # first sequences of messages for which something was begun
 
     @property
@@ -62,8 +63,8 @@ class Arrivals:
                 self._queue(asked, shared_of(begun))
             else:
                 self._waiting.add(asked, begun)
-        except Exception:  # whatever it is: logged here, and its client hears of it by `failed`
-            self._fail_message(asked)
+        except Exception as error:  # whatever it is: its client hears of it by `failed`
+            self._fail_message(asked, error)
 
     def begin_step(self, *, idle: bool) -> None:
         """Queue what has become ready, and end what is to be aborted.
@@ -75,8 +76,8 @@ class Arrivals:
             for asked, begun, aborted in self._waiting.take(BEGIN_WAIT_S if idle else 0.0):
                 try:
                     self._queue(asked, shared_of(begun))
-                except Exception:  # as in `add`
-                    self._fail_message(asked)
+                except Exception as error:  # as in `add`
+                    self._fail_message(asked, error)
                 self._to_abort += aborted
         if self._to_abort:
             self._abort_some()
@@ -86,15 +87,21 @@ class Arrivals:
         self._to_abort += sequence_ids
         self._abort_some()
 
-    def fail(self, request_id: str) -> None:
-        """End a sequence with an error of its own; of a search all of it."""
+    def fail(self, request_id: str, error: BaseException | None) -> None:
+        """End a sequence with an error of its own; of a search all of it.
+
+        The error is logged unless it says what of the request a feature refuses.
+        """
+        refusal = Refusal.of(error)
+        if refusal is None:
+            logger.error("request %s ends with an error", request_id, exc_info=error)
         name = self._beams.name_of(request_id) or request_id
         self._end(name)
-        self._failed.append(name)
+        self._failed[name] = refusal
 
-    def take_failed(self) -> list[str]:
-        """The first sequences of what has failed since the last call."""
-        found, self._failed = self._failed, []
+    def take_failed(self) -> dict[str, Refusal | None]:
+        """What has failed since the last call, by first sequence, see `StepOutput.failed`."""
+        found, self._failed = self._failed, {}
         return found
 
     def take_queued(self) -> list[str]:
@@ -131,11 +138,10 @@ class Arrivals:
         if shared:
             self._queued.append(first)
 
-    def _fail_message(self, asked: AddGroup) -> None:
-        logger.exception("a request of %d tokens could not be added", len(asked.prompt_token_ids))
-        for sequence_id in reversed(asked.sequence_ids):
+    def _fail_message(self, asked: AddGroup, error: Exception) -> None:
+        for sequence_id in reversed(asked.sequence_ids[1:]):
             self._end(sequence_id)
-        self._failed.append(asked.sequence_ids[0])
+        self.fail(asked.sequence_ids[0], error)
 
     def _abort_some(self) -> None:
         for _ in range(min(ABORTS_A_STEP, len(self._to_abort))):

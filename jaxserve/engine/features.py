@@ -7,11 +7,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from jaxserve.execution.features import Feature, Host, Need, TakenStep, overrides
+from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.results import Dispatched, StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.memory.page_keys import key_tokens
 from jaxserve.messages import AddGroup
 from jaxserve.models.rope import RopeConfig
+from jaxserve.reports import REPORTS, plain
 from jaxserve.request import Request
 from jaxserve.scheduling.plan import SeenTokens
 
@@ -87,13 +89,22 @@ class EngineFeatures:
         return tuple(f"{name}={key}" for name, key in keys if key)
 
     def took(self, step: Dispatched, result: StepResult, seen: SeenTokens) -> Reports:
-        """Have the features take in a step's tokens; what they tell of its sequences."""
+        """Have the features take in a step's tokens; what they tell of its sequences.
+
+        Raises:
+            FeatureError: a feature raises, or one of the operator's own tells no plain data.
+        """
         needs, outputs = step.step.needs, result.outputs
         chunks = needs.chunks(step.plan) if outputs and needs.lanes else []
         reports: Reports = {}
         given = TakenStep(seen, outputs, result.special, chunks, step)
         for feature in self._taking:
-            told = feature.took(given)
+            try:
+                told = feature.took(given)
+                if told and feature.name not in REPORTS:
+                    told = plain(told)
+            except Exception as error:
+                raise FeatureError(feature.name, "took", error) from error
             if told:
                 reports[feature.name] = told
         return reports

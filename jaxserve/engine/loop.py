@@ -8,7 +8,6 @@ each step before the next is planned: the same tokens, one step at a time.
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,8 +40,6 @@ from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.view import view_of
-
-logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -227,23 +224,22 @@ class Engine:
             self.on_dispatch(self._num_steps, plan)
         self._num_steps += 1
         if left_out:
-            for request_id in left_out:
-                self._arrivals.fail(request_id)
+            for request_id, error in left_out.items():
+                self._arrivals.fail(request_id, error)
             self.runner.packer.forget_left_out()
             scheduler = self.scheduler
             scheduler.reset_prefix_cache()  # what the step computes for them need not be right
         return dispatched
 
-    def _pack(self, plan: StepPlan) -> tuple[PackedStep, list[str]]:
-        """The operand of a plan, and the requests whose rows could not be packed as they asked."""
-        left_out: list[str] = []
+    def _pack(self, plan: StepPlan) -> tuple[PackedStep, dict[str, BaseException | None]]:
+        """The operand of a plan, and why rows of requests could not be packed as they asked."""
+        left_out: dict[str, BaseException | None] = {}
         while True:
             try:
                 return self.runner.pack(plan), left_out
             except RowError as error:
-                logger.exception("a request ends with an error")
                 self.runner.packer.leave_out(error.request_id)
-                left_out.append(error.request_id)
+                left_out[error.request_id] = error.__cause__
 
     def _commit(self, step: Dispatched) -> tuple[SeenTokens, Reports]:
         """Take in what a step computed: its tokens, and what features tell of its sequences."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.execution.features import Feature, Tokens, overrides
+from jaxserve.execution.features.traced import traced
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
 from jaxserve.models.protocol import Hooks
 
@@ -74,7 +75,7 @@ class HookedFeatures:
     def positions(self, positions: jax.Array) -> jax.Array:
         """What the model takes for the tokens' positions, of int32[1, T]."""
         for feature, tokens in self._parts:
-            positions = feature.positions(tokens, positions)
+            positions = traced(feature, "positions", tokens, positions)
         return positions
 
     def hooks(self) -> Hooks:
@@ -86,17 +87,17 @@ class HookedFeatures:
 
         def embed(x: jax.Array) -> jax.Array:
             for feature, tokens in having["embed"]:
-                x = feature.embed(tokens, x)
+                x = traced(feature, "embed", tokens, x, like=x)
             return x
 
         def linear(name: str, layer: int, x: jax.Array, y: jax.Array) -> jax.Array:
             for feature, tokens in having["linear"]:
-                y = feature.linear(tokens, name, layer, x, y)
+                y = traced(feature, "linear", tokens, name, layer, x, y, like=y)
             return y
 
         def layer(index: int, x: jax.Array) -> jax.Array:
             for feature, tokens in having["layer"]:
-                x = feature.layer(tokens, index, x)
+                x = traced(feature, "layer", tokens, index, x, like=x)
             return x
 
         return Hooks(
@@ -110,7 +111,8 @@ class HookedFeatures:
         kept = dict(self._state)
         for feature, tokens in self._parts:
             if feature.name in kept:
-                kept[feature.name] = feature.next_state(tokens, hidden)
+                state = kept[feature.name]
+                kept[feature.name] = traced(feature, "next_state", tokens, hidden, like=state)
         return kept
 
 

@@ -165,6 +165,12 @@ class BlobLayout:
         step = self._step.cut(given.step, "M", count)
         return given._replace(step=step, features=features)
 
+    def outputs(self, feature: Feature, num_special: int) -> Any:
+        """Shapes and types of what a feature gives of so many special rows, or of the region."""
+        assert feature.outputs is not None
+        sizes = _sizes(self.shape, self.facts) | {"M": num_special}
+        return Layout(feature.outputs, sizes).abstract()
+
     def updates(self, flat: np.ndarray) -> np.ndarray:
         """The page-table entries of a NumPy blob, see `StepInputs.updates`."""
         offset, size, shape, _ = self._step.places["updates"]

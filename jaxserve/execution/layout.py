@@ -91,6 +91,11 @@ class Layout(Generic[T]):
             arrays.append(array if shape is None else array.reshape(shape))
         return self.kind(*arrays)
 
+    def abstract(self) -> T:
+        """Shapes and types of the arrays."""
+        places = self.places.values()
+        return self.kind(*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in places))
+
     def read(self, flat: jax.Array) -> T:
         """The arrays of a traced int32 array."""
         return self.kind(
@@ -111,15 +116,9 @@ class Layout(Generic[T]):
         return self.kind(**found)
 
     def parts(self, value: T) -> list[jax.Array]:
-        """The traced arrays of `value` as flat int32 arrays, to be concatenated."""
-        parts = []
-        for name, place in self.places.items():
-            part = getattr(value, name)
-            if part.shape != place.shape:
-                raise ValueError(f"{name} is {part.shape}, declared as {place.shape}")
-            part = part.astype(place.dtype)
-            parts.append(jax.lax.bitcast_convert_type(part, jnp.int32).reshape(-1))
-        return parts
+        """The traced arrays of `value`, of the declared shapes, as flat int32 arrays."""
+        found = (getattr(value, name) for name in self.places)
+        return [jax.lax.bitcast_convert_type(one, jnp.int32).reshape(-1) for one in found]
 
 
 class RowTable:

@@ -31,7 +31,7 @@ from jaxserve.execution.features import (
     overrides,
     threshold_on,
 )
-from jaxserve.execution.features.named import FeatureChoice
+from jaxserve.execution.features.named import FeatureChoice, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
@@ -56,6 +56,7 @@ from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
 from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.plan import StepPlan
+from pallas_kernels.backends import is_own
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +124,8 @@ class Runner:
             model_config,
             threshold_on(mesh, backends),
         )
-        own = make_features(facts, partial(getattr, config.asked))
-        self.features = (*own, *(kind(facts, options) for kind, options in own_features))
+        features = make_features(facts, partial(getattr, config.asked))
+        self.features = (*features, *(made(choice, facts) for choice in own_features))
         self.ropes = model_config.ropes
         self._fed = [f for f in self.features if overrides(f, "step_buffers")]
         self.packer = RowPacker(self._max_num_seqs, self.features)
@@ -192,6 +193,12 @@ class Runner:
 
         For a process that runs nothing but this engine, see `kept_steps`.
         """
+        for name in (self._backends.decode, self._backends.prefill):
+            if is_own(name):
+                logger.info(
+                    "steps are traced at each start and not kept: %s is a file of yours", name
+                )
+                return
         static = (self._model_config, self._structure, self.features, self._facts, self._cache)
         most = self._max_num_seqs, self._max_model_len
         self._kept = kept_steps(folder, self._mesh, (*static, *most))

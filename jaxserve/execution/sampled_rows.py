@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.execution.features import Feature, Rows, of_region, overrides
+from jaxserve.execution.features.traced import traced
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
 
 FEW_SPECIAL = 8  # special rows that are worth a branch of their own
@@ -79,13 +80,9 @@ def _special_rows(
     rows = _rows(layout, given, known, places)
     raw = adjusted = logits if places is None else logits[places]
     for feature in features:
-        adjusted = if_wanted(
-            feature,
-            layout,
-            given,
-            partial(feature.logits, given.features.get(feature.name), rows, adjusted),
-            adjusted,
-        )
+        inputs = given.features.get(feature.name)
+        adjust = partial(traced, feature, "logits", inputs, rows, adjusted, like=adjusted)
+        adjusted = if_wanted(feature, layout, given, adjust, adjusted)
     if places is None:
         drawn = _drawn(features, rows, adjusted)
     else:
@@ -97,7 +94,8 @@ def _special_rows(
     rows = replace(rows, adjusted=adjusted)
     for feature in features:
         if feature.outputs is not None and not of_region(feature):
-            report = partial(feature.after, given.features.get(feature.name), rows, raw, drawn)
+            inputs, like = given.features.get(feature.name), layout.outputs(feature, len(drawn))
+            report = partial(traced, feature, "after", inputs, rows, raw, drawn, like=like)
             outputs[feature.name] = if_wanted(feature, layout, given, report)
     return drawn, outputs
 
@@ -163,5 +161,6 @@ def _rows(layout: BlobLayout, given: Blob, known: Known, places: jax.Array | Non
 
 def _drawn(features: Sequence[Feature], rows: Rows, logits: jax.Array) -> jax.Array:
     """The tokens of the one feature that draws."""
-    (tokens,) = [t for f in features if (t := f.sample(rows, logits)) is not None]
+    drawn = (traced(f, "sample", rows, logits) for f in features if overrides(f, "sample"))
+    (tokens,) = [tokens for tokens in drawn if tokens is not None]
     return tokens

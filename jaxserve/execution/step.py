@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.execution.features import Feature, NewestTokens, Region, overrides
+from jaxserve.execution.features.traced import traced
 from jaxserve.execution.hooked import ComputeTokens, HookedFeatures
 from jaxserve.execution.inputs import (
     BlobLayout,
@@ -118,7 +119,8 @@ def run_step(
                 kept = {key: x[region] for key, x in hooked.kept[feature.name].items()}
                 lanes = spec.layout.shape.num_lanes
                 view = Region(hidden[region], _logits_of(spec, model), lanes, kept)
-                work = partial(feature.region, inputs, view)
+                like = spec.layout.outputs(feature, spec.layout.shape.num_special)
+                work = partial(traced, feature, "region", inputs, view, like=like)
                 outputs[feature.name] = if_wanted(feature, spec.layout, given, work)
     result = spec.result.write(Result(StepOutputs(sampled, counts), outputs))
     states = hooked.next_state(hidden)
@@ -169,7 +171,9 @@ def _decode_rows(
         return DecodeRows(first[:, None], starts[:, None], starts, live.astype(jnp.int32))
     (feature,) = [f for f in contained(spec.features, shape) if f.num_drafts]
     own = buffers.get(feature.name), state.features.get(feature.name)
-    drafts = feature.draft(NewestTokens(first, starts, step.slot, state.history, *own))
+    newest = NewestTokens(first, starts, step.slot, state.history, *own)
+    like = jax.ShapeDtypeStruct((len(first), shape.num_queries - 1), jnp.int32)
+    drafts = traced(feature, "draft", newest, like=like)
     offsets = jnp.arange(shape.num_queries)
     used = offsets < step.length[:, None]
     positions = jnp.where(used, starts[:, None] + offsets, state.history.shape[1] - 1)

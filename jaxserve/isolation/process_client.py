@@ -32,7 +32,7 @@ from jaxserve.messages import (
     EngineStats,
     StepOutput,
 )
-from jaxserve.named_class import CLASS_NAME
+from jaxserve.named_object import OBJECT_NAME
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -375,7 +375,7 @@ def _importable(feature: str | type) -> str:
     if isinstance(feature, str):
         return feature
     name = f"{feature.__module__}:{feature.__qualname__}"
-    if feature.__module__ == "__main__" or not CLASS_NAME.fullmatch(name):
+    if feature.__module__ == "__main__" or not OBJECT_NAME.fullmatch(name):
         allowed = "a class of a module that another process can import"
         raise ValidationError("features", name, allowed)
     return name

@@ -129,13 +129,14 @@ class ModelConfig:
         config = _read_gguf(folder) if is_gguf(folder) else read_object(folder / "config.json")
         if config is None:
             raise ValidationError("model", str(path), "a folder with a config.json")
-        config = OverriddenConfig(config, overrides or {})
+        overrides = overrides or {}
+        config = OverriddenConfig(config, overrides)
         generation = read_object(folder / "generation_config.json") or {}
         own, more = (_as_list(values.get("eos_token_id")) for values in (config, generation))
         if more:
             config["eos_token_id"] = [*own, *(t for t in more if t not in own)]
         try:
-            made = cls.from_hf(config)
+            made = cls.from_hf(config, may_be_own="architectures" in overrides)
         except UnsupportedModelError as error:
             file = str(folder if is_gguf(folder) else folder / "config.json")
             if more and error.field == "eos_token_id":
@@ -143,15 +144,19 @@ class ModelConfig:
             told = f"{error.allowed} ({file})"
             raise UnsupportedModelError(error.field, error.value, told) from error
         config.check_all_read(made.architecture)
-        for token in _as_list((overrides or {}).get("eos_token_id")):
+        for token in _as_list(overrides.get("eos_token_id")):
             if not 0 <= token < made.vocab_size:
                 allowed = f"token ids of this model, 0 to {made.vocab_size - 1}"
                 raise ValidationError("hf_overrides.eos_token_id", token, allowed)
         return made
 
     @classmethod
-    def from_hf(cls, config_json: Mapping[str, Any]) -> ModelConfig:
+    def from_hf(cls, config_json: Mapping[str, Any], *, may_be_own: bool = False) -> ModelConfig:
         """Reads a parsed Hugging Face config.json, with transformers' defaults for absent keys.
+
+        Args:
+            config_json: the config.
+            may_be_own: see `find_family`.
 
         Raises:
             UnsupportedModelError: an architecture, option or value that is not implemented.
@@ -159,7 +164,8 @@ class ModelConfig:
         # imported here: the families import this file
         from jaxserve.models.registry import find_family
 
-        family = find_family(config_json.get("architectures"), config_json.get("model_type"))
+        architectures, model_type = (config_json.get(k) for k in ("architectures", "model_type"))
+        family = find_family(architectures, model_type, may_be_own=may_be_own)
         return family.read_config(family.architecture, config_json)
 
 

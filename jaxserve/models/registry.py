@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxserve.errors import UnsupportedModelError
@@ -11,6 +11,7 @@ from jaxserve.models import gemma2, gemma3, llama, mixtral, olmo2, phi3, qwen3_m
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.sources import Source, Stack
+from jaxserve.named_object import OBJECT_NAME, object_of_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Family:
     """One Hugging Face architecture.
 
     Attributes:
-        architecture: the name in `architectures` of config.json.
+        architecture: the name in `architectures` of config.json; of a family outside the package
+            `module:NAME`, whatever its record says.
         model_type: the name in `model_type`, used when `architectures` is absent.
         read_config: (architecture, parsed config.json) -> ModelConfig or a subclass of it; raises
             UnsupportedModelError for what is not implemented.
@@ -71,23 +73,36 @@ FAMILIES = (
 
 def family_of(config: ModelConfig) -> Family:
     """The family whose reader made a config."""
-    return next(family for family in FAMILIES if family.architecture == config.architecture)
+    found = (family for family in FAMILIES if family.architecture == config.architecture)
+    return next(found, None) or _own_family(config.architecture)
 
 
-def find_family(architectures: list[str] | None, model_type: str | None) -> Family:
+def _own_family(name: str) -> Family:
+    """The family outside the package that `module:NAME` names."""
+    record = object_of_name("hf_overrides.architectures", name, "a Family", Family)
+    return replace(record, architecture=name)
+
+
+def find_family(
+    architectures: list[str] | None, model_type: str | None, *, may_be_own: bool = False
+) -> Family:
     """Returns the family that a config.json names.
 
     Args:
         architectures: the `architectures` field; its first supported entry wins.
         model_type: the `model_type` field, looked at only when `architectures` is absent or empty.
+        may_be_own: whether the field is the operator's, who may name a family as `module:NAME`.
 
     Raises:
         UnsupportedModelError: no implemented architecture is named.
+        ValidationError: a family outside the package cannot be imported.
     """
     allowed = f"one of {', '.join(family.architecture for family in FAMILIES)}"
     if architectures:
         if not isinstance(architectures, list):
             raise UnsupportedModelError("architectures", architectures, f"a list with {allowed}")
+        if may_be_own and OBJECT_NAME.fullmatch(str(architectures[0])):
+            return _own_family(architectures[0])
         for family in FAMILIES:
             if family.architecture in architectures:
                 return family

@@ -1,7 +1,11 @@
-"""The backends of all operations: to add one, write the file of its record and name it here."""
+"""The backends of all operations: to add one, write the file of its record and name it here.
+
+A backend of one's own outside the package is named `module:NAME`, by the place of its record.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import replace
 
@@ -19,7 +23,9 @@ def _by_operation() -> dict[str, dict[str, Implementation]]:
     found: dict[str, dict[str, Implementation]] = {}
     for backend in BACKENDS:
         for one in backend.implementations:
-            found.setdefault(one.operation, {})[backend.name] = replace(one, backend=backend.name)
+            module = f"pallas_kernels.{one.module}"
+            named = replace(one, backend=backend.name, module=module)
+            found.setdefault(one.operation, {})[backend.name] = named
     return found
 
 
@@ -27,12 +33,41 @@ def _by_operation() -> dict[str, dict[str, Implementation]]:
 OPERATIONS = _by_operation()
 
 
+def is_own(backend: str) -> bool:
+    """Whether a backend's name is that of a record outside the package."""
+    return ":" in backend
+
+
+@functools.cache
+def own_backend(name: str) -> dict[str, Implementation]:
+    """Implementations by operation of the backend that `module:NAME` names.
+
+    Raises:
+        KernelError: the record cannot be imported, or is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        record = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the module is somebody else's: whatever it raises is told
+        allowed = f"module:NAME of a Backend that can be imported ({error!r})"
+        raise KernelError("backend", repr(name), allowed) from error
+    if not isinstance(record, Backend):
+        allowed = f"module:NAME of a Backend (it is of type {type(record).__name__})"
+        raise KernelError("backend", repr(name), allowed)
+    return {one.operation: replace(one, backend=name) for one in record.implementations}
+
+
 def resolve(operation: str, backend: str) -> Implementation:
     """A backend's implementation of an operation.
 
     Raises:
-        KernelError: it has none.
+        KernelError: it has none, or is not there.
     """
+    if is_own(backend):
+        of_own = own_backend(backend)
+        if operation not in of_own:
+            raise KernelError("backend", repr(backend), f"one of {', '.join(of_own)} alone")
+        return of_own[operation]
     implementations = OPERATIONS[operation]
     if backend not in implementations:
         raise KernelError("backend", repr(backend), f"one of {', '.join(implementations)}")

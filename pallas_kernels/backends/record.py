@@ -56,10 +56,12 @@ class Implementation:
 
     Attributes:
         operation: a key of `pallas_kernels.backends.OPERATIONS`.
-        module: where it is, imported when it is first used: the compilers of GPU and TPU kernels
-            cost a third of a second each and exist for their devices only.
+        module: where it is, in this package, or anywhere for a backend outside of it; imported when
+            it is first used: the compilers of GPU and TPU kernels cost a third of a second each and
+            exist for their devices only.
         covers: why it does not cover a shape; None when it does.
-        runs: families of devices on which it is chosen, before those of later backends.
+        runs: families of devices on which it is chosen, before those of later backends; of a
+            backend outside the package, on which it may be asked for.
         interprets: whether it is a kernel, and takes `interpret`.
         tuning: the type of its kernel's static choices; None where there are none.
         stores: the element type in which it wants 8-bit weights; None where it has no wish.
@@ -87,7 +89,7 @@ class Implementation:
 
     def load(self) -> Any:
         """The module, imported."""
-        return importlib.import_module(f"pallas_kernels.{self.module}")
+        return importlib.import_module(self.module)
 
     def options(self, **given: Any) -> dict[str, Any]:
         """The options that are for kernels; none where this is not one.

@@ -22,4 +22,9 @@ def renamed(name: Callable[[str], str]) -> Iterator[None]:
 
 def named(fields: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
     """Errors of this block name the body's own fields, where those of parameters differ."""
-    return renamed(lambda field: fields.get(field, field))
+
+    def name(field: str) -> str:
+        first, dot, rest = field.partition(".")
+        return fields.get(field) or fields.get(first, first) + dot + rest
+
+    return renamed(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,6 +148,19 @@ def response_body(
         "system_fingerprint": FINGERPRINT,
         "usage": usage,
     }
+
+
+def finite(value: Any) -> Any:
+    """Plain data with null for the numbers that JSON does not have: infinite ones and NaN."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case list():
+            return [finite(one) for one in value]
+        case dict():
+            return {key: finite(one) for key, one in value.items()}
+        case _:
+            return value
 
 
 def model_card(name: str, created: int, max_model_len: int) -> dict[str, Any]:

@@ -164,6 +164,7 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             "finish_reason": self._finish_reason(piece),
             "stop_reason": new.stop_reason,
             "token_ids": new.token_ids if self.body.return_token_ids else None,
+            **piece.reports,
         }
 
     def _finish_reason(self, piece: Piece) -> str | None:

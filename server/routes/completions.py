@@ -69,7 +69,8 @@ class Completions(Answer[CompletionRequest]):
     def shown(self, completion: CompletionOutput) -> CompletionOutput:
         if self.body.max_tokens != 0:
             return completion
-        return CompletionOutput(completion.index, "", [], finish_reason="length")
+        reports = completion.reports
+        return CompletionOutput(completion.index, "", [], finish_reason="length", reports=reports)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         scored = piece.output.prompt_logprobs if self.body.prompt_logprobs is not None else None
@@ -93,6 +94,7 @@ class Completions(Answer[CompletionRequest]):
             "stop_reason": new.stop_reason,
             "prompt_token_ids": prompt_ids if with_ids and piece.first else None,
             "token_ids": new.token_ids if with_ids else None,
+            **piece.reports,
         }
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:

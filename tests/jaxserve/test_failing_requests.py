@@ -12,6 +12,7 @@ from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.engine.features import EngineFeatures
+from jaxserve.errors import ValidationError
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.prompt_scores import PromptScores
 from jaxserve.output_processor import OutputProcessor
@@ -97,6 +98,37 @@ def test_packing(llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Logprobs, "pack", pack)
     check_others_go_on(llm, caplog)
+
+
+@pytest.mark.parametrize("method", ["prepare", "bind", "pack"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_a_feature_refuses_is_its_callers_error(
+    llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch, method: str, n: int
+) -> None:
+    expected = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    kind: Any = EngineFeatures if method == "prepare" else Logprobs
+    real = getattr(kind, method)
+
+    def refusing(self: Any, *given: Any) -> Any:
+        requests = [row.request for row in given[1]] if method == "pack" else given[:1]
+        if any(is_marked(one) for one in requests):
+            raise ValidationError("extra_args.own.strength", "a lot", "a number")
+        return real(self, *given)
+
+    monkeypatch.setattr(kind, method, refusing)
+    engine = llm.client.engine  # type: ignore[attr-defined]
+    marked = SamplingParams(temperature=0.5, max_tokens=6, logprobs=7, n=n)
+    told = r"extra_args\.own\.strength='a lot' is not supported: a number"
+    with caplog.at_level(logging.ERROR), pytest.raises(ValidationError, match=told):
+        llm.generate(PROMPTS, [GREEDY, marked, GREEDY], use_tqdm=False)
+    assert not caplog.text, "it is no fault of the engine's"
+    llm.enqueue(PROMPTS[1], marked)
+    found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [one.outputs[0].token_ids for one in found] == expected
+    with pytest.raises(ValidationError, match=told):
+        llm.wait_for_completion(use_tqdm=False)
+    engine.scheduler.check_integrity()
+    assert not engine.has_work and not engine.scheduler.running
 
 
 def test_making_text(llm: LLM, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,11 +22,13 @@ from jaxserve.client import LocalClient
 from jaxserve.errors import ValidationError
 from jaxserve.loading import load_engine
 from jaxserve.outputs import RequestOutput
-from pallas_kernels import Backends
+from pallas_kernels import AttentionShape, Backends, KernelError
+from pallas_kernels.backends.record import ANYWHERE, Backend, Implementation
 from pallas_kernels.backends.triton import TritonDecodeTuning, TritonPrefillTuning
 from pallas_kernels.tuning import ChipTuning
 from tests.absent_devices import HOPPER_INTERPRETER, needs_hopper_interpreter
 
+PAGE = Path(__file__).parents[2] / "docs" / "research.md"
 HOPPER_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
@@ -182,6 +188,39 @@ def test_bfloat16_logits_on_mosaic_gpu_are_those_of_plain_xla(tmp_path, monkeypa
     assert got.shape == want.shape == (39 + 6 + 17 + 3 * 4, HOPPER_CONFIG["vocab_size"])
     # rounding gives up to 0.02 of the spread over the vocabulary, a wrong key or value most of it
     assert (np.abs(got - want).max(axis=1) <= 0.05 * want.std(axis=1)).all()
+
+
+@pytest.mark.slow
+def test_an_own_backend_computes_the_tokens_of_plain_xla(
+    float32_model, tokens_of_plain_xla, monkeypatch
+):
+    """The page's, which says how often it was traced."""
+    (text,) = re.findall(r"```python\n# plain_attention.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    module: Any = ModuleType("plain_attention")
+    monkeypatch.setitem(sys.modules, "plain_attention", module)
+    exec(text, vars(module))
+    traced = []
+    attend = module.attend
+    module.attend = lambda *given: traced.append(given[0].shape) or attend(*given)
+    own = replace(XLA, decode="plain_attention:BACKEND", prefill="plain_attention:BACKEND")
+    assert tokens(float32_model, own) == tokens_of_plain_xla
+    rows = {shape[0] for shape in traced}
+    assert len(traced) == len(set(traced)) and {3, 24} <= rows, "once a shape, for all layers"
+
+
+def test_an_own_backend_that_does_not_cover_the_model_is_one_error(model_folder, monkeypatch):
+    def covers(shape: AttentionShape) -> KernelError | None:
+        return KernelError("head_dim", shape.head_dim, "1000")
+
+    module: Any = ModuleType("narrow")
+    module.BACKEND = Backend("narrow", (Implementation("decode", "narrow", covers, ANYWHERE),))
+    monkeypatch.setitem(sys.modules, "narrow", module)
+    with pytest.raises(ValidationError, match=r"decode_backend='narrow:BACKEND'.*covers head_dim="):
+        LLM(
+            str(model_folder("llama_gqa")),
+            skip_tokenizer_init=True,
+            decode_backend="narrow:BACKEND",
+        )
 
 
 def test_a_backend_of_another_device_is_refused(model_folder):

@@ -8,8 +8,9 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
+from jaxserve.errors import ValidationError
 from jaxserve.inputs import PreparedRequest
-from jaxserve.messages import AddGroup, EngineStats, FirstStep, StepOutput
+from jaxserve.messages import AddGroup, EngineStats, FirstStep, Refusal, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.observability.step_times import StepTimes
@@ -124,3 +125,25 @@ def test_whose_fault_it_is_that_a_grammar_ends_a_text(reason: FinishReason, told
     run = Run(None, detokenize=False)
     (output,) = run.take({"0.0": [3]}, ends={0: End(reason, None)})
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("error", told)
+
+
+def test_a_request_that_a_feature_refuses_ends_with_that_error() -> None:
+    run = Run(None, n=2, temperature=1.0)
+    refusal = Refusal.of(ValidationError("extra_args.a.b", {"c": "d"}, "a number"))
+    assert Refusal.of(RuntimeError("a bug")) is None
+    processed = run.outputs.process(StepOutput(**NOTHING, failed={"0.0": refusal}))
+    assert processed.outputs == [] and processed.stopped == {"0.0": "r", "0.1": "r"}
+    error: Any = processed.refused["r"]
+    assert str(error) == "extra_args.a.b={'c': 'd'} is not supported: a number"
+    assert (error.field, error.allowed) == ("extra_args.a.b", "a number")
+    assert not run.outputs.has_live
+
+
+def test_the_last_delta_has_the_reports_of_all_steps() -> None:
+    run = Run(None, output_kind=RequestOutputKind.DELTA, detokenize=False)
+    told = [
+        run.take({"0.0": [token]}, ends=ends, reports={"own": {"0.0": token}})[0].outputs[0]
+        for token, ends in ((3, {}), (4, {}), (5, {0: End(FinishReason.LENGTH, None)}))
+    ]
+    assert [one.token_ids for one in told] == [[3], [4], [5]]
+    assert [one.reports for one in told] == [None, None, {"own": [3, 4, 5]}]

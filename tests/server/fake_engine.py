@@ -85,6 +85,7 @@ class FakeEngine:
         delay: seconds before each token.
         replies: the texts of all completions, in place of `reply`.
         fail_after, failure: raise `failure` after that many tokens.
+        reports: what features have told of each completion by its end.
         abort_after: end the request with finish_reason "abort" after that many tokens.
         started, aborted, finished: request ids, in order.
         params: the sampling parameters of each request; limits: most tokens of each; turns: when
@@ -113,6 +114,7 @@ class FakeEngine:
         self.reply = reply
         self.delay = 0.0
         self.replies: list[str] | None = None
+        self.reports: dict[str, list[Any]] | None = None
         self.abort_after: int | None = None
         self.fail_after: int | None = None
         self.failure: Callable[[], Exception] = lambda: EngineDeadError("gone at 0x7f00/secret")
@@ -227,7 +229,8 @@ class FakeEngine:
                 named = {t: Logprob(-9.0, None, chr(t)) for t in params.logprob_token_ids or ()}
                 logprobs = [named | _logprobs(one, params.logprobs) for one in ids]
             reason = reasons[index] if last else None
-            return CompletionOutput(index, text, ids, None, logprobs, reason)
+            told = self.reports if last else None
+            return CompletionOutput(index, text, ids, None, logprobs, reason, reports=told)
 
         total = 0
         for step in range(max(len(text) for text in texts)):

@@ -260,6 +260,15 @@ class Feature:
     def serve(self, host: Host) -> None:
         """The engine is there and takes requests from now on."""
 
+    def asked_of(self, request: Request) -> Any:
+        """What a request says to the feature in `extra_args`; None: nothing.
+
+        A feature refuses what it cannot read with a ValidationError, which names the field as
+        `extra_args.name`, from any method that is given the request: its caller gets that error
+        (over HTTP a 400), and others go on.
+        """
+        return (request.params.extra_args or {}).get(self.name)
+
     def begins(self, asked: AddGroup) -> Future[Any] | None:
         """What a message has to wait for before it is queued; None: nothing.
 
@@ -279,8 +288,8 @@ class Feature:
     def took(self, step: TakenStep) -> dict[str, Any] | None:
         """Take in a step's tokens; what is to be told of its sequences, by their ids.
 
-        It is of the type that `reports.REPORTS` names for the feature; of others plain data: text,
-        numbers, lists, mappings. A beam's own token is replaced by another one afterwards.
+        It is of the type that `reports.REPORTS` names for the feature; of others what JSON has (see
+        `reports.plain`). A beam's own token is replaced by another one afterwards.
         """
         return None
 

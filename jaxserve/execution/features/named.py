@@ -6,16 +6,47 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features.feature import Feature, overrides
-from jaxserve.named_class import class_of_name
+from jaxserve.execution.features.feature import Facts, Feature, overrides
+from jaxserve.execution.features.traced import FeatureError
+from jaxserve.named_object import object_of_name
 
 FIELD, OPTIONS = "features", "feature_config"
 
 FeatureChoice = tuple[type[Feature], Mapping[str, Any]]  # a feature and its options
 
 
+class _Options(dict[str, Any]):
+    """Options of a feature; one that the feature reads and that is absent is refused by name."""
+
+    def __init__(self, feature: str, given: Mapping[str, Any]):
+        super().__init__(given)
+        self._feature = feature
+
+    def __missing__(self, key: str) -> Any:
+        field = f"{OPTIONS}.{self._feature}.{key}"
+        raise ValidationError(field, None, "a value: the feature is not made without it")
+
+
+def made(choice: FeatureChoice, facts: Facts) -> Feature:
+    """A feature of an engine.
+
+    Raises:
+        ValidationError: by the feature, which names the option that it cannot read.
+        FeatureError: it raises anything else.
+    """
+    kind, options = choice
+    try:
+        return kind(facts, options)
+    except ValidationError:
+        raise
+    except Exception as error:
+        raise FeatureError(kind.name, "__init__", error) from error
+
+
 def _lacks(kind: type[Feature]) -> str | None:
     """What a feature must have beside what it has; None: it is whole."""
+    if overrides(kind, "sample"):
+        return "no `sample`, since the feature sampling draws"
     hooks = any(overrides(kind, name) for name in ("positions", "embed", "linear", "layer"))
     reads = kind.token_row is not None or (hooks and kind.inputs is not None)
     if reads and not (overrides(kind, "cache_key") or overrides(kind, "key_spans")):
@@ -46,7 +77,7 @@ def chosen_features(
     given, names = dict(options or {}), {*taken}
     found: list[FeatureChoice] = []
     for one in asked:
-        kind = class_of_name(FIELD, one, "a feature") if isinstance(one, str) else one
+        kind = object_of_name(FIELD, one, "a feature", type) if isinstance(one, str) else one
         name = getattr(kind, "name", None)
         if not issubclass(kind, Feature) or not isinstance(name, str):
             raise ValidationError(FIELD, one, "a subclass of jaxserve.Feature with a name")
@@ -60,7 +91,7 @@ def chosen_features(
         own = given.pop(name, {})
         if not isinstance(own, Mapping):
             raise ValidationError(f"{OPTIONS}.{name}", own, "a mapping of options")
-        found.append((kind, own))
+        found.append((kind, _Options(name, own)))
     if given:
         allowed = f"names of features: {', '.join(kind.name for kind, _ in found) or 'none'}"
         raise ValidationError(OPTIONS, ", ".join(given), allowed)

@@ -90,7 +90,7 @@ class PromptScores(Feature):
             inputs.target[begin : begin + len(following)] = following
             begin += length
 
-    def region(self, inputs: PromptScoreInputs, region: Region) -> LogprobRows:
+    def region(self, inputs: PromptScoreInputs, region: Region) -> PromptScoreOutputs:
         hidden, count = region.hidden, region.hidden.shape[0]
         block = min(BLOCK, count)
         padding = -count % block
@@ -102,7 +102,7 @@ class PromptScores(Feature):
             return score(region.logits_of(rows), wanted, self.facts.num_logprobs)
 
         scored = lax.map(one_block, (hidden, targets))
-        return LogprobRows(*(x.reshape(-1, *x.shape[2:])[:count] for x in scored))
+        return PromptScoreOutputs(*(x.reshape(-1, *x.shape[2:])[:count] for x in scored))
 
     def _take(self, chunk: Chunk, begin: int, values: PromptScoreOutputs) -> None:
         """Keep what a chunk, whose first token is region token `begin`, says of its tokens."""

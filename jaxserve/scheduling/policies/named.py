@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from jaxserve.errors import ValidationError
-from jaxserve.named_class import class_of_name
+from jaxserve.named_object import object_of_name
 from jaxserve.scheduling.policies.inputs import PolicyInputs
 from jaxserve.scheduling.policies.policy import Policy
 
@@ -22,7 +22,7 @@ def policy_of_name(name: str, inputs: PolicyInputs) -> Policy:
     Raises:
         ValidationError: it cannot be imported, or does not follow the protocol `Policy`.
     """
-    found = class_of_name("scheduling_policy", name, "a policy")
+    found = object_of_name("scheduling_policy", name, "a policy", type)
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if missing:
         lacks = f"it lacks {', '.join(missing)}"

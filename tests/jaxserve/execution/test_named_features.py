@@ -11,7 +11,8 @@ import pytest
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES, Feature, Need
-from jaxserve.execution.features.named import chosen_features
+from jaxserve.execution.features.named import chosen_features, made
+from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.layout import array, arrays
 from jaxserve.execution.packing import RowPacker
 from tests.jaxserve.execution.engine_facts import FACTS
@@ -67,6 +68,10 @@ class Taken(Mine):
     name = ALL_NAMES[0]
 
 
+class Draws(Mine):
+    def sample(self, rows: Any, logits: Any) -> Any: ...
+
+
 class Nameless(Feature): ...
 
 
@@ -88,12 +93,13 @@ def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
         ([Everywhere], {}, "special=True"),
         ([Never], {}, "`need`"),
         ([Neighbours], {}, "a row or inputs"),
+        ([Draws], {}, "no `sample`, since the feature sampling draws"),
         ([Taken], {}, "another name"),
         ([Mine, Mine], {}, "another name"),
         ([Nameless], {}, "with a name"),
         ([int], {}, "subclass"),
         (["no_such_module:Mine"], {}, "can be imported"),
-        (["json:dumps"], {}, "no class"),
+        (["json:dumps"], {}, "of type function"),
         ([Mine], {"other": {}}, "names of features: mine"),
         ([Mine], {"mine": 3}, "a mapping of options"),
     ],
@@ -101,6 +107,24 @@ def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused(given: list[Any], options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         chosen_features(given, options, ALL_NAMES)
+
+
+class Layered(Mine):
+    def __init__(self, facts: Any, options: Any):
+        super().__init__(facts, options)
+        self.share = 1 / options["layer"]
+
+
+def test_options_that_a_feature_cannot_be_made_with() -> None:
+    def layered(options: dict[str, Any]) -> Any:
+        return made(chosen_features([Layered], {"mine": options}, ALL_NAMES)[0], FACTS)
+
+    assert layered({"layer": 2}).share == 0.5 and layered({"layer": 2}).options.get("b") is None
+    with pytest.raises(ValidationError, match=r"feature_config\.mine\.layer=None") as caught:
+        layered({})
+    assert caught.value.field == "feature_config.mine.layer"
+    with pytest.raises(FeatureError, match=r"`__init__` of feature mine: ZeroDivisionError"):
+        layered({"layer": 0})
 
 
 class Own:

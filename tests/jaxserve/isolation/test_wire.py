@@ -39,6 +39,7 @@ from jaxserve.messages import (
     FirstStep,
     Hypothesis,
     PageStats,
+    Refusal,
     StepOutput,
 )
 from jaxserve.observability.engine_view import EngineView, QueueView, SlotView
@@ -106,6 +107,7 @@ OUTPUT = StepOutput(
     step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8, 9),
     page_waits=[0.0, 0.25],
     queued=["7.0"],
+    failed={"7.0": Refusal("extra_args.a", "{1: 2}", "a number"), "8.0": None},
 )
 CONFIG = EngineConfig(model="m", hf_overrides={"a": [1, {"b": 2}]}, served_model_name=("x", "y"))
 ALL: list[Body] = [
@@ -150,6 +152,7 @@ def test_types_are_restored_within() -> None:
     assert output.ends[1].reason is FinishReason.STOP
     assert isinstance(output.reports[LOGPROBS]["7.0"], TokenLogprobs)
     assert isinstance(output.reports[PROMPT_SCORES]["7.0"][0], TokenLogprobs)
+    assert isinstance(output.failed["7.0"], Refusal)
     assert isinstance(output.stats.times, StepTimes) and output.stats.pages.num_found == 2
 
 

@@ -1,55 +1,41 @@
-"""The family that docs/models.md builds: its blocks as files, against transformers."""
+"""The family that docs/models.md builds: its blocks as a file outside the package."""
 
 from __future__ import annotations
 
-import importlib
+import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM
 
-import jaxserve.models
-from jaxserve.errors import UnsupportedModelError
-from jaxserve.models import ModelConfig, registry
+from jaxserve import LLM, SamplingParams
+from jaxserve.errors import UnsupportedModelError, ValidationError
+from jaxserve.execution.static_digest import UnknownValueError, digest
+from jaxserve.models import ModelConfig
+from jaxserve.models.weights import load_model
+from jaxserve.parallel.mesh import make_mesh
 from tests.jaxserve import oracle
 from tests.jaxserve.models.dense import empty_cache, run
-from tests.jaxserve.models.test_parity import TOLERANCE, load, random_tokens, relative_error
+from tests.jaxserve.models.test_parity import TOLERANCE, random_tokens, relative_error
 from tests.tiny_models import VOCAB_SIZE
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-REGISTRY = "jaxserve/models/registry.py"
+OWN: dict[str, Any] = {"architectures": ["granite:GRANITE"]}
 
 
-def files() -> dict[str, str]:
-    """Contents by the name that each block begins with."""
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    return dict(blocks)
+def source() -> str:
+    """The page's blocks, one behind the other."""
+    return "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
 
 
 @pytest.fixture
-def granite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Folder of a small random Granite, which the tutorial's files serve."""
-    for name, text in files().items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name == REGISTRY:
-            path = tmp_path / "jaxserve/models/granite/entry.py"
-            text = (
-                "from jaxserve.models import granite\n"
-                f"from jaxserve.models.registry import Family\n\nENTRY = {text}"
-            )
-        path.write_text(text)
+def granite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a small random Granite, beside the module that serves it."""
+    (tmp_path / "granite.py").write_text(source())
     monkeypatch.syspath_prepend(str(tmp_path))
-    # a package's own list of folders, as if the files lay beside the others
-    monkeypatch.setattr(
-        jaxserve.models, "__path__", [*jaxserve.models.__path__, str(tmp_path / "jaxserve/models")]
-    )
-    entry = importlib.import_module("jaxserve.models.granite.entry").ENTRY
-    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, entry))
     torch.manual_seed(0)
     config = GraniteConfig(
         vocab_size=VOCAB_SIZE,
@@ -68,26 +54,61 @@ def granite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pad_token_id=0,
     )
     GraniteForCausalLM(config).save_pretrained(tmp_path / "model")
-    yield tmp_path / "model"
-    for name in [name for name in sys.modules if name.startswith("jaxserve.models.granite")]:
-        del sys.modules[name]
-    del jaxserve.models.granite
+    return tmp_path / "model"
 
 
 def test_the_tutorial_is_short() -> None:
-    assert sum(len(text.splitlines()) for text in files().values()) <= 150
-    assert len(files()) == 5
+    assert len(source().splitlines()) <= 130
 
 
 def test_its_logits_equal_transformers(granite: Path) -> None:
-    model, tokens = load(granite), random_tokens(40)
+    config, tokens = ModelConfig.from_folder(granite, OWN), random_tokens(40)
+    model = load_model(granite, config, mesh=make_mesh(1))
     with torch.no_grad():
         expected = oracle.load(granite)(torch.tensor(tokens)[None]).logits[0].numpy()
     found, _ = run(model, tokens, empty_cache(model.config, len(tokens)), 0)
     assert relative_error(found, expected) <= TOLERANCE
 
 
-def test_without_its_entry_the_model_is_refused(granite: Path, monkeypatch) -> None:
-    monkeypatch.setattr(registry, "FAMILIES", registry.FAMILIES[:-1])
+@pytest.mark.slow
+def test_its_greedy_tokens_equal_transformers(granite: Path) -> None:
+    prompt = random_tokens(20).tolist()
+    with torch.no_grad():
+        expected = oracle.load(granite).generate(
+            torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False
+        )
+    sizes = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "num_pages": 20}
+    with LLM(str(granite), hf_overrides=OWN, skip_tokenizer_init=True, **sizes) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+
+
+def test_its_steps_are_not_kept_for_a_later_start(granite: Path) -> None:
+    with pytest.raises(UnknownValueError, match=r"granite\.GraniteConfig"):
+        digest(ModelConfig.from_folder(granite, OWN))
+
+
+def test_without_the_operators_word_the_model_is_refused(granite: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"architectures=\['GraniteForCausalLM'\]"):
         ModelConfig.from_folder(granite)
+    config = json.loads((granite / "config.json").read_text())
+    (granite / "config.json").write_text(json.dumps(config | OWN))
+    with pytest.raises(UnsupportedModelError, match=r"architectures=\['granite:GRANITE'\]"):
+        ModelConfig.from_folder(granite)
+    with pytest.raises(UnsupportedModelError, match=r"architectures=\['granite:GRANITE'\]"):
+        ModelConfig.from_folder(granite, {"rms_norm_eps": 1e-5})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("granite:NOTHING", "that can be imported .*no attribute 'NOTHING'"),
+        ("no_such_module:GRANITE", "that can be imported .*No module named"),
+        ("granite:GraniteConfig", "a Family .it is of type type"),
+    ],
+)
+def test_what_is_no_family_is_one_error(granite: Path, name: str, told: str) -> None:
+    with pytest.raises(ValidationError, match=told) as caught:
+        ModelConfig.from_folder(granite, {"architectures": [name]})
+    assert caught.value.field == "hf_overrides.architectures"

@@ -70,7 +70,7 @@ def test_the_example_of_the_docs_is_a_policy(module: ModuleType) -> None:
         ("short_answers:Nothing", "that can be imported .*has no attribute 'Nothing'"),
         ("no_such_module:Policy", "that can be imported .*No module named 'no_such_module'"),
         ("short_answers:Incomplete", "it lacks peek"),
-        ("short_answers:value", "it is no class"),
+        ("short_answers:value", "it is of type ShortAnswersFirst"),
         ("short_answers:Alone", "made with one argument, PolicyInputs"),
         ("short_answers:Fails", r"made with one argument, PolicyInputs \(ZeroDivisionError"),
         ("short_answers:Older", r"whose rank takes \(self, num_prompt, priority, num_output\)"),
