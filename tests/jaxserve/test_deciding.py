@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from jaxserve import EngineConfig, deciding
-from jaxserve.deciding import Decided, choose, decide
+from jaxserve.deciding import Decided, decide
 from jaxserve.engine.loop import Engine
 from jaxserve.execution import pool_plan
-from jaxserve.execution.host_pages import BACK, OUT
 from jaxserve.hub import locate
 from jaxserve.load_progress import LoadProgress
 from jaxserve.loading import build, load_engine
@@ -60,7 +59,7 @@ def test_a_decision_is_plain_data(
     decided = decided_for(replace(config, hf_token="secret"))
     text = to_json(decided)
     assert "secret" not in text and from_json(text) == decided
-    assert decided.config.cache.num_pages > 1
+    assert decided.config.cache.num_pages > 1 and decided.config.cache.num_host_pages == 0
     assert repr(from_json(text)) == repr(decided), "steps are kept by it"
 
 
