@@ -70,6 +70,14 @@ class Decided:
     def kv_format(self) -> KVFormat:
         return KVFormat.of(self.config.asked.kv_cache_dtype, self.config.model.dtype)
 
+    @property
+    def of_steps(self) -> str:
+        """Text of what decides the compiled steps, their features left out."""
+        config = self.config
+        settings = config.model, config.cache, config.scheduler, config.asked.kv_cache_dtype
+        weights = self.model, self.form, self.plan
+        return repr((*weights, self.backends, self.kv_scales, *settings))
+
     def runner(self, mesh: Mesh) -> Runner:
         """A runner that knows shapes alone."""
         kv_cache = KVCache.of(

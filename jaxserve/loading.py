@@ -163,7 +163,7 @@ def build(
     busy = BusyWindow()
     scheduler = _make_scheduler(config, runner, busy, tier)
     if keep_steps:
-        runner.keep_steps(cache_folder, repr(decided))
+        runner.keep_steps(cache_folder, decided.of_steps)
     _compile(runner, config, cache_folder, report)
     grammars = None
     if not asked.skip_tokenizer_init:

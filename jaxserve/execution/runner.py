@@ -216,10 +216,11 @@ class Runner:
 
         Args:
             folder: of compiled programs; None: there is none.
-            decided: text of all that this runner was made of.
+            decided: text of what this runner was made of.
         """
+        static = repr((decided, [feature.name for feature in self.features], self.num_logprobs))
         parts = *self.features, self._model_config
-        self._kept = kept_steps(folder, self._mesh, decided, parts)
+        self._kept = kept_steps(folder, self._mesh, static, parts)
 
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""

@@ -60,7 +60,35 @@ def test_a_decision_is_plain_data(
     text = to_json(decided)
     assert "secret" not in text and from_json(text) == decided
     assert decided.config.cache.num_pages > 1 and decided.config.cache.num_host_pages == 0
-    assert repr(from_json(text)) == repr(decided), "steps are kept by it"
+    assert from_json(text).of_steps == decided.of_steps
+
+
+def test_steps_are_kept_by_what_decides_them_and_by_nothing_else(
+    model_folder: Callable[..., Path],
+) -> None:
+    config = asked_for(model_folder(CASE))
+    (plain,) = {
+        decided_for(one).of_steps
+        for one in (
+            config,
+            replace(config, seed=3, compile_ahead=1, overlap=False, max_num_queued_reqs=5),
+            replace(config, hf_token="secret", served_model_name=("other",)),
+        )
+    }
+    assert " at 0x" not in plain, "it names no place in this process's memory"
+    others = {
+        decided_for(replace(config, **change)).of_steps
+        for change in (
+            {"dtype": "bfloat16"},
+            {"quantization": "int8"},
+            {"kv_cache_dtype": "int8"},
+            {"max_num_seqs": 3},
+            {"max_model_len": 80},
+            {"num_pages": 41},
+            {"attention_window": 16},
+        )
+    }
+    assert len({plain, *others}) == 8
 
 
 @pytest.mark.slow
