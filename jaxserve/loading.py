@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -76,7 +75,6 @@ def load_engine(
     config: EngineConfig,
     *,
     progress: Callable[[str], Any] = logger.info,
-    devices: list[jax.Device] | None = None,
     backends: Backends | None = None,
     with_tokenizer: bool = True,
     keep_steps: bool = False,
@@ -87,7 +85,6 @@ def load_engine(
     Args:
         config: what the user asked for.
         progress: told one line a phase.
-        devices: devices to use; all of the default platform when None.
         backends: kernels to use; chosen from the device and `config` when None.
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
         keep_steps: do not trace what an earlier start has traced, see `execution/kept_steps.py`.
@@ -106,7 +103,7 @@ def load_engine(
         make_policy(config)
         chosen_features(config.features, config.feature_config, ALL_NAMES)
         files = _found(config, report)
-        mesh = make_mesh(config.tensor_parallel_size, devices)
+        mesh = make_mesh(config.tensor_parallel_size)
         decided, runner, tokenizer = decide(
             config, files, mesh, report, backends=backends, with_tokenizer=with_tokenizer
         )
