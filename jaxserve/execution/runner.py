@@ -331,7 +331,7 @@ class Runner:
             EngineDeadError: the call failed, and the device state that it was given is lost.
         """
         step = packed or self.pack(plan)
-        first = plan.num_moves_first
+        first = plan.num_moves_first if plan.moves else 0
         self._move(plan.moves[:first])
         if plan.forks:
             for blob in self._copies.pack(plan.forks):
@@ -349,7 +349,7 @@ class Runner:
         return Dispatched(plan, step, *result)
 
     def _move(self, moves: Sequence[Move]) -> None:
-        for command, operand in pack_moves(moves):
+        for command, operand in pack_moves(moves) if moves else ():
             self.run(command, operand)
 
     def write_rows(self, feature: str, start: int, arrays: Any) -> None:
