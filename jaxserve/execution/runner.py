@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -53,7 +53,6 @@ from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_
 from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.state import DeviceState, StateShape
 from jaxserve.execution.step import StepSpec, run_step
-from jaxserve.memory.tier import Move
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
@@ -331,15 +330,9 @@ class Runner:
             EngineDeadError: the call failed, and the device state that it was given is lost.
         """
         step = packed or self.pack(plan)
-        first = plan.num_moves_first if plan.moves else 0
-        self._move(plan.moves[:first])
-        if plan.forks:
-            for blob in self._copies.pack(plan.forks):
-                self.run(CopyProgram.name, blob)
-        self._move(plan.moves[first:])
-        if plan.uploads:
-            for blob in self._uploads.pack(plan.uploads):
-                self.run(UploadProgram.name, blob)
+        if plan.moves or plan.forks or plan.uploads:
+            for command, operand in self._before(plan):
+                self.run(command, operand)
         for feature in self._fed:
             if feature.name in step.needs.features:
                 arrays = feature.step_buffers(step.needs.chunks(plan))
@@ -348,9 +341,15 @@ class Runner:
         result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)
         return Dispatched(plan, step, *result)
 
-    def _move(self, moves: Sequence[Move]) -> None:
-        for command, operand in pack_moves(moves) if moves else ():
-            self.run(command, operand)
+    def _before(self, plan: StepPlan) -> Iterator[tuple[str, np.ndarray]]:
+        """Commands that come before the step, with their operands."""
+        first = plan.num_moves_first
+        yield from pack_moves(plan.moves[:first])
+        if plan.forks:
+            yield from ((CopyProgram.name, blob) for blob in self._copies.pack(plan.forks))
+        yield from pack_moves(plan.moves[first:])
+        if plan.uploads:
+            yield from ((UploadProgram.name, blob) for blob in self._uploads.pack(plan.uploads))
 
     def write_rows(self, feature: str, start: int, arrays: Any) -> None:
         """Replace rows of a feature's arrays; steps that are dispatched read the old ones.
