@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.memory.page_pool import PagePool
+from jaxserve.memory.tier import Move, Tier
 from jaxserve.messages import PageStats
 from jaxserve.request import Request
 
@@ -29,14 +30,17 @@ class PageManager:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
+        tier: where known pages go then; None: nowhere.
 
     Attributes:
         num_queried, num_found: prompt tokens that were looked for when their requests got slots,
             and those of them that were found.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, caching: bool = True):
-        self.pool = PagePool(num_pages)
+    def __init__(
+        self, num_pages: int, page_size: int, *, caching: bool = True, tier: Tier | None = None
+    ):
+        self.pool = PagePool(num_pages, tier)
         self.page_size = page_size
         self.num_queried = 0
         self.num_found = 0
@@ -68,10 +72,13 @@ class PageManager:
 
         None for a request whose whole prompt must be computed.
         """
+        return self.pool.index.find(self._findable(request))
+
+    def _findable(self, request: Request) -> list[bytes]:
         if not self._caching or request.computes_prompt:
             return []
         most = (request.num_tokens - 1) // self.page_size
-        return self.pool.index.find(self._keys(request, request.num_tokens - 1)[:most])
+        return self._keys(request, request.num_tokens - 1)[:most]
 
     def has_room(self, shared: list[int], num_tokens: int) -> bool:
         """Whether `reserve` would find the pages."""
@@ -82,14 +89,10 @@ class PageManager:
         own = self.pages_for(num_tokens) - len(shared)
         return own + self.pool.num_free_among(shared) - self.pool.num_free
 
-    def num_own(self, request: Request, shared: list[int]) -> int:
-        """Pages of `request` that nobody else owns, without those among `shared`."""
-        owners = self.pool.num_owners
-        return sum(owners(page) == 1 for page in request.pages if page not in shared)
-
     def reserve(self, request: Request, shared: list[int], num_tokens: int) -> bool:
         """Give `request`, which owns no page yet, shared pages and others for `num_tokens` tokens.
 
+        Of the others those are computed (`num_kept`) that the tier has what is to be in them.
         False, and no change, if too few pages are free.
         """
         if not self.has_room(shared, num_tokens):
@@ -97,15 +100,23 @@ class PageManager:
         self.pool.share(shared)
         request.pages = shared + self.pool.allocate(self.pages_for(num_tokens) - len(shared))
         self._num_given += len(request.pages)
-        request.num_published = request.num_kept = len(shared)
+        keys, own = self._findable(request)[len(shared) :], request.pages[len(shared) :]
+        known = len(shared) + self.pool.index.bring(keys, own)
+        request.num_published = request.num_kept = known
         if self._caching:
             self._root_of(request)
         if request.num_cached is None:  # not again after a preemption
-            request.num_cached = len(shared) * self.page_size
+            request.num_cached = known * self.page_size
             if self._caching and not request.computes_prompt:
                 self.num_queried += request.num_tokens
                 self.num_found += request.num_cached
         return True
+
+    def take_moves(self) -> list[Move]:
+        """What the tier was asked for since the last call, in order."""
+        index = self.pool.index
+        moves, index.moves = index.moves, []
+        return moves
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens known, so that others find them.

@@ -55,5 +55,5 @@ class Room:
         shared = self.shared(request)
         if not self._pages.reserve(request, shared, self.wanted(request)):
             return False
-        request.num_computed = len(shared) * self._pages.page_size
+        request.num_computed = request.num_kept * self._pages.page_size
         return True

@@ -21,6 +21,7 @@ from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.turns import Turns
+from tests.jaxserve.host_tier import HostTier
 from tests.jaxserve.requests import make_request as make_plain
 from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
 
@@ -56,6 +57,8 @@ class Workload:
     num_drafts: int = 0
     drafting_rows: int = 99  # with more requests there are no drafts
     caching: bool = True
+    host_pages: int = 0
+    keeps: bool = True  # see `HostTier`
     policy: Callable[[], Policy] = FirstComeFirstServed
 
     def drafts_for(self, num_running: int) -> int:
@@ -105,6 +108,8 @@ workloads = st.builds(
     num_drafts=st.sampled_from([0, 0, 1, 3]),
     drafting_rows=st.sampled_from([99, 2]),
     caching=st.sampled_from([True, True, False]),
+    host_pages=st.sampled_from([0, 1, 3, 30]),
+    keeps=st.booleans(),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
 
@@ -135,7 +140,8 @@ def make_request(
 
 def make_scheduler(w: Workload) -> Scheduler:
     num_pages = -(-MAX_LEN // w.page_size) + 1 + w.spare_pages
-    pages = PageManager(num_pages, w.page_size, caching=w.caching)
+    tier = HostTier(w.host_pages, keeps=w.keeps) if w.host_pages else None
+    pages = PageManager(num_pages, w.page_size, caching=w.caching, tier=tier)
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
