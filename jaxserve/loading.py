@@ -32,11 +32,13 @@ from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.hub import ModelFiles, locate
 from jaxserve.load_progress import LoadProgress
 from jaxserve.memory.manager import PageManager
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models import Model
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import ModelCost
 from jaxserve.models.kv_cache import KVCache, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
+from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.stored import read_scales
 from jaxserve.models.weights import abstract_model, load_model
 from jaxserve.observability.busy_window import BusyWindow
@@ -75,11 +77,7 @@ class Loaded(NamedTuple):
     footprint: Footprint
     seconds: float
     files: ModelFiles
-
-    @property
-    def page_bytes(self) -> int:
-        """Of one KV page over all layers and devices."""
-        return self.footprint.kv_bytes_per_token * self.config.cache.page_size
+    page_bytes: int  # of one KV page over all devices
 
 
 def load_engine(
@@ -142,7 +140,7 @@ def load_engine(
         again = partial(load, LoadProgress(progress, shown=False))
         runner.set_weights(load(report), again)
         busy = BusyWindow()
-        scheduler = _make_scheduler(resolved, runner, busy)
+        scheduler = _make_scheduler(resolved, runner, kv_cache.groups.pages, busy)
         if keep_steps:
             runner.keep_steps(cache_folder)
         _compile(runner, resolved, cache_folder, report)
@@ -170,6 +168,7 @@ def load_engine(
         footprint,
         seconds,
         files,
+        kv_cache.page_bytes(1),
     )
 
 
@@ -202,6 +201,9 @@ def _make_runner(
 ) -> tuple[Runner, KVCache]:
     """A runner that knows shapes alone, and the cache whose pages it will have."""
     config = choices.config
+    groups = LayerGroups.one(choices.model.num_layers)
+    if asked.keep_window_only:
+        groups = LayerGroups.by_window(choices.model, config.scheduler.max_model_len)
     kv_cache = KVCache.of(
         choices.model,
         choices.kv_format,
@@ -209,6 +211,7 @@ def _make_runner(
         platform=mesh.devices.flat[0].platform,
         page_size=config.cache.page_size,
         scales=_kv_scales(asked, config, files, choices),
+        groups=groups,
     )
     model = abstract_model(choices.model, mesh, config.model.dtype, choices.form, choices.plan)
     return Runner(config, choices.model, model, mesh, kv_cache, features), kv_cache
@@ -225,12 +228,16 @@ def _plan_memory(
     """Pages and context for the memory that there is."""
     begin = time.monotonic()
     page_bytes = kv_cache.page_bytes(mesh.shape["model"])
-    sizes = Sizes(asked, choices.config, page_bytes, runner)
+    groups = kv_cache.groups.pages
+    sizes = Sizes(asked, choices.config, page_bytes, groups.num_groups, runner)
     resolved = plan_pool(sizes, list(mesh.devices.flat))
     cache, scheduler = resolved.cache, resolved.scheduler
+    longest = groups.num_held(scheduler.max_model_len, cache.page_size)
     report.say(
-        f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens, {kv_cache}, "
-        f"max_model_len {scheduler.max_model_len}, max_num_seqs {scheduler.max_num_seqs} "
+        f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens and "
+        f"{kv_cache.groups.layers_per_page} layers, {kv_cache}, "
+        f"max_model_len {scheduler.max_model_len}, of which {(cache.num_pages - 1) // longest} fit "
+        f"at once, max_num_seqs {scheduler.max_num_seqs} "
         f"(planned in {time.monotonic() - begin:.1f} s)"
     )
     return resolved
@@ -264,7 +271,9 @@ def _load_weights(
     return weights
 
 
-def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) -> Scheduler:
+def _make_scheduler(
+    config: ResolvedConfig, runner: Runner, groups: PageGroups, busy: BusyWindow
+) -> Scheduler:
     settings, cache = config.scheduler, config.cache
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -275,9 +284,9 @@ def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) ->
         num_drafts=runner.num_drafts,
     )
     caching = config.asked.enable_prefix_caching
-    pages = PageManager(cache.num_pages, cache.page_size, caching=caching)
+    pages = PageManager(cache.num_pages, cache.page_size, caching=caching, groups=groups)
     inputs = PolicyInputs(
-        num_found=lambda request: len(pages.find(request)) * pages.page_size,
+        num_found=lambda request: pages.tokens_in(len(pages.find(request))),
         device_busy=busy.fraction,
     )
     resources = [feature.resource for feature in runner.features if feature.resource is not None]

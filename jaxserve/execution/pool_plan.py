@@ -32,12 +32,14 @@ class Sizes(NamedTuple):
         asked: pages, bytes and context that the user set.
         config: everything else.
         page_bytes: a device's share of a page.
+        num_groups: of layers, each with a page for the same tokens.
         runner: told its pool; knows what it needs beside.
     """
 
     asked: EngineConfig
     config: ResolvedConfig
     page_bytes: int
+    num_groups: int
     runner: Runner
 
 
@@ -94,8 +96,9 @@ def _settle(sizes: Sizes, budget: CacheBudget) -> ResolvedConfig:
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=longest,
             page_size=page_size,
+            num_groups=sizes.num_groups,
         )
-    fits = (num_pages - 1) * page_size
+    fits = (num_pages - 1) // sizes.num_groups * page_size
     if sizes.asked.max_model_len is None and longest > fits:
         logger.warning(
             "max_model_len lowered from the model's %d to %d, what the KV cache holds",
@@ -110,5 +113,5 @@ def _settle(sizes: Sizes, budget: CacheBudget) -> ResolvedConfig:
 def _most_pages(sizes: Sizes) -> int:
     """Pages that were asked for, or that all slots can use, with the trash page."""
     scheduler, page_size = sizes.config.scheduler, sizes.config.cache.page_size
-    useful = scheduler.max_num_seqs * -(-scheduler.max_model_len // page_size) + 1
-    return sizes.asked.num_pages or useful
+    longest = -(-scheduler.max_model_len // page_size) * sizes.num_groups
+    return sizes.asked.num_pages or scheduler.max_num_seqs * longest + 1

@@ -144,7 +144,10 @@ class Runner:
         self.first_runs: dict[StepShape, float] = {}
         self.programs = self._program_table()
         self._uploads = UploadProgram(cache.page_size, self._max_num_seqs)
-        self._copies = CopyProgram(model_config.num_layers, self._max_num_seqs)
+        self._num_groups = cache.groups.pages.num_groups
+        self._copies = CopyProgram(
+            cache.groups.layers_per_page, self._max_num_seqs, self._num_groups
+        )
         self._controls: dict[str, Any] = {}  # compiled by `warm_up`
         self._listener: Callable[[Command], None] | None = None
         self._num_commands = 0
@@ -202,7 +205,9 @@ class Runner:
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
             weights=self.weight_bytes,
-            tables=table_bytes(self._max_num_seqs, self._max_model_len, self._cache.page_size)
+            tables=table_bytes(
+                self._max_num_seqs, self._max_model_len, self._cache.page_size, self._num_groups
+            )
             + self._buffers.device_bytes
             + sum(
                 shape.size * shape.dtype.itemsize
@@ -219,7 +224,7 @@ class Runner:
         """Settle the shapes of the device state; programs of other shapes are dropped.
 
         Args:
-            num_pages: KV pages a layer, trash page included.
+            num_pages: KV pages, trash page included.
             max_model_len: tokens that a slot's page table and history hold.
         """
         self._tell("set_pool", num_pages, max_model_len)
@@ -446,7 +451,8 @@ class Runner:
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
-        blob = BlobLayout(shape, self.features, self._facts, self._cache.page_size)
+        page_size = self._cache.page_size
+        blob = BlobLayout(shape, self.features, self._facts, page_size, self._num_groups)
         return blob, ResultLayout(shape, self.features, self._facts)
 
     def compile_program(self, shape: StepShape) -> Program:

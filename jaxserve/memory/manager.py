@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxserve.memory.page_keys import page_keys, root_key
-from jaxserve.memory.page_pool import PagePool
+from jaxserve.memory.page_groups import PageGroups
+from jaxserve.memory.page_keys import group_key, page_keys, root_key
+from jaxserve.memory.page_pool import TRASH_PAGE, PagePool
 from jaxserve.messages import PageStats
 from jaxserve.request import Request
 
 
 class PageUpdate(NamedTuple):
-    """One entry of the device's page table: `page_table[slot, page_index] = page`."""
+    """One entry of the device's page table: `page_table[slot, place] = page`."""
 
     slot: int
-    page_index: int
+    place: int
     page: int
 
 
@@ -25,19 +26,33 @@ class PageManager:
     The host's page lists are the truth. The device keeps a copy of the page table, row by slot,
     which each step brings up to date with the few entries that the step is the first to use.
 
+    With G groups of layers the page of group g that holds the tokens from i * page_size on has the
+    place i * G + g in the list of its request and in the row of the page table. In the place of a
+    page that the window of its group has passed there is the trash page.
+
     Args:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
+        groups: of layers.
 
     Attributes:
         num_queried, num_found: prompt tokens that were looked for when their requests got slots,
             and those of them that were found.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, caching: bool = True):
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        caching: bool = True,
+        groups: PageGroups | None = None,
+    ):
         self.pool = PagePool(num_pages)
         self.page_size = page_size
+        self.groups = groups or PageGroups()
+        self._num_groups = self.groups.num_groups
         self.num_queried = 0
         self.num_found = 0
         self._caching = caching
@@ -45,7 +60,21 @@ class PageManager:
         self._num_given = 0  # pages in the lists of all requests
 
     def pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size)
+        """Pages that so many tokens take before a window has passed any."""
+        return -(-num_tokens // self.page_size) * self._num_groups
+
+    def tokens_in(self, num_places: int) -> int:
+        """Tokens that the first so many places of a page list have room for."""
+        return num_places // self._num_groups * self.page_size
+
+    @staticmethod
+    def num_held(request: Request) -> int:
+        """Pages that a request owns, alone or not."""
+        return len(request.pages) - request.pages.count(TRASH_PAGE)
+
+    def full_pages(self, request: Request, num_tokens: int) -> list[int]:
+        """The places of those that the first `num_tokens` tokens of a request fill."""
+        return request.pages[: num_tokens // self.page_size * self._num_groups]
 
     @property
     def usage(self) -> float:
@@ -54,7 +83,7 @@ class PageManager:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free."""
-        missing = -(-num_tokens // self.page_size) - len(request.pages)
+        missing = self.pages_for(num_tokens) - len(request.pages)
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
@@ -66,12 +95,39 @@ class PageManager:
     def find(self, request: Request) -> list[int]:
         """Pages that hold what `request` begins with, but for its last token, which it computes.
 
-        None for a request whose whole prompt must be computed.
+        Of groups with a window they are those that the next token needs. None for a request whose
+        whole prompt must be computed.
         """
         if not self._caching or request.computes_prompt:
             return []
         most = (request.num_tokens - 1) // self.page_size
-        return self.pool.index.find(self._keys(request, request.num_tokens - 1)[:most])
+        keys = self._keys(request, request.num_tokens - 1)[:most]
+        if self._num_groups == 1 and not self.groups.num_windowed:
+            return self.pool.index.find(keys)
+        return self._find(keys)
+
+    def _find(self, keys: list[bytes]) -> list[int]:
+        """The longest beginning that all groups hold, of those with a window its end."""
+        groups, index = self.groups, self.pool.index
+        count, first = len(keys), 0
+        for group in range(groups.num_full):
+            count = len(index.find([group_key(key, group) for key in keys[:count]]))
+
+        def is_unknown(place: int) -> bool:
+            return any(index.page(group_key(keys[place], g)) is None for g in groups.windowed)
+
+        while count:
+            first = groups.first_index(count * self.page_size, self.page_size)
+            missing = next(filter(is_unknown, range(count - 1, first - 1, -1)), None)
+            if missing is None:
+                break
+            count = missing  # the window of each place behind it has it, too
+        found = []
+        for place, key in enumerate(keys[:count]):
+            for group in range(self._num_groups):
+                passed = group in groups.windowed and place < first
+                found.append(None if passed else index.page(group_key(key, group)))
+        return [TRASH_PAGE if page is None else page for page in found]
 
     def has_room(self, shared: list[int], num_tokens: int) -> bool:
         """Whether `reserve` would find the pages."""
@@ -97,11 +153,12 @@ class PageManager:
         self.pool.share(shared)
         request.pages = shared + self.pool.allocate(self.pages_for(num_tokens) - len(shared))
         self._num_given += len(request.pages)
-        request.num_published = request.num_kept = len(shared)
+        request.num_published = len(shared)
+        request.num_kept = len(shared) // self._num_groups
         if self._caching:
             self._root_of(request)
         if request.num_cached is None:  # not again after a preemption
-            request.num_cached = len(shared) * self.page_size
+            request.num_cached = self.tokens_in(len(shared))
             if self._caching and not request.computes_prompt:
                 self.num_queried += request.num_tokens
                 self.num_found += request.num_cached
@@ -116,9 +173,31 @@ class PageManager:
         if not self._caching or full <= request.num_kept:
             return
         keys, index = self._keys(request, num_tokens), self.pool.index
-        for place in range(request.num_kept, full):
-            index.put(keys[place], request.pages[place])
+        count = self._num_groups
+        for place in range(request.num_kept * count, full * count):
+            page = request.pages[place]
+            if page != TRASH_PAGE:
+                index.put(group_key(keys[place // count], place % count), page)
         request.num_kept = full
+
+    def pass_window(self, request: Request) -> None:
+        """Give back the pages that no token of `request` sees that is computed from now on."""
+        groups = self.groups
+        if not groups.num_windowed:
+            return
+        # what is in flight may be drafts that are not accepted
+        certain = min(request.num_computed, request.num_tokens - 1)
+        first = groups.first_index(certain, self.page_size)
+        if first <= request.num_passed:
+            return
+        for group in groups.windowed:
+            begin, end = (index * self._num_groups + group for index in (request.num_passed, first))
+            passed = slice(begin, end, self._num_groups)
+            nothing = [TRASH_PAGE] * (first - request.num_passed)
+            self.pool.share(nothing)
+            self.pool.release(request.pages[passed])
+            request.pages[passed] = nothing
+        request.num_passed = first
 
     def forget_all(self, waiting: Iterable[Request]) -> None:
         """Nothing that was computed so far is found any more, nor what builds upon it.
@@ -153,10 +232,10 @@ class PageManager:
 
     def fork(
         self, source: Request, request: Request, num_tokens: int, num_wanted: int
-    ) -> tuple[int, int] | None:
+    ) -> tuple[list[int], list[int]] | None:
         """Give `request`, which owns no page yet, the first `num_tokens` tokens of `source`.
 
-        Full pages are shared. The one behind them, which both would write to, gets a copy.
+        Full pages are shared. Those behind them, which both would write to, get a copy.
 
         Args:
             source, request, num_tokens: see above.
@@ -164,10 +243,10 @@ class PageManager:
                 are all that a request may have.
 
         Returns:
-            (page to be copied, page that takes the copy), 0 and 0 if all are full; None, and no
-            change, if too few pages are free.
+            (pages to be copied, pages that take the copies), a page a group, none if all are full;
+            None, and no change, if too few pages are free.
         """
-        shared = source.pages[: num_tokens // self.page_size]
+        shared = self.full_pages(source, num_tokens)
         own = self.pages_for(num_wanted) - len(shared)
         if own > self.pool.num_free:
             return None
@@ -176,27 +255,28 @@ class PageManager:
         self._num_given += len(request.pages)
         request.num_published = self.pages_for(num_tokens)
         request.cache_root = source.cache_root
-        request.page_keys = (source.page_keys or [])[: len(shared)]
-        request.num_kept = min(source.num_kept, len(shared))
-        if num_tokens % self.page_size == 0:
-            return 0, 0
-        return source.pages[len(shared)], request.pages[len(shared)]
+        full = num_tokens // self.page_size
+        request.page_keys = (source.page_keys or [])[:full]
+        request.num_kept = min(source.num_kept, full)
+        request.num_passed = source.num_passed
+        copied = slice(len(shared), request.num_published)
+        return source.pages[copied], request.pages[copied]
 
     def publish(self, request: Request, num_tokens: int, updates: list[PageUpdate]) -> None:
         """Append the page-table entries that the device lacks to reach the first `num_tokens`."""
-        covered, slot = -(-num_tokens // self.page_size), request.slot
+        covered, slot = self.pages_for(num_tokens), request.slot
         assert slot is not None
         while request.num_published < covered:
-            index = request.num_published
-            updates.append(PageUpdate(slot, index, request.pages[index]))
-            request.num_published = index + 1
+            place = request.num_published
+            updates.append(PageUpdate(slot, place, request.pages[place]))
+            request.num_published = place + 1
 
     def release(self, request: Request) -> None:
         """Free every page of `request`."""
         self.pool.release(request.pages)
         self._num_given -= len(request.pages)
         request.pages = []
-        request.num_published = request.num_kept = 0
+        request.num_published = request.num_kept = request.num_passed = 0
 
     def stats(self, num_computed: int) -> PageStats:
         """What the pages hold now, and what was found in them so far.
@@ -205,6 +285,7 @@ class PageManager:
             num_computed: tokens of all requests that own pages.
         """
         pool, size = self.pool, self.page_size
+        num_computed *= self._num_groups
         return PageStats(
             num_pages=pool.num_pages - 1,
             num_active=pool.num_used,

@@ -55,5 +55,5 @@ class Room:
         shared = self.shared(request)
         if not self._pages.reserve(request, shared, self.wanted(request)):
             return False
-        request.num_computed = len(shared) * self._pages.page_size
+        request.num_computed = self._pages.tokens_in(len(shared))
         return True

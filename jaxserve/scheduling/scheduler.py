@@ -335,7 +335,8 @@ class Scheduler:
 
     def _in_turn(self) -> list[Request]:
         """The running requests, such that one that loses its pages to another comes behind it."""
-        if self.pages.pool.num_free >= len(self.running) * (1 + self.limits.num_drafts):
+        most = len(self.running) * (1 + self.limits.num_drafts) * self.pages.groups.num_groups
+        if self.pages.pool.num_free >= most:
             return self.running  # a page for each token: none loses any
         return self.waiting.running()
 
@@ -349,12 +350,13 @@ class Scheduler:
             return 0
         drafts = self._num_drafts(request) if self._most_drafts else 0
         num_tokens = request.num_computed + 1 + drafts
+        self.pages.pass_window(request)
         if not self.pages.grow(request, num_tokens) and not self._make_room(request, num_tokens):
             return 0
         self.pages.publish(request, num_tokens, page_updates)
         if not (request.needs_seen_tokens or request.takes_turns or self.limits.num_drafts):
             request.decode_until = min(
-                request.num_published * self.pages.page_size,
+                self.pages.tokens_in(request.num_published),
                 request.num_prompt + request.stop_rule.max_tokens - 1,
             )
         return 1 + drafts
@@ -411,6 +413,7 @@ class Scheduler:
                 return 0
         slot, row = request.slot, len(plan.rows)
         assert slot is not None
+        self.pages.pass_window(request)
         self.pages.publish(request, start + length, plan.page_updates)
         rows = plan.rows
         rows.requests.append(request)
@@ -492,8 +495,7 @@ class Scheduler:
             ):
                 group.take_next()
         if self._next_behind(group):
-            shared = (request.num_prompt - 1) // self.pages.page_size
-            self._held.hold(group, request.pages[:shared])
+            self._held.hold(group, self.pages.full_pages(request, request.num_prompt - 1))
         self._queue_next(group)
 
     def _fork_sibling(self, plan: StepPlan, front: Request, child: Request, row: int) -> bool:
@@ -514,7 +516,11 @@ class Scheduler:
         return True
 
     def _take_over(
-        self, source: Request, child: Request, num_tokens: int, copied: tuple[int, int]
+        self,
+        source: Request,
+        child: Request,
+        num_tokens: int,
+        copied: tuple[list[int], list[int]],
     ) -> None:
         assert source.slot is not None and child.slot is not None
         child.num_computed = num_tokens

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.request import FinishReason, Queueing, Request, RequestState, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.client_turns import ClientTurns
@@ -22,7 +23,7 @@ from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, P
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.turns import Turns
 from tests.jaxserve.requests import make_request as make_plain
-from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
+from tests.jaxserve.scheduling.fake_device import ONE_GROUP, FakeDevice, next_token
 
 VOCAB = 11
 EOS = 0
@@ -57,6 +58,7 @@ class Workload:
     drafting_rows: int = 99  # with more requests there are no drafts
     caching: bool = True
     policy: Callable[[], Policy] = FirstComeFirstServed
+    groups: PageGroups = ONE_GROUP
 
     def drafts_for(self, num_running: int) -> int:
         return self.num_drafts if num_running <= self.drafting_rows else 0
@@ -106,6 +108,7 @@ workloads = st.builds(
     drafting_rows=st.sampled_from([99, 2]),
     caching=st.sampled_from([True, True, False]),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
+    groups=st.sampled_from([ONE_GROUP, PageGroups(0, 1, 5), PageGroups(1, 2, 4)]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
 
 
@@ -134,8 +137,8 @@ def make_request(
 
 
 def make_scheduler(w: Workload) -> Scheduler:
-    num_pages = -(-MAX_LEN // w.page_size) + 1 + w.spare_pages
-    pages = PageManager(num_pages, w.page_size, caching=w.caching)
+    num_pages = -(-MAX_LEN // w.page_size) * w.groups.num_groups + 1 + w.spare_pages
+    pages = PageManager(num_pages, w.page_size, caching=w.caching, groups=w.groups)
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
@@ -164,6 +167,7 @@ class Run:
             page_size=workload.page_size,
             num_slots=workload.max_num_seqs,
             vocab=VOCAB,
+            groups=workload.groups,
         )
         self.names: list[str] = []  # of all sequences, and those that were made
         self.requests: list[Request] = []
