@@ -145,10 +145,11 @@ class Episode:
         groups, size = pages.groups, pages.page_size
         for request in self.scheduler.running if groups.num_windowed else ():
             # a row that decodes looks once a page, and what is in flight is not certain
-            certain = min(request.num_computed, request.num_tokens) - 2 * size - self._drafts
-            passed = groups.first_index(max(0, certain), size) * groups.num_windowed
-            assert pages.num_held(request) <= len(request.pages) - passed
-            self._counts["pages that windows have passed"] += passed
+            certain = min(request.num_computed, request.num_tokens) - size - 2 - 2 * self._drafts
+            if certain >= request.prefill_target:
+                passed = groups.first_index(certain, size) * groups.num_windowed
+                assert pages.num_held(request) <= len(request.pages) - passed
+                self._counts["pages that windows have passed"] += passed
 
     def add(self) -> None:
         """Queue a request, or a group of sequences."""
