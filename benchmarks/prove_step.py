@@ -172,9 +172,7 @@ def with_pages(setting: Setting, weights: int) -> Setting:
     pages = plan_num_pages(
         budget=budget,
         bytes_per_page=setting.cache().page_bytes(setting.devices),
-        max_num_seqs=setting.slots,
-        max_model_len=setting.max_model_len,
-        page_size=setting.page_size,
+        useful=setting.slots * -(-setting.max_model_len // setting.page_size) + 1,
     )
     return replace(setting, num_pages=pages)
 

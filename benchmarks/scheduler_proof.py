@@ -71,13 +71,14 @@ class Episode:
         self._longest = rng.choice([12, 24, 40])
         size, budget = rng.choice([1, 2, 4, 16]), rng.randint(slots * (1 + self._drafts), 30)
         full, windowed = rng.choice([(1, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 1)])
-        groups = PageGroups(full, windowed, rng.choice([1, 3, 8, 17]))
-        num_pages = (-(-self._longest // size) + rng.randint(0, 16)) * groups.num_groups + 1
+        prefill, window = rng.randint(1, budget), rng.choice([1, 3, 8, 17])
+        groups = PageGroups(full, windowed, window, ahead=prefill + 2 * (1 + self._drafts))
+        num_pages = groups.most_held(self._longest, size) + rng.randint(0, 16) + 1
         self._most_bias = 8
         limits = SchedulerLimits(
             max_num_seqs=slots,
             max_num_batched_tokens=budget,
-            max_prefill_tokens=rng.randint(1, budget),
+            max_prefill_tokens=prefill,
             max_lanes=rng.randint(1, 4),
             max_model_len=self._longest,
             num_drafts=self._drafts,

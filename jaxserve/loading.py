@@ -32,7 +32,6 @@ from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.hub import ModelFiles, locate
 from jaxserve.load_progress import LoadProgress
 from jaxserve.memory.manager import PageManager
-from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models import Model
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import ModelCost
@@ -140,7 +139,7 @@ def load_engine(
         again = partial(load, LoadProgress(progress, shown=False))
         runner.set_weights(load(report), again)
         busy = BusyWindow()
-        scheduler = _make_scheduler(resolved, runner, kv_cache.groups.pages, busy)
+        scheduler = _make_scheduler(resolved, runner, busy)
         if keep_steps:
             runner.keep_steps(cache_folder)
         _compile(runner, resolved, cache_folder, report)
@@ -228,11 +227,10 @@ def _plan_memory(
     """Pages and context for the memory that there is."""
     begin = time.monotonic()
     page_bytes = kv_cache.page_bytes(mesh.shape["model"])
-    groups = kv_cache.groups.pages
-    sizes = Sizes(asked, choices.config, page_bytes, groups.num_groups, runner)
+    sizes = Sizes(asked, choices.config, page_bytes, runner)
     resolved = plan_pool(sizes, list(mesh.devices.flat))
     cache, scheduler = resolved.cache, resolved.scheduler
-    longest = groups.num_held(scheduler.max_model_len, cache.page_size)
+    longest = runner.page_groups.most_held(scheduler.max_model_len, cache.page_size)
     report.say(
         f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens and "
         f"{kv_cache.groups.layers_per_page} layers, {kv_cache}, "
@@ -271,9 +269,7 @@ def _load_weights(
     return weights
 
 
-def _make_scheduler(
-    config: ResolvedConfig, runner: Runner, groups: PageGroups, busy: BusyWindow
-) -> Scheduler:
+def _make_scheduler(config: ResolvedConfig, runner: Runner, busy: BusyWindow) -> Scheduler:
     settings, cache = config.scheduler, config.cache
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -283,8 +279,12 @@ def _make_scheduler(
         max_model_len=settings.max_model_len,
         num_drafts=runner.num_drafts,
     )
-    caching = config.asked.enable_prefix_caching
-    pages = PageManager(cache.num_pages, cache.page_size, caching=caching, groups=groups)
+    pages = PageManager(
+        cache.num_pages,
+        cache.page_size,
+        caching=config.asked.enable_prefix_caching,
+        groups=runner.page_groups,
+    )
     inputs = PolicyInputs(
         num_found=lambda request: pages.tokens_in(len(pages.find(request))),
         device_busy=busy.fraction,

@@ -42,12 +42,9 @@ def plan_num_pages(
     *,
     budget: CacheBudget,
     bytes_per_page: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    page_size: int,
-    num_groups: int = 1,
+    useful: int,
 ) -> int:
-    """Pages for `budget`, trash page included, and no more than all slots can use.
+    """Pages for `budget`, trash page included, and no more than are useful.
 
     Raises:
         ValidationError: not even one page fits beside the trash page; names the budget's setting.
@@ -61,13 +58,10 @@ def plan_num_pages(
             f"{2 * bytes_per_page}: raise it, or use a smaller max_num_seqs, max_model_len, "
             "block_size or model, or more devices",
         )
-    useful = max_num_seqs * -(-max_model_len // page_size) * num_groups + 1
     return min(fits, useful)
 
 
-def table_bytes(
-    max_num_seqs: int, max_model_len: int, page_size: int, num_groups: int = 1
-) -> int:
+def table_bytes(max_num_seqs: int, max_model_len: int, page_size: int, num_groups: int = 1) -> int:
     """Bytes of page table, history and lengths, int32, with the trash row."""
     pages = -(-max_model_len // page_size) * num_groups
     return 4 * (max_num_seqs + 1) * (pages + max_model_len + 2)

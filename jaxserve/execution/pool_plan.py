@@ -32,14 +32,12 @@ class Sizes(NamedTuple):
         asked: pages, bytes and context that the user set.
         config: everything else.
         page_bytes: a device's share of a page.
-        num_groups: of layers, each with a page for the same tokens.
         runner: told its pool; knows what it needs beside.
     """
 
     asked: EngineConfig
     config: ResolvedConfig
     page_bytes: int
-    num_groups: int
     runner: Runner
 
 
@@ -87,18 +85,13 @@ def plan_pool(sizes: Sizes, devices: list[jax.Device]) -> ResolvedConfig:
 
 def _settle(sizes: Sizes, budget: CacheBudget) -> ResolvedConfig:
     """Pages for a budget, and the context that they hold."""
-    scheduler, page_size = sizes.config.scheduler, sizes.config.cache.page_size
-    longest, num_pages = scheduler.max_model_len, sizes.asked.num_pages
+    longest, num_pages = sizes.config.scheduler.max_model_len, sizes.asked.num_pages
     if num_pages is None:
         num_pages = plan_num_pages(
-            budget=budget,
-            bytes_per_page=sizes.page_bytes,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_model_len=longest,
-            page_size=page_size,
-            num_groups=sizes.num_groups,
+            budget=budget, bytes_per_page=sizes.page_bytes, useful=_most_pages(sizes)
         )
-    fits = (num_pages - 1) // sizes.num_groups * page_size
+    groups, page_size = sizes.runner.page_groups, sizes.config.cache.page_size
+    fits = groups.longest(num_pages - 1, page_size, longest)
     if sizes.asked.max_model_len is None and longest > fits:
         logger.warning(
             "max_model_len lowered from the model's %d to %d, what the KV cache holds",
@@ -113,5 +106,5 @@ def _settle(sizes: Sizes, budget: CacheBudget) -> ResolvedConfig:
 def _most_pages(sizes: Sizes) -> int:
     """Pages that were asked for, or that all slots can use, with the trash page."""
     scheduler, page_size = sizes.config.scheduler, sizes.config.cache.page_size
-    longest = -(-scheduler.max_model_len // page_size) * sizes.num_groups
+    longest = sizes.runner.page_groups.most_held(scheduler.max_model_len, page_size)
     return sizes.asked.num_pages or scheduler.max_num_seqs * longest + 1

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_
 from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.state import DeviceState, StateShape
 from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
@@ -159,6 +161,12 @@ class Runner:
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
         self._num_readers = 0  # threads that trace a program, which holds the parameters
         self._readers_left = threading.Condition()
+
+    @property
+    def page_groups(self) -> PageGroups:
+        """What the pages of its groups of layers have to do with its steps."""
+        in_flight = 2 * (1 + self.num_drafts)
+        return replace(self._cache.groups.pages, ahead=self.max_prefill_tokens + in_flight)
 
     @property
     def weight_bytes(self) -> int:

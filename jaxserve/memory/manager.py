@@ -28,7 +28,7 @@ class PageManager:
 
     With G groups of layers the page of group g that holds the tokens from i * page_size on has the
     place i * G + g in the list of its request and in the row of the page table. In the place of a
-    page that the window of its group has passed there is the trash page.
+    page that the window of its group has passed, or does not reach yet, there is the trash page.
 
     Args:
         num_pages: pages in the pool, the trash page included.
@@ -57,10 +57,10 @@ class PageManager:
         self.num_found = 0
         self._caching = caching
         self._num_resets = 0
-        self._num_given = 0  # pages in the lists of all requests
+        self._num_given = 0  # pages in the lists of all requests, those that were passed counted
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that so many tokens take before a window has passed any."""
+        """Places in a page list that so many tokens take."""
         return -(-num_tokens // self.page_size) * self._num_groups
 
     def tokens_in(self, num_places: int) -> int:
@@ -82,8 +82,16 @@ class PageManager:
         return self.pool.num_used / (self.pool.num_pages - 1)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free."""
+        """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free.
+
+        Those of groups with a window are for what these reach now, see `PageGroups.reach`.
+        """
+        return self._extend(request, num_tokens, request.num_computed)
+
+    def _extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
         missing = self.pages_for(num_tokens) - len(request.pages)
+        if self.groups.num_windowed:
+            return self._extend_windowed(request, missing, num_tokens, num_computed)
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
@@ -91,6 +99,31 @@ class PageManager:
         request.pages += self.pool.allocate(missing)
         self._num_given += missing
         return True
+
+    def _extend_windowed(
+        self, request: Request, missing: int, num_tokens: int, num_computed: int
+    ) -> bool:
+        groups, count = self.groups, self._num_groups
+        begin, end = len(request.pages) // count, -(-num_tokens // self.page_size)
+        reached = self._reached(num_tokens, num_computed)
+        places = [i * count + g for i in range(begin, end) for g in range(groups.num_full)]
+        filled = range(request.num_reached, reached)
+        places += [i * count + g for i in filled for g in groups.windowed]
+        if len(places) > self.pool.num_free:
+            return False
+        nothing = [TRASH_PAGE] * missing
+        self.pool.share(nothing)
+        request.pages += nothing
+        self.pool.release([TRASH_PAGE] * len(places))
+        for place, page in zip(places, self.pool.allocate(len(places)), strict=True):
+            request.pages[place] = page
+        self._num_given += len(places)
+        request.num_reached = max(request.num_reached, reached)
+        return True
+
+    def _reached(self, num_tokens: int, num_computed: int) -> int:
+        """Page indexes that groups with a window have pages for."""
+        return -(-min(num_tokens, self.groups.reach(num_computed)) // self.page_size)
 
     def find(self, request: Request) -> list[int]:
         """Pages that hold what `request` begins with, but for its last token, which it computes.
@@ -136,6 +169,9 @@ class PageManager:
     def lacking(self, shared: list[int], num_tokens: int) -> int:
         """Pages that are too few for `reserve`; at most 0 if it would find them."""
         own = self.pages_for(num_tokens) - len(shared)
+        if self.groups.num_windowed:
+            reached = self._reached(num_tokens, self.tokens_in(len(shared)))
+            own -= (-(-num_tokens // self.page_size) - reached) * self.groups.num_windowed
         return own + self.pool.num_free_among(shared) - self.pool.num_free
 
     def num_own(self, request: Request, shared: list[int]) -> int:
@@ -150,9 +186,8 @@ class PageManager:
         """
         if not self.has_room(shared, num_tokens):
             return False
-        self.pool.share(shared)
-        request.pages = shared + self.pool.allocate(self.pages_for(num_tokens) - len(shared))
-        self._num_given += len(request.pages)
+        self._begin_with(request, shared)
+        self._extend(request, num_tokens, self.tokens_in(len(shared)))
         request.num_published = len(shared)
         request.num_kept = len(shared) // self._num_groups
         if self._caching:
@@ -163,6 +198,12 @@ class PageManager:
                 self.num_queried += request.num_tokens
                 self.num_found += request.num_cached
         return True
+
+    def _begin_with(self, request: Request, shared: list[int]) -> None:
+        self.pool.share(shared)
+        request.pages = [*shared]
+        request.num_reached = len(shared) // self._num_groups
+        self._num_given += len(shared)
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens known, so that others find them.
@@ -247,12 +288,10 @@ class PageManager:
             None, and no change, if too few pages are free.
         """
         shared = self.full_pages(source, num_tokens)
-        own = self.pages_for(num_wanted) - len(shared)
-        if own > self.pool.num_free:
+        self._begin_with(request, shared)
+        if not self._extend(request, num_wanted, num_tokens):
+            self.release(request)
             return None
-        self.pool.share(shared)
-        request.pages = shared + self.pool.allocate(own)
-        self._num_given += len(request.pages)
         request.num_published = self.pages_for(num_tokens)
         request.cache_root = source.cache_root
         full = num_tokens // self.page_size
@@ -274,9 +313,15 @@ class PageManager:
     def release(self, request: Request) -> None:
         """Free every page of `request`."""
         self.pool.release(request.pages)
-        self._num_given -= len(request.pages)
+        self._num_given -= self._given(request)
         request.pages = []
-        request.num_published = request.num_kept = request.num_passed = 0
+        request.num_published = request.num_kept = 0
+        request.num_passed = request.num_reached = 0
+
+    def _given(self, request: Request) -> int:
+        """Places in its page list but those that windows do not reach yet."""
+        beyond = len(request.pages) // self._num_groups - request.num_reached
+        return len(request.pages) - beyond * self.groups.num_windowed
 
     def stats(self, num_computed: int) -> PageStats:
         """What the pages hold now, and what was found in them so far.
@@ -301,5 +346,5 @@ class PageManager:
     def check_integrity(self, requests: list[Request], held: list[list[int]]) -> None:
         """Assert that requests and groups, which hold the others, are all owners of all pages."""
         self.pool.check_integrity([request.pages for request in requests] + held)
-        if self._num_given != sum(len(request.pages) for request in requests):
+        if self._num_given != sum(map(self._given, requests)):
             raise AssertionError("pages of requests are counted wrongly")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -16,11 +17,14 @@ class PageGroups:
         num_full: groups whose layers attend to all tokens before.
         num_windowed: groups whose layers attend to the newest tokens alone; they follow the others.
         window: how many these are, the token itself included.
+        ahead: tokens of a sequence that may be computed before what a window passes meanwhile is
+            given back: those of a step and of the steps in flight.
     """
 
     num_full: int = 1
     num_windowed: int = 0
     window: int = 0
+    ahead: int = 0
 
     @property
     def num_groups(self) -> int:
@@ -40,7 +44,23 @@ class PageGroups:
         next_token = num_tokens // page_size * page_size
         return max(0, next_token + 1 - self.window) // page_size
 
-    def num_held(self, num_tokens: int, page_size: int) -> int:
-        """Pages that a sequence of so many tokens owns when its window has passed the others."""
+    def reach(self, num_tokens: int) -> int:
+        """Tokens that groups with a window have pages for when so many are computed.
+
+        They have them for a whole window from the start: from then on a prompt takes no more pages
+        than it gives back.
+        """
+        return max(num_tokens, self.window) + self.ahead
+
+    def most_held(self, num_tokens: int, page_size: int) -> int:
+        """Pages that a sequence owns at most until it has so many tokens."""
         pages = -(-num_tokens // page_size)
-        return pages * self.num_groups - self.num_windowed * self.first_index(num_tokens, page_size)
+        # the window may begin within a page, and is reckoned from the start of one
+        windowed = -(-(self.window + self.ahead) // page_size) + 2
+        return self.num_full * pages + self.num_windowed * min(pages, windowed)
+
+    def longest(self, num_pages: int, page_size: int, most: int) -> int:
+        """Tokens, up to `most`, of the longest sequence that so many pages hold."""
+        lengths = range(page_size, most + page_size, page_size)
+        count = bisect_right(lengths, num_pages, key=lambda n: self.most_held(n, page_size))
+        return min(most, count * page_size)

@@ -56,7 +56,7 @@ class Scheduler:
         resources: Sequence[StepResource] = (),
         drafts_for: Callable[[int], int] | None = None,
     ):
-        needed = pages.pages_for(limits.max_model_len)
+        needed = pages.groups.most_held(limits.max_model_len, pages.page_size)
         if pages.pool.num_pages - 1 < needed:
             raise ValidationError(
                 "num_pages",
@@ -309,7 +309,8 @@ class Scheduler:
             position, length = request.num_computed, 1
             if position >= request.decode_until:
                 if request.is_prefilling:
-                    prefilling.append(request)
+                    if not self.pages.groups.num_windowed or self._move_window(request):
+                        prefilling.append(request)
                     continue
                 length = self._prepare_decode(request, plan.page_updates)
                 if length != 1:
@@ -335,8 +336,8 @@ class Scheduler:
 
     def _in_turn(self) -> list[Request]:
         """The running requests, such that one that loses its pages to another comes behind it."""
-        most = len(self.running) * (1 + self.limits.num_drafts) * self.pages.groups.num_groups
-        if self.pages.pool.num_free >= most:
+        most = len(self.running) * (1 + self.limits.num_drafts)
+        if self.pages.pool.num_free >= most and not self.pages.groups.num_windowed:
             return self.running  # a page for each token: none loses any
         return self.waiting.running()
 
@@ -360,6 +361,12 @@ class Scheduler:
                 request.num_prompt + request.stop_rule.max_tokens - 1,
             )
         return 1 + drafts
+
+    def _move_window(self, request: Request) -> bool:
+        """See that the next chunk has pages, by preemption if need be; False: it lost its slot."""
+        self.pages.pass_window(request)
+        wanted = self._room.wanted(request)
+        return self.pages.grow(request, wanted) or self._make_room(request, wanted)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give a running request pages for its first tokens, by preemption if need be.
@@ -413,7 +420,6 @@ class Scheduler:
                 return 0
         slot, row = request.slot, len(plan.rows)
         assert slot is not None
-        self.pages.pass_window(request)
         self.pages.publish(request, start + length, plan.page_updates)
         rows = plan.rows
         rows.requests.append(request)

@@ -9,9 +9,7 @@ import pytest
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.memory.page_groups import PageGroups
-from tests.jaxserve import oracle
 from tests.jaxserve.test_engine import essence, random_workload
-from tests.tiny_models import VOCAB_SIZE
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 # case, settings, groups, layers a page
@@ -27,7 +25,9 @@ def held(llm: LLM) -> int:
     return llm.stats().pages.num_active
 
 
-@pytest.mark.parametrize("name", ["gemma3", *(pytest.param(n, marks=pytest.mark.slow) for n in CASES)])
+@pytest.mark.parametrize(
+    "name", ["gemma3", *(pytest.param(n, marks=pytest.mark.slow) for n in CASES)]
+)
 def test_tokens_are_those_of_an_engine_that_keeps_all(name, model_folder, make_llm) -> None:
     case, settings, groups, layers = CASES[name]
     folder = model_folder(case)
@@ -35,7 +35,10 @@ def test_tokens_are_those_of_an_engine_that_keeps_all(name, model_folder, make_l
     all_kept = make_llm(folder, num_pages=60, max_num_seqs=4, keep_window_only=False, **settings)
     assert all_kept.client.engine.scheduler.pages.groups == PageGroups()
     prompts, params = random_workload(12, seed=3)
-    params = [replace(p, n=3) if p.prompt_logprobs is None and i % 4 == 1 else p for i, p in enumerate(params)]
+    params = [
+        replace(p, n=3) if p.prompt_logprobs is None and i % 4 == 1 else p
+        for i, p in enumerate(params)
+    ]
     expected = all_kept.generate(prompts, params, use_tqdm=False)
     variants: list[dict[str, Any]] = [{}]
     if name == "gemma2":

@@ -29,23 +29,13 @@ def test_llama_3_8b_on_141_gb() -> None:
     per_page = 16 * 128 * 1024  # 128 KiB a token
     budget = cache_budget(limit_bytes=140 * GIB, utilization=0.9, held_bytes=(15 + 1) * GIB)
     assert budget == (110 * GIB, "gpu_memory_utilization", 0.9)
-    pages = plan_num_pages(
-        budget=budget,
-        bytes_per_page=per_page,
-        max_num_seqs=256,
-        max_model_len=8192,
-        page_size=16,
-    )
+    pages = plan_num_pages(budget=budget, bytes_per_page=per_page, useful=256 * 8192 // 16 + 1)
     assert pages == 110 * GIB // per_page
 
 
 def pages_of(num_bytes: int, field: str = "f", value: float | None = None) -> int:
     return plan_num_pages(
-        budget=CacheBudget(num_bytes, field, value),
-        bytes_per_page=1024,
-        max_num_seqs=4,
-        max_model_len=100,
-        page_size=16,
+        budget=CacheBudget(num_bytes, field, value), bytes_per_page=1024, useful=4 * 7 + 1
     )
 
 

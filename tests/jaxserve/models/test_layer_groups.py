@@ -32,7 +32,7 @@ def gemma3(layers: int) -> list[int | None]:
         ([4096, None] * 21, PageGroups(1, 1, 4096), 21),  # Gemma 2 9B
         (gemma3(26), PageGroups(1, 6, 1024), 4),  # Gemma 3 1B
         (gemma3(48), PageGroups(1, 5, 1024), 8),  # 12B
-        (gemma3(62), PageGroups(1, 6, 1024), 10),  # 27B
+        (gemma3(62), PageGroups(1, 5, 1024), 11),  # 27B
         ([17, 33, None, None], PageGroups(1, 1, 33), 2),
         ([None] * 25 + [1024], PageGroups(), 26),  # it would cost more than it saves
         ([LONG] * 4, PageGroups(), 4),

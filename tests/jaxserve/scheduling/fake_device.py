@@ -71,7 +71,7 @@ class FakeDevice:
                 self.history[upload.slot, position] = token
             for place, page in enumerate(upload.pages):
                 windowed = place % self.groups.num_groups in self.groups.windowed
-                assert 0 < page < self.num_pages or windowed and page == 0
+                assert 0 < page < self.num_pages or (windowed and page == 0)
                 self.table[upload.slot, place] = page
         for update in plan.page_updates:
             assert 0 < update.page < self.num_pages, "the trash page is never handed out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -137,8 +137,9 @@ def make_request(
 
 
 def make_scheduler(w: Workload) -> Scheduler:
-    num_pages = -(-MAX_LEN // w.page_size) * w.groups.num_groups + 1 + w.spare_pages
-    pages = PageManager(num_pages, w.page_size, caching=w.caching, groups=w.groups)
+    groups = replace(w.groups, ahead=w.max_prefill + 2 * (1 + w.num_drafts))
+    num_pages = groups.most_held(MAX_LEN, w.page_size) + 1 + w.spare_pages
+    pages = PageManager(num_pages, w.page_size, caching=w.caching, groups=groups)
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
