@@ -52,7 +52,7 @@ class PageManager:
         self.pool = PagePool(num_pages)
         self.page_size = page_size
         self.groups = groups or PageGroups()
-        self._num_groups = self.groups.num_groups
+        self._num_groups, self._num_windowed = self.groups.num_groups, self.groups.num_windowed
         self.num_queried = 0
         self.num_found = 0
         self._caching = caching
@@ -84,14 +84,12 @@ class PageManager:
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free.
 
-        Those of groups with a window are for what these reach now, see `PageGroups.reach`.
+        Those of groups with a window are for what these reach now, see `PageGroups.reach`, and what
+        no token sees that `request` computes from now on is given back.
         """
-        return self._extend(request, num_tokens, request.num_computed)
-
-    def _extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
-        missing = self.pages_for(num_tokens) - len(request.pages)
-        if self.groups.num_windowed:
-            return self._extend_windowed(request, missing, num_tokens, num_computed)
+        if self._num_windowed:
+            return self._grow_windowed(request, num_tokens)
+        missing = -(-num_tokens // self.page_size) * self._num_groups - len(request.pages)
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
@@ -100,18 +98,17 @@ class PageManager:
         self._num_given += missing
         return True
 
-    def _extend_windowed(
-        self, request: Request, missing: int, num_tokens: int, num_computed: int
-    ) -> bool:
+    def _grow_windowed(self, request: Request, num_tokens: int) -> bool:
+        self._pass_window(request)
         groups, count = self.groups, self._num_groups
         begin, end = len(request.pages) // count, -(-num_tokens // self.page_size)
-        reached = self._reached(num_tokens, num_computed)
+        reached = self._reached(num_tokens, request.num_computed)
         places = [i * count + g for i in range(begin, end) for g in range(groups.num_full)]
         filled = range(request.num_reached, reached)
         places += [i * count + g for i in filled for g in groups.windowed]
         if len(places) > self.pool.num_free:
             return False
-        nothing = [TRASH_PAGE] * missing
+        nothing = [TRASH_PAGE] * ((end - begin) * count)
         self.pool.share(nothing)
         request.pages += nothing
         self.pool.release([TRASH_PAGE] * len(places))
@@ -135,11 +132,9 @@ class PageManager:
             return []
         most = (request.num_tokens - 1) // self.page_size
         keys = self._keys(request, request.num_tokens - 1)[:most]
-        if self._num_groups == 1 and not self.groups.num_windowed:
-            return self.pool.index.find(keys)
-        return self._find(keys)
+        return self._find_by_group(keys) if self._num_windowed else self.pool.index.find(keys)
 
-    def _find(self, keys: list[bytes]) -> list[int]:
+    def _find_by_group(self, keys: list[bytes]) -> list[int]:
         """The longest beginning that all groups hold, of those with a window its end."""
         groups, index = self.groups, self.pool.index
         count, first = len(keys), 0
@@ -169,9 +164,9 @@ class PageManager:
     def lacking(self, shared: list[int], num_tokens: int) -> int:
         """Pages that are too few for `reserve`; at most 0 if it would find them."""
         own = self.pages_for(num_tokens) - len(shared)
-        if self.groups.num_windowed:
+        if self._num_windowed:
             reached = self._reached(num_tokens, self.tokens_in(len(shared)))
-            own -= (-(-num_tokens // self.page_size) - reached) * self.groups.num_windowed
+            own -= (-(-num_tokens // self.page_size) - reached) * self._num_windowed
         return own + self.pool.num_free_among(shared) - self.pool.num_free
 
     def num_own(self, request: Request, shared: list[int]) -> int:
@@ -182,12 +177,13 @@ class PageManager:
     def reserve(self, request: Request, shared: list[int], num_tokens: int) -> bool:
         """Give `request`, which owns no page yet, shared pages and others for `num_tokens` tokens.
 
-        False, and no change, if too few pages are free.
+        What is in the shared pages it need not compute. False, and no change, if too few pages are
+        free.
         """
         if not self.has_room(shared, num_tokens):
             return False
-        self._begin_with(request, shared)
-        self._extend(request, num_tokens, self.tokens_in(len(shared)))
+        self._begin_with(request, shared, self.tokens_in(len(shared)))
+        self.grow(request, num_tokens)
         request.num_published = len(shared)
         request.num_kept = len(shared) // self._num_groups
         if self._caching:
@@ -199,9 +195,9 @@ class PageManager:
                 self.num_found += request.num_cached
         return True
 
-    def _begin_with(self, request: Request, shared: list[int]) -> None:
+    def _begin_with(self, request: Request, shared: list[int], num_computed: int) -> None:
         self.pool.share(shared)
-        request.pages = [*shared]
+        request.pages, request.num_computed = [*shared], num_computed
         request.num_reached = len(shared) // self._num_groups
         self._num_given += len(shared)
 
@@ -221,11 +217,8 @@ class PageManager:
                 index.put(group_key(keys[place // count], place % count), page)
         request.num_kept = full
 
-    def pass_window(self, request: Request) -> None:
-        """Give back the pages that no token of `request` sees that is computed from now on."""
+    def _pass_window(self, request: Request) -> None:
         groups = self.groups
-        if not groups.num_windowed:
-            return
         # what is in flight may be drafts that are not accepted
         certain = min(request.num_computed, request.num_tokens - 1)
         first = groups.first_index(certain, self.page_size)
@@ -288,22 +281,23 @@ class PageManager:
             None, and no change, if too few pages are free.
         """
         shared = self.full_pages(source, num_tokens)
-        self._begin_with(request, shared)
-        if not self._extend(request, num_wanted, num_tokens):
+        self._begin_with(request, shared, num_tokens)
+        if not self.grow(request, num_wanted):
             self.release(request)
+            request.num_computed = 0
             return None
         request.num_published = self.pages_for(num_tokens)
         request.cache_root = source.cache_root
         full = num_tokens // self.page_size
         request.page_keys = (source.page_keys or [])[:full]
         request.num_kept = min(source.num_kept, full)
-        request.num_passed = source.num_passed
         copied = slice(len(shared), request.num_published)
         return source.pages[copied], request.pages[copied]
 
     def publish(self, request: Request, num_tokens: int, updates: list[PageUpdate]) -> None:
         """Append the page-table entries that the device lacks to reach the first `num_tokens`."""
-        covered, slot = self.pages_for(num_tokens), request.slot
+        covered = -(-num_tokens // self.page_size) * self._num_groups
+        slot = request.slot
         assert slot is not None
         while request.num_published < covered:
             place = request.num_published
@@ -321,7 +315,7 @@ class PageManager:
     def _given(self, request: Request) -> int:
         """Places in its page list but those that windows do not reach yet."""
         beyond = len(request.pages) // self._num_groups - request.num_reached
-        return len(request.pages) - beyond * self.groups.num_windowed
+        return len(request.pages) - beyond * self._num_windowed
 
     def stats(self, num_computed: int) -> PageStats:
         """What the pages hold now, and what was found in them so far.

@@ -53,7 +53,4 @@ class Room:
         if not self.has_resources(request):
             return False
         shared = self.shared(request)
-        if not self._pages.reserve(request, shared, self.wanted(request)):
-            return False
-        request.num_computed = self._pages.tokens_in(len(shared))
-        return True
+        return self._pages.reserve(request, shared, self.wanted(request))

@@ -309,7 +309,7 @@ class Scheduler:
             position, length = request.num_computed, 1
             if position >= request.decode_until:
                 if request.is_prefilling:
-                    if not self.pages.groups.num_windowed or self._move_window(request):
+                    if self._has_pages(request):
                         prefilling.append(request)
                     continue
                 length = self._prepare_decode(request, plan.page_updates)
@@ -351,7 +351,6 @@ class Scheduler:
             return 0
         drafts = self._num_drafts(request) if self._most_drafts else 0
         num_tokens = request.num_computed + 1 + drafts
-        self.pages.pass_window(request)
         if not self.pages.grow(request, num_tokens) and not self._make_room(request, num_tokens):
             return 0
         self.pages.publish(request, num_tokens, page_updates)
@@ -362,9 +361,8 @@ class Scheduler:
             )
         return 1 + drafts
 
-    def _move_window(self, request: Request) -> bool:
+    def _has_pages(self, request: Request) -> bool:
         """See that the next chunk has pages, by preemption if need be; False: it lost its slot."""
-        self.pages.pass_window(request)
         wanted = self._room.wanted(request)
         return self.pages.grow(request, wanted) or self._make_room(request, wanted)
 
@@ -529,7 +527,6 @@ class Scheduler:
         copied: tuple[list[int], list[int]],
     ) -> None:
         assert source.slot is not None and child.slot is not None
-        child.num_computed = num_tokens
         self._num_computed += num_tokens
         self._forks.append(Fork(source.slot, child.slot, num_tokens, *copied))
 
