@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from jaxserve import LLM, SamplingParams
+from jaxserve.errors import ValidationError
+from jaxserve.kv_calibration import calibrate
 from jaxserve.memory.page_groups import PageGroups
 from tests.jaxserve.test_engine import essence, random_workload
 
@@ -59,7 +61,8 @@ def test_tokens_are_those_of_an_engine_that_keeps_all(name, model_folder, make_l
         most = (len(prompts[longest]) - 1) // 8 * 8
         assert again.num_cached_tokens == most * variant.get("enable_prefix_caching", True)
         llm.client.engine.scheduler.check_integrity()
-    assert llm.stats().num_preemptions < all_kept.stats().num_preemptions * 2
+    with pytest.raises(ValidationError, match="keep_window_only"):
+        calibrate(llm, [3] * 300, 40)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
@@ -86,3 +89,16 @@ def test_the_pool_holds_longer_sequences_and_more_of_them(name, model_folder, ma
     assert [essence(one) for one in found] == [essence(one) for one in expected]
     assert running > fewer
     assert preempted <= more
+
+
+@pytest.mark.parametrize(("keep", "longest"), [(True, 512), (False, 19 * 8)])
+def test_an_open_context_is_what_the_pool_holds(
+    keep: bool, longest: int, model_folder, make_llm
+) -> None:
+    folder = model_folder("mistral_window", max_position_embeddings=512)
+    settings = {"max_model_len": None, "num_pages": 20, "keep_window_only": keep}
+    llm = make_llm(folder, compile_ahead=1, **settings)
+    assert llm.config.scheduler.max_model_len == longest
+    greedy = SamplingParams(temperature=0.0, max_tokens=1)
+    (found,) = llm.generate([[5] * (longest - 1)], greedy, use_tqdm=False)
+    assert len(found.outputs[0].token_ids) == 1
