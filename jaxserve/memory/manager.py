@@ -89,7 +89,7 @@ class PageManager:
         """
         if self._num_windowed:
             return self._grow_windowed(request, num_tokens)
-        missing = -(-num_tokens // self.page_size) * self._num_groups - len(request.pages)
+        missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
@@ -137,9 +137,13 @@ class PageManager:
     def _find_by_group(self, keys: list[bytes]) -> list[int]:
         """The longest beginning that all groups hold, of those with a window its end."""
         groups, index = self.groups, self.pool.index
+
+        def find(group: int, first: int, count: int) -> list[int]:
+            return index.find([group_key(key, group) for key in keys[first:count]])
+
         count, first = len(keys), 0
         for group in range(groups.num_full):
-            count = len(index.find([group_key(key, group) for key in keys[:count]]))
+            count = len(find(group, 0, count))
 
         def is_unknown(place: int) -> bool:
             return any(index.page(group_key(keys[place], g)) is None for g in groups.windowed)
@@ -150,12 +154,11 @@ class PageManager:
             if missing is None:
                 break
             count = missing  # the window of each place behind it has it, too
-        found = []
-        for place, key in enumerate(keys[:count]):
-            for group in range(self._num_groups):
-                passed = group in groups.windowed and place < first
-                found.append(None if passed else index.page(group_key(key, group)))
-        return [TRASH_PAGE if page is None else page for page in found]
+        found = [TRASH_PAGE] * (count * self._num_groups)
+        for group in range(self._num_groups):
+            begin = first if group in groups.windowed else 0
+            found[begin * self._num_groups + group :: self._num_groups] = find(group, begin, count)
+        return found
 
     def has_room(self, shared: list[int], num_tokens: int) -> bool:
         """Whether `reserve` would find the pages."""

@@ -11,7 +11,7 @@ class PageGroups:
     """Groups of equally many layers; a page holds the tokens of one group's layers.
 
     So pages of all groups have one size and come from one pool. The page list of a request has a
-    page of each group, then the next one of each.
+    page of each group, then the next one of each. Without windows there is one group.
 
     Attributes:
         num_full: groups whose layers attend to all tokens before.
