@@ -399,9 +399,9 @@ class EngineConfig:
     enable_prompt_embeds: bool = setting(
         False,
         Switch(),
-        "Take prompts as embeddings, which no endpoint does yet; they run on the largest program, "
-        "and each of their steps sends the device one float32 row of the hidden size a prompt "
-        "token.",
+        "Take prompts as embeddings, which no endpoint does yet, or with some between token ids; "
+        "they run on the largest program, and a step sends the device a float32 row of the hidden "
+        "size for each.",
         reader=PROGRAMS,
     )
     features: tuple[str | type, ...] = setting(

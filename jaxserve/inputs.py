@@ -12,8 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.errors import ValidationError
@@ -23,7 +21,8 @@ from jaxserve.grammars.verdicts import Tokens
 from jaxserve.messages import AddGroup
 from jaxserve.model_facts import ModelFacts, eos_token_ids
 from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import checked_embeds, embeds_as_text
+from jaxserve.prompt_embeds import FIELD as EMBEDS
+from jaxserve.prompt_embeds import NO_ID, EmbedsSpan, checked_embeds, checked_spans
 from jaxserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
 from jaxserve.request import Queueing, StopRule
 from jaxserve.resolved import ResolvedConfig
@@ -44,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | BeamSearchParams | PoolingParams
+Tokenised = tuple[str | None, list[int], list[EmbedsSpan]]  # text, token ids, embeddings
 
 # of a prompt that is a mapping, beside prompt_embeds and cache_salt
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
-EMBEDS = "prompt_embeds"
 _ONE_TOKEN = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
@@ -103,8 +102,9 @@ class InputProcessor:
     @staticmethod
     def is_quick(prompt: Prompt, params: Params) -> bool:
         """True if `prepare` tokenises nothing and has few tokens and sequences to go through."""
-        tokens = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
-        if not isinstance(tokens, list):
+        named = prompt if isinstance(prompt, Mapping) else {}
+        tokens = named.get("prompt_token_ids") if named else prompt
+        if not isinstance(tokens, list) or named.get(EMBEDS) is not None:
             return False
         if isinstance(params, BeamSearchParams):
             is_free = params.structured_outputs is None
@@ -113,8 +113,8 @@ class InputProcessor:
             return len(tokens) <= QUICK_TOKENS
         if params.bad_words or params.structured_outputs is not None:
             return False
-        named = sum(len(getattr(params, name) or ()) for name in TOKEN_FIELDS)
-        return len(tokens) + named + params.n <= QUICK_TOKENS
+        listed = sum(len(getattr(params, name) or ()) for name in TOKEN_FIELDS)
+        return len(tokens) + listed + params.n <= QUICK_TOKENS
 
     def begin_check(self, params: Params, client: str) -> Future[str] | None:
         """Have the grammar of a constraint tried, which `prepare` then knows; None: no grammar.
@@ -159,8 +159,9 @@ class InputProcessor:
 
         Args:
             prompt: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}` or
-                `{"prompt_embeds": array}`, a floating NumPy or JAX array [T, hidden size]; one of
-                the latter may have a `cache_salt`.
+                `{"prompt_embeds": array}`, a floating NumPy or JAX array [T, hidden size]; such a
+                mapping may have a `cache_salt`. Beside token ids, `prompt_embeds` are pairs
+                (start, array) that take the places of some of them.
             params: sampling parameters, `n` of which run as separate sequences; those of a beam
                 search, which has one output; or what is wanted of the hidden states: the engine
                 samples one token with them, which means nothing.
@@ -177,8 +178,7 @@ class InputProcessor:
             if params.beam_width > most_beams:
                 allowed = f"1 to {most_beams}, the setting max_beam_width"
                 raise ValidationError("beam_width", params.beam_width, allowed)
-        embeds = self._embeds(prompt)
-        text, tokens = self._tokenise(prompt) if embeds is None else (None, [0] * len(embeds))
+        text, tokens, spans = self._tokenise(prompt)
         pooling = None
         if isinstance(params, PoolingParams):
             pooling, params = self._pooling(params), _ONE_TOKEN
@@ -186,7 +186,7 @@ class InputProcessor:
         beams: BeamSearchParams | None = None
         if isinstance(params, BeamSearchParams):
             beams, params = params, _beam_sampling(params)
-        if embeds is not None:
+        if spans and max(tokens) == NO_ID:
             _check_reads_no_tokens(params)
         params.verify(
             self._model.vocab_size,
@@ -212,12 +212,11 @@ class InputProcessor:
             )
         group = self._group(tokens, params, most, queueing, _cache_salt(prompt))
         if beams is not None:
-            if embeds is not None:
-                raise ValidationError("prompt_embeds", "...", "no beam search over embeddings")
+            if spans:
+                raise ValidationError(EMBEDS, "...", "no beam search over embeddings")
             group = self._with_beams(group, beams)
-        if pooling is not None or embeds is not None:
-            as_text = None if embeds is None else embeds_as_text(embeds)
-            group = replace(group, pooling=pooling, prompt_embeds=as_text)
+        if pooling is not None or spans:
+            group = replace(group, pooling=pooling, prompt_embeds=spans)
         return PreparedRequest(request_id, text, params, group)
 
     def _pooling(self, params: PoolingParams) -> PoolingParams:
@@ -229,20 +228,22 @@ class InputProcessor:
         layer = params.layer % (self._model.num_layers + 1)
         return replace(params, layer=None if layer == self._model.num_layers else layer)
 
-    def _embeds(self, prompt: Prompt) -> np.ndarray | None:
-        """The prompt as float32[T, E] if it comes so."""
-        given = prompt.get(EMBEDS) if isinstance(prompt, Mapping) else None
-        if given is None:
-            return None
+    def _with_embeds(self, prompt: Mapping[str, Any], given: Any) -> Tokenised:
+        """A prompt that has embeddings, or is nothing else."""
         if not self._config.asked.enable_prompt_embeds:
             raise ValidationError(
                 "enable_prompt_embeds", False, "True for prompts of prompt_embeds"
             )
-        assert isinstance(prompt, Mapping)
+        ids = prompt.get("prompt_token_ids") if isinstance(given, list) else None
         for name, value in prompt.items():
-            if name not in (EMBEDS, "cache_salt") and value is not None:
+            if name not in (EMBEDS, "cache_salt") and value is not None and value is not ids:
                 raise ValidationError(f"prompt[{name!r}]", value, "nothing beside prompt_embeds")
-        return checked_embeds(given, self._model.hidden_size, self._check_length)
+        if ids is not None:
+            tokens = self._check_tokens(ids)
+            return None, tokens, checked_spans(given, tokens, self._model.hidden_size)
+        rows = checked_embeds(given, self._model.hidden_size)
+        self._check_length(f"{EMBEDS} {[*rows.shape]}", len(rows))
+        return None, [NO_ID] * len(rows), [EmbedsSpan(0, rows.tobytes())]
 
     def _check_queueing(self, queueing: Queueing) -> None:
         priority, policy = queueing.priority, self._config.asked.scheduling_policy
@@ -290,6 +291,7 @@ class InputProcessor:
             bad_words=words or _NO_LIST,
             queueing=queueing,
             cache_salt=cache_salt,
+            prompt_embeds=_NO_LIST,
             grammar=grammar,
             output_token_ids=_NO_LIST,
             thoughts=self._thoughts(params),
@@ -379,7 +381,7 @@ class InputProcessor:
         text = f"{self._config.asked.seed}:{number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
-    def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokenise(self, prompt: Prompt) -> Tokenised:
         if isinstance(prompt, Mapping):
             return self._tokenise_mapping(prompt)
         if isinstance(prompt, str):
@@ -390,10 +392,12 @@ class InputProcessor:
             tokens = self._tokenizer.encode(prompt) if prompt else []
             self._check_length(prompt, len(tokens))
             check_token_ids(tokens, self._model.vocab_size, "prompt")
-            return prompt, tokens
-        return None, self._check_tokens(prompt)
+            return prompt, tokens, _NO_LIST
+        return None, self._check_tokens(prompt), _NO_LIST
 
-    def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+    def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
+        if (embeds := prompt.get(EMBEDS)) is not None:
+            return self._with_embeds(prompt, embeds)
         for name, value in prompt.items():
             if name not in (*PROMPT_KEYS, "cache_salt") and value is not None:
                 allowed = f"{' or '.join(PROMPT_KEYS)}, and cache_salt"
@@ -402,7 +406,7 @@ class InputProcessor:
         if text is not None and not isinstance(text, str):
             raise ValidationError("prompt", text, "text; token ids go to prompt_token_ids")
         if tokens is not None:
-            return text, self._check_tokens(tokens)
+            return text, self._check_tokens(tokens), _NO_LIST
         if text is None:
             raise ValidationError("prompt", dict(prompt), " or ".join(PROMPT_KEYS))
         return self._tokenise(text)

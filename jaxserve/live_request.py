@@ -9,6 +9,7 @@ from jaxserve.outputs import (
     PositionLogprobs,
     RequestMetrics,
 )
+from jaxserve.prompt_embeds import NO_ID
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokenization.detokenizer import IncrementalDetokenizer
 from jaxserve.tokenization.stop import StopChecker
@@ -151,8 +152,9 @@ class LiveRequest:
         self.params = prepared.params
         self.sequence_ids = group.sequence_ids
         # callers may change theirs; the engine's is in a message
-        has_ids = group.prompt_embeds is None
-        self.prompt_token_ids = group.prompt_token_ids.copy() if has_ids else []
+        ids = group.prompt_token_ids
+        has_ids = not group.prompt_embeds or any(token != NO_ID for token in ids)
+        self.prompt_token_ids = ids.copy() if has_ids else []
         self.metrics = RequestMetrics(group.queueing.arrival_time)
         self.num_prompt = len(group.prompt_token_ids)
         self.num_cached_tokens = 0

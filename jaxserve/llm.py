@@ -176,9 +176,9 @@ class LLM(Pictures):
         Args:
             prompts: one prompt or a list. A prompt is text, a list of token ids,
                 `{"prompt": text}`, `{"prompt_token_ids": ids}` or, with `enable_prompt_embeds`,
-                `{"prompt_embeds": array}`, a floating NumPy or JAX array [tokens, hidden size];
-                one of the latter may have a `cache_salt`: the prefix cache has for it what was
-                computed with the same salt.
+                `{"prompt_embeds": array}`, a floating NumPy or JAX array [tokens, hidden size] or,
+                beside token ids, pairs (start, array) in the places of some; such a mapping may
+                have a `cache_salt`: the prefix cache has for it what was computed with that salt.
             sampling_params: for all prompts, or one for each; defaults when None.
             use_tqdm: show a progress bar.
             lora_request: None, there are no adapters yet.

@@ -320,8 +320,9 @@ class OutputProcessor:
         """Append what the step tells of the tokens of a sequence."""
         prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
         if prompt is not None and live.prompt_logprobs is None:
-            scored = (self._logprobs(sequence, item) for item in prompt)
-            live.prompt_logprobs = [None, *scored]
+            live.prompt_logprobs = [
+                None if item is None else self._logprobs(sequence, item) for item in (None, *prompt)
+            ]
         sampled = reports.get(LOGPROBS, {}).get(sequence.sequence_id)
         output = sequence.output
         if sampled is not None and output.logprobs is not None:

@@ -88,8 +88,10 @@ class RequestOutput:
     Attributes:
         request_id: the id that the caller gave or that was made for it.
         prompt: the prompt as text, None when it came as token ids.
-        prompt_token_ids: the prompt's token ids; none of one that came as embeddings.
-        prompt_logprobs: one entry a prompt token (the first is None), None unless asked for.
+        prompt_token_ids: the prompt's token ids, -1 where it has an embedding; none of one that is
+            nothing but embeddings.
+        prompt_logprobs: one entry a prompt token, None of the first and of embeddings; None unless
+            asked for.
         outputs: the `n` completions, by index.
         finished: True when all completions have ended.
         metrics: times of the request.
@@ -152,7 +154,8 @@ class EmbeddingRequestOutput:
     Attributes:
         request_id: the id that was made for it.
         outputs: its vector, without a number if its time was over.
-        prompt_token_ids: the prompt's token ids; none of one that came as embeddings.
+        prompt_token_ids: the prompt's token ids, -1 where it has an embedding; none of one that is
+            nothing but embeddings.
         num_cached_tokens: as of a `RequestOutput`.
         finished: False if its time was over.
     """

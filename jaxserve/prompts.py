@@ -21,7 +21,11 @@ class TokensPrompt(TypedDict):
 
 
 class EmbedsPrompt(TypedDict):
-    """A prompt as input embeddings: a floating array [tokens, hidden size]."""
+    """A prompt as input embeddings: a floating array [tokens, hidden size].
+
+    Beside token ids: pairs (start, array) whose rows take the places of some of them.
+    """
 
     prompt_embeds: Any
+    prompt_token_ids: NotRequired[list[int]]
     cache_salt: NotRequired[str]

@@ -25,6 +25,7 @@ class TokenLogprobs(NamedTuple):
 # by the feature that makes it, the type of what it tells, by sequence
 REPORTS: Mapping[str, Any] = {
     LOGPROBS: dict[str, TokenLogprobs],  # of its only token in the step
-    PROMPT_SCORES: dict[str, list[TokenLogprobs]],  # of each prompt token after the first
+    # of each place of the prompt after the first; None of embeddings
+    PROMPT_SCORES: dict[str, list[TokenLogprobs | None]],
     POOLING: dict[str, list[float]],  # its vector
 }

@@ -134,7 +134,9 @@ class Request:
             before them.
         num_kept: its first pages that others can find, or need not because they find equal ones.
         num_cached: prompt tokens that were found when it first got a slot; None before.
-        cache_extras: what keys and values of its tokens depend on beside tokens and `cache_salt`.
+        cache_extras: what keys and values of all its tokens depend on beside tokens and
+            `cache_salt`.
+        key_tokens: what those of each place of the prompt depend on, see `page_keys.key_tokens`.
         prefill_target: tokens that the host knew when the request got its slot; up to there they
             are sent as prefill chunks, beyond it the device knows the next token itself.
         needs_seen_tokens: the next token depends on tokens that the host must have seen.
@@ -157,6 +159,7 @@ class Request:
         "group",
         "has_given_way",
         "is_paused",
+        "key_tokens",
         "lacks_pages_since",
         "needs_seen_tokens",
         "num_cached",
@@ -215,6 +218,7 @@ class Request:
         self.num_kept = 0
         self.num_cached: int | None = None
         self.cache_extras: tuple[str, ...] = ()
+        self.key_tokens = asked.prompt_token_ids
         self.num_computed = 0
         self.decode_until = 0
         self.pending = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from pallas_kernels import native
 from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.backends.record import (
@@ -160,7 +162,10 @@ def device_family(device_kind: str, platform: str) -> str:
 
 
 def choose_backends(
-    device_kind: str, platform: str, shape: AttentionShape | None = None, integers: bool = False
+    device_kind: str,
+    platform: str,
+    shape: AttentionShape | None = None,
+    integers: bool | None = None,
 ) -> Backends:
     """The backends for a device, and for a model's shapes where these are given.
 
@@ -169,7 +174,8 @@ def choose_backends(
         platform: `jax.Device.platform`: "cpu", "gpu" (or "cuda") or "tpu".
         shape: the model's attention. What it leaves open is not judged: a kernel refuses a shape
             that it does not cover when it is called.
-        integers: whether linear layers multiply integers: quantised weights, rounded activations.
+        integers: whether linear layers multiply quantised weights as integers, with rounded
+            activations; None: weights are not quantised.
 
     Returns:
         The choice, with its reason.
@@ -186,8 +192,9 @@ def choose_backends(
         names = candidates(operation, family)
         for name in names:
             refusal = _refusal(operation, name, judged)
-            of_linear = integers and operation == "linear"
-            drawback = native.drawback(of_linear) if name == "native" else None
+            wide = integers is None and judged.query_dtype == jnp.float32
+            widens = operation == "linear" and (wide or integers is False)
+            drawback = native.drawback(widens) if name == "native" else None
             if refusal is None and drawback is None:
                 return name
             if refusal is None:

@@ -115,7 +115,8 @@ def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cosine", "text"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cosine", "text", "ids"]
+    assert done.stdout.endswith("[7, 8, -1, -1, -1, -1, -1, 9]\n")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tiles and bytes of every linear layer of a model on one core with AMX, counted.
+"""Tiles and bytes of a model's linear layers and attention on one core with AMX, counted.
 
     python -m benchmarks.tile_counts
     python -m benchmarks.tile_counts --shapes llama-125m --rows 64 512 --bits 16 8 4
@@ -9,7 +9,9 @@ recently used line leaves, a prefetch brings into the second level. So this need
 says nothing of time. The lm head gets at most 64 rows: those that are sampled.
 
 Results are counted beside: cache lines that are written in parts, and bytes that are copied in
-memory between the sums and the results (gated ones of 16 bits wait for the rest of their line).
+memory on the way to a product (rows that are rounded to 8 bits) or from its sums to the results
+(gated ones of 16 bits wait for the rest of their line). Prompts of as many tokens as rows come
+first: their attention, one layer, with the lines of keys, values and queries that are packed.
 
 What is ideal: every tile of sums meets every tile of inputs once (products), one tile load a
 product, and weights and x come from memory once.
@@ -21,7 +23,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from benchmarks.tile_counts.counting import Caches, Counts, Emulator, Layer
+from benchmarks.tile_counts.counting import Caches, Counts, Emulator, Layer, Prompt, TileCounts
 
 MIB = 1 << 20
 GROUP = 128  # inputs that share a scale of 4-bit weights
@@ -73,6 +75,29 @@ def row(named: Named, layer: Layer, counts: Counts) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def prompt_of(shape: dict[str, int], tokens: int) -> Prompt:
+    heads = shape["num_attention_heads"]
+    head_dim = shape.get("head_dim", shape["hidden_size"] // heads)
+    return Prompt(tokens, 0, heads, shape["num_key_value_heads"], head_dim)
+
+
+def prompt_row(prompt: Prompt, counts: TileCounts) -> str:
+    """A line of the table of prompts."""
+    numbers = (
+        prompt.tokens,
+        counts.loads,
+        counts.products,
+        counts.stores,
+        counts.packed_lines,
+        counts.partial_lines,
+        counts.copied,
+    )
+    return f"| {' | '.join(f'{n:,}' for n in numbers)} |"
+
+
+PROMPT_HEADING = (
+    "| prompt | tile loads | products | stores | packed lines | partial lines | copied, bytes |"
+)
 HEADING = (
     "| product | K x N | bits | M | tile loads | products | of the ideal | loads a product | "
     "L1, MiB | L2 | L3 | memory | of the ideal | partial lines | copied, MiB |"
@@ -110,7 +135,11 @@ def main(words: list[str] | None = None) -> int:
         )
     emulator = Emulator()
     for name in options.shapes:
-        print(f"\n{name}\n\n{HEADING}\n|{'---|' * 15}")
+        print(f"\n{name}\n\n{PROMPT_HEADING}\n|{'---|' * 7}")
+        for tokens in options.rows:
+            prompt = prompt_of(SHAPES[name], tokens)
+            print(prompt_row(prompt, emulator.count_prompt(prompt)), flush=True)
+        print(f"\n{HEADING}\n|{'---|' * 15}")
         for named in linear_layers(SHAPES[name]):
             for bits in options.bits:
                 if bits == 4 and (named.name == HEAD or named.depth % GROUP):

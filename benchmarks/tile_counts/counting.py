@@ -13,7 +13,7 @@ import numpy as np
 from pallas_kernels.native import build
 
 DRIVER = Path(__file__).with_name("driver.cc")
-KERNELS = ("linear.cc", "linear_in_groups.cc")
+KERNELS = ("linear.cc", "linear_in_groups.cc", "paged_attention.cc")
 LINE = 64  # bytes
 
 
@@ -40,6 +40,7 @@ class Layer:
     bits: int
     group: int
     gated: bool = False
+    normed: bool = False
 
     @property
     def ideal_products(self) -> int:
@@ -59,19 +60,41 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Tiles of one call, and bytes by where they were found; `ahead` are prefetches.
+class Prompt:
+    """The attention of a prompt's last `tokens` tokens, behind `context` others, in bfloat16."""
+
+    tokens: int
+    context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class TileCounts:
+    """Tiles of one call, and what is written beside them.
 
     Attributes:
-        partial_lines: lines of 64 bytes of the result that a write covers in part.
-        copied: bytes that pass through memory outside tiles on their way from sums to results.
+        asking_steps: steps of products after which lines are asked for ahead.
+        packed_lines: lines of 64 bytes that are written for tiles to load.
+        partial_lines: lines of results, or of a softmax's weights, that a write covers in part.
+        copied: bytes that pass through memory outside tiles on their way to a product, or from
+            its sums to results.
     """
 
     loads: int
     products: int
     stores: int
+    asking_steps: int
+    packed_lines: int
     partial_lines: int
     copied: int
+
+
+@dataclass(frozen=True)
+class Counts(TileCounts):
+    """Also bytes of tiles by where they were found; `ahead` are prefetches."""
+
     first: int
     second: int
     third: int
@@ -102,7 +125,8 @@ class Emulator:
             if done.returncode:
                 raise build.BuildError(f"compiling the emulated unit failed: {done.stderr[:2000]}")
             self._library = ctypes.CDLL(str(library))
-        self._library.jaxserve_count_tiles.restype = ctypes.c_char_p
+        for function in (self._library.jaxserve_count_tiles, self._library.jaxserve_count_prefill):
+            function.restype = ctypes.c_char_p
 
     def count(self, layer: Layer, caches: Caches) -> Counts:
         """What a call costs.
@@ -110,8 +134,9 @@ class Emulator:
         Raises:
             ValueError: the kernel refuses it; says why.
         """
-        found = (ctypes.c_int64 * 13)()
-        numbers = (layer.rows, layer.depth, layer.outputs, layer.bits, layer.group, layer.gated)
+        found = (ctypes.c_int64 * 15)()
+        numbers = (layer.rows, layer.depth, layer.outputs, layer.bits, layer.group)
+        numbers += (layer.gated, layer.normed)
         refusal = self._library.jaxserve_count_tiles(
             *map(ctypes.c_int64, numbers),
             (ctypes.c_int64 * 3)(*caches.sizes),
@@ -120,10 +145,21 @@ class Emulator:
         )
         if refusal:
             raise ValueError(refusal.decode())
-        loads, products, stores, partial, copied, *lines = found
-        first, second, third, memory, _, *ahead = (LINE * n for n in lines)
-        tiles = (loads, products, stores, partial, copied)
-        return Counts(*tiles, first, second, third, memory, *ahead)
+        first, second, third, memory, _, *ahead = (LINE * n for n in found[7:])
+        return Counts(*found[:7], first, second, third, memory, *ahead)
+
+    def count_prompt(self, prompt: Prompt) -> TileCounts:
+        """What a prompt's attention costs.
+
+        Raises:
+            ValueError: the kernel refuses it; says why.
+        """
+        found = (ctypes.c_int64 * 7)()
+        numbers = (prompt.tokens, prompt.context, prompt.heads, prompt.kv_heads, prompt.head_dim)
+        refusal = self._library.jaxserve_count_prefill(*map(ctypes.c_int64, numbers), found)
+        if refusal:
+            raise ValueError(refusal.decode())
+        return TileCounts(*found)
 
     def multiply(self, product: int, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         """c + a . b as one instruction does; tiles of 16 rows of 64 bytes.

@@ -1,10 +1,11 @@
-// The native linear layers on an emulated matrix unit, counted: tiles that are loaded, multiplied and
-// stored, and the cache of one core that each of their lines comes from.
+// The native linear layers and a prompt's attention on an emulated matrix unit, counted: tiles that are loaded,
+// multiplied and stored, and the cache of one core that each of their lines comes from.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels.h"
@@ -74,6 +75,21 @@ Array matrix(void* data, const int64_t* dims, Element element) {
   return {data, dims, 2, dims[0] * dims[1], dims[0] * dims[1] * element_size(element), element};
 }
 
+Integers integers(int32_t* data, const int64_t* dims, int64_t rank, int64_t count) {
+  Integers array{};
+  static_cast<Array&>(array) = {data, dims, rank, count, count * 4, std::nullopt};
+  return array;
+}
+
+constexpr int64_t kCounted = 7;
+
+// As TileCounts of counting.py.
+void read_counts(const TileCounts& counts, int64_t* found) {
+  const int64_t all[kCounted] = {counts.loads,        counts.products,      counts.stores,      counts.asking_steps,
+                                 counts.packed_lines, counts.partial_lines, counts.copied_bytes};
+  std::copy(all, all + kCounted, found);
+}
+
 using Pages = std::unique_ptr<void, void (*)(void*)>;
 
 // Whole pages of memory, more than `bytes`.
@@ -87,24 +103,23 @@ using namespace jaxserve;
 extern "C" {
 
 // Counts one call of a layer [rows, depth] x [outputs, depth] with bfloat16 activations; the weight is
-// bfloat16, uint8 (`bits` 8) or nibbles in groups of `group` (`bits` 4). `found`: loads, products,
-// stores, partial lines of results, bytes copied outside tiles, then lines of tiles found in the first,
-// second and third level and in memory, then the same of lines asked for ahead. Returns why it cannot be
-// counted, or null.
+// bfloat16, uint8 (`bits` 8) or nibbles in groups of `group` (`bits` 4). `found`: what read_counts says, then lines of
+// tiles found in the first, second and third level and in memory, then the same of lines asked for ahead. Returns why
+// it cannot be counted, or null.
 const char* jaxserve_count_tiles(int64_t rows, int64_t depth, int64_t outputs, int64_t bits, int64_t group,
-                                 int64_t gated, const int64_t* cache_bytes, const int64_t* cache_ways,
+                                 int64_t gated, int64_t normed, const int64_t* cache_bytes, const int64_t* cache_ways,
                                  int64_t* found) {
   const int64_t x_dims[] = {rows, depth}, out_dims[] = {rows, gated ? outputs / 2 : outputs};
   const int64_t none_dims[] = {0, 0}, scale_count[] = {outputs};
-  std::vector<char> x(rows * depth * 2);
+  std::vector<char> x(rows * depth * 2), ones(depth * 2);
   std::vector<float> scales(outputs * (bits == 4 ? depth / group : 1), 1.0f);
   const int64_t weight_bytes = outputs * depth * bits / 8;
   // pages that are not written stay one page of zeros in memory
   const Pages weight = pages_of(weight_bytes), out = pages_of(rows * outputs * 2);
   if (!weight || !out) return "there is no memory for the weight";
   const Array none = matrix(nullptr, none_dims, Element::kBfloat16);
-  Integers all{};
-  all.dims = none_dims, all.rank = 2;
+  const Array norm{ones.data(), &depth, 1, normed ? depth : 0, normed ? depth * 2 : 0, Element::kBfloat16};
+  const Integers all = integers(nullptr, none_dims, 2, 0);
   Floats scale{};
   static_cast<Array&>(scale) = {scales.data(), scale_count, 1, outputs, outputs * 4, Element::kFloat32};
   EmulatedUnit& unit = emulated_unit();
@@ -123,20 +138,52 @@ const char* jaxserve_count_tiles(int64_t rows, int64_t depth, int64_t outputs, i
     static_cast<Array&>(scale) = matrix(scales.data(), scale_dims, Element::kFloat32);
     Floats no_offset{};
     no_offset.dims = none_dims, no_offset.rank = 2;
-    refusal = linear_in_groups(threads, activations, none, matrix(weight.get(), dims, Element::kInt8), scale,
+    refusal = linear_in_groups(threads, activations, norm, matrix(weight.get(), dims, Element::kInt8), scale,
                                no_offset, none, none, all, result, 0.0f, gated, true, kTiles);
   } else {
     const int64_t dims[] = {outputs, depth};
     const Element element = bits == 8 ? Element::kUint8 : Element::kBfloat16;
-    refusal = linear(threads, activations, none, matrix(weight.get(), dims, element), scale, none, none, all,
+    refusal = linear(threads, activations, norm, matrix(weight.get(), dims, element), scale, none, none, all,
                      result, 0.0f, gated, kTiles);
   }
   unit.observer = nullptr;
   unit.multiplies = true;
-  found[0] = unit.counts.loads, found[1] = unit.counts.products, found[2] = unit.counts.stores;
-  found[3] = unit.counts.partial_lines, found[4] = unit.counts.copied_bytes;
-  std::copy(caches.demanded, caches.demanded + 4, found + 5);
-  std::copy(caches.ahead, caches.ahead + 4, found + 9);
+  read_counts(unit.counts, found);
+  std::copy(caches.demanded, caches.demanded + 4, found + kCounted);
+  std::copy(caches.ahead, caches.ahead + 4, found + kCounted + 4);
+  return refusal;
+}
+
+// Counts the attention of a prompt's last `tokens` tokens behind `context` others, in bfloat16 pages of 16 tokens.
+// `found`: what read_counts says.
+const char* jaxserve_count_prefill(int64_t tokens, int64_t context, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                   int64_t* found) {
+  const int64_t columns = (context + tokens + 15) / 16;
+  const int64_t q_dims[] = {tokens, heads, head_dim}, page_dims[] = {columns, 16, 2, kv_heads, head_dim};
+  const int64_t table_dims[] = {1, columns}, one[] = {1}, none[] = {0};
+  const int64_t q_count = tokens * heads * head_dim, page_count = columns * 32 * kv_heads * head_dim;
+  const Pages q = pages_of(q_count * 2), out = pages_of(q_count * 2), pool = pages_of(page_count * 2);
+  if (!q || !out || !pool) return "there is no memory for the pages";
+  std::memset(q.get(), 0, q_count * 2);
+  std::memset(pool.get(), 0, page_count * 2);
+  std::vector<int32_t> table(columns);
+  for (int64_t i = 0; i < columns; ++i) table[i] = int32_t(i);
+  int32_t numbers[] = {0, int32_t(tokens), int32_t(context)};
+  const auto rows = [&](void* data) { return Array{data, q_dims, 3, q_count, q_count * 2, Element::kBfloat16}; };
+  const Array no_scale{nullptr, none, 1, 0, 0, Element::kFloat32};
+  Floats no_sinks{};
+  static_cast<Array&>(no_sinks) = no_scale;
+  EmulatedUnit& unit = emulated_unit();
+  unit.counts = {};
+  unit.multiplies = false;
+  Threads threads;
+  const Refusal refusal =
+      paged_prefill(threads, rows(q.get()), {pool.get(), page_dims, 5, page_count, page_count * 2, Element::kBfloat16},
+                    integers(table.data(), table_dims, 2, columns), integers(numbers, one, 1, 1),
+                    integers(numbers + 1, one, 1, 1), integers(numbers + 2, one, 1, 1), integers(numbers, one, 1, 1),
+                    no_sinks, no_scale, no_scale, rows(out.get()), 0.125f, 0.0f, 0);
+  unit.multiplies = true;
+  read_counts(unit.counts, found);
   return refusal;
 }
 

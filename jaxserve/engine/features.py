@@ -9,6 +9,7 @@ from typing import Any
 from jaxserve.execution.features import Feature, Host, Need, TakenStep, overrides
 from jaxserve.execution.results import Dispatched, StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.memory.page_keys import key_tokens
 from jaxserve.messages import AddGroup
 from jaxserve.models.rope import RopeConfig
 from jaxserve.request import Request
@@ -41,7 +42,7 @@ class EngineFeatures:
         self._features, self._ropes = features, ropes
         self._beginning, self._owning = those_with("begins"), those_with("own")
         self._seeing, self._needing = those_with("needs_seen_tokens"), those_with("need")
-        self._keying = those_with("cache_key")
+        self._keying, self._key_spanning = those_with("cache_key"), those_with("key_spans")
         self._taking, self._ending = those_with("took"), those_with("ended")
         host = Host(grammars, force, self.settle, write_rows)
         for feature in features:
@@ -60,9 +61,12 @@ class EngineFeatures:
         self.settle(request)
         front = None if request.group is None else request.group.front
         if front is not None:  # what takes long to look at is looked at once a prompt
-            request.cache_extras = front.cache_extras
+            request.cache_extras, request.key_tokens = front.cache_extras, front.key_tokens
         else:
             request.cache_extras = self._cache_extras(request)
+            for one in self._key_spanning:
+                spans = one.key_spans(request)
+                request.key_tokens = key_tokens(request.key_tokens, one.name, spans)
         # the features' inputs are of one sample a row
         request.takes_drafts = not request.is_beam and not any(
             f.special and f.need(request) is not Need.NEVER for f in self._needing
@@ -77,7 +81,7 @@ class EngineFeatures:
             request.decode_until = 0
 
     def _cache_extras(self, request: Request) -> tuple[str, ...]:
-        """What keys and values of its tokens depend on beside them, see `Request`."""
+        """What keys and values of all its tokens depend on beside them, see `Request`."""
         keys = [(feature.name, feature.cache_key(request)) for feature in self._keying]
         keys += [("rope", rope.cache_key(request.num_prompt)) for rope in self._ropes]
         return tuple(f"{name}={key}" for name, key in keys if key)

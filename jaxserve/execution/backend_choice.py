@@ -21,14 +21,14 @@ def backends_for(
     model: ModelConfig,
     kv_format: KVFormat,
     device: jax.Device,
-    integers: bool,
+    integers: bool | None,
 ) -> Backends:
     """The device's kernels, but for the operations whose kernel was asked for.
 
     Args:
         asked, config, model, kv_format: of the engine.
         device: that it runs on.
-        integers: whether linear layers multiply integers: quantised weights, rounded activations.
+        integers: as for `choose_backends`.
 
     Raises:
         ValidationError: a kernel that this device does not have, or that does not cover the model.

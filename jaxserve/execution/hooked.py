@@ -63,12 +63,19 @@ class HookedFeatures:
                 compute.positions,
                 compute.slots,
                 values.get(name),
+                given.features.get(name),
                 buffers.get(name),
                 state.get(name),
                 tap,
                 self.kept.setdefault(name, {}),
             )
             self._parts.append((feature, view))
+
+    def positions(self, positions: jax.Array) -> jax.Array:
+        """What the model takes for the tokens' positions, of int32[1, T]."""
+        for feature, tokens in self._parts:
+            positions = feature.positions(tokens, positions)
+        return positions
 
     def hooks(self) -> Hooks:
         """What the model calls; None where no feature has a hook."""

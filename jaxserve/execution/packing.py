@@ -91,7 +91,8 @@ class RowPacker:
         rule = StopRule(frozenset(), frozenset(), 0, 1)
         greedy = SamplingParams(temperature=0.0)
         idle = AddGroup(["idle"], [0], [0], greedy, rule, [], Queueing(0.0))
-        self._write_row(self._trash, Request("idle", idle))
+        self._idle = Request("idle", idle)
+        self._write_row(self._trash, self._idle)
 
     def _bind(self, request: Request, slot: int) -> None:
         """Learn what the request that got `slot` needs."""
@@ -247,8 +248,8 @@ class RowPacker:
         blob.rows[:] = self._rows[slots, : layout.row_table.width]
         if needs.features is not self._fast:
             step.wanted[:] = [feature.name in needs.features for feature in self._features]
-        if shape.num_special:
-            self._pack_special(plan, needs, layout, blob, places)
+        if blob.features:
+            self._pack_features(plan, needs, layout, blob, places)
         if is_plain:
             self._last = PlainStep(layout, rows.slots, flat)
         return Packed(flat, places)
@@ -302,11 +303,19 @@ class RowPacker:
             count += 1
         return places
 
-    def _pack_special(
+    def chunks(self, plan: StepPlan, needs: Needs) -> list[Chunk]:
+        """Those of the prefill region, in its order; those of requests that are left out idle."""
+        return [
+            c._replace(request=self._idle) if c.request.request_id in self._left_out else c
+            for c in needs.chunks(plan)
+        ]
+
+    def _pack_features(
         self, plan: StepPlan, needs: Needs, layout: BlobLayout, blob: Blob, places: Sequence[int]
     ) -> None:
         shape, samples = layout.shape, plan.samples
-        blob.step.special[:] = shape.num_rows
+        if shape.num_special:
+            blob.step.special[:] = shape.num_rows
         by_feature: dict[str, list[SpecialRow]] = {name: [] for name in shape.features}
         for place, (index, needed) in enumerate(needs.special):
             row = places[index]
@@ -315,7 +324,7 @@ class RowPacker:
             for name in needed:
                 special = SpecialRow(own, samples.requests[index], samples.slots[index])
                 by_feature[name].append(special)
-        chunks = [c for c in needs.chunks(plan) if c.request.request_id not in self._left_out]
+        chunks = self.chunks(plan, needs)
         for feature in self._features:
             if feature.name in blob.features:
                 self._pack_feature(

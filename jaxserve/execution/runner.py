@@ -323,7 +323,7 @@ class Runner:
                 self.run(UploadProgram.name, blob)
         for feature in self._fed:
             if feature.name in step.needs.features:
-                arrays = feature.step_buffers(step.needs.chunks(plan))
+                arrays = feature.step_buffers(self.packer.chunks(plan, step.needs))
                 if arrays is not None:
                     self.write_rows(feature.name, 0, arrays)
         result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)

@@ -128,7 +128,7 @@ def if_wanted(
     otherwise: Any = None,
 ) -> Any:
     """What `work` computes; without need for the feature `otherwise`, zeros if that is None."""
-    if not feature.special and not of_region(feature):
+    if not feature.special:
         return work()
 
     def nothing() -> Any:

@@ -97,7 +97,8 @@ def run_step(
     embedded = model.embed(compute.tokens)
     if hooks.embed is not None:
         embedded = hooks.embed(embedded)
-    rows = TokenRows(compute.positions[None], rope_lengths, live_tokens, hooks)
+    positions = hooked.positions(compute.positions[None])
+    rows = TokenRows(positions, rope_lengths, live_tokens, hooks)
     hidden, kv = model.layers(embedded, rows, state.kv, attend)
 
     samples = _sampled(spec, step, compute)

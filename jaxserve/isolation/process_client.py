@@ -147,7 +147,7 @@ class ProcessClient(EngineClient):
 
     def add(self, prepared: PreparedRequest) -> None:
         self.check_alive()
-        size = len(prepared.group.prompt_embeds or "")
+        size = sum(len(span.data) for span in prepared.group.prompt_embeds)
         if size > MAX_MESSAGE_BYTES // 2:
             raise ValidationError(
                 "prompt_embeds", f"{size} bytes", f"{MAX_MESSAGE_BYTES // 2} bytes"

@@ -253,7 +253,7 @@ class PageManager:
         if begin >= end:
             return keys
         num_prompt = request.num_prompt
-        tokens = request.prompt_token_ids[begin:end]
+        tokens = request.key_tokens[begin:end]
         if end > num_prompt:
             tokens += request.output_token_ids[max(0, begin - num_prompt) : end - num_prompt]
         keys += page_keys(tokens, size, keys[-1] if keys else self._root_of(request))

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 KEY_BYTES = 16
+MINUS = np.int64(-(2**63))  # the sign of a word
+
+
+class KeySpan(NamedTuple):
+    """Places of a prompt whose keys and values depend on something else than the token ids.
+
+    Attributes:
+        start, length: which places.
+        content: what they depend on.
+    """
+
+    start: int
+    length: int
+    content: bytes
 
 
 def root_key(extras: Iterable[str] = ()) -> bytes:
@@ -15,7 +30,7 @@ def root_key(extras: Iterable[str] = ()) -> bytes:
 
     Args:
         extras: what else keys and values depend on, or must not be shared across, in order: an
-            adapter, a salt, the digest of an image.
+            adapter, a salt.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for extra in extras:
@@ -36,13 +51,34 @@ def page_keys(tokens: Sequence[int], page_size: int, before: bytes) -> list[byte
     and of the extras: two pages with one key hold the same keys and values.
 
     Args:
-        tokens: of the pages; what does not fill the last one has no key.
+        tokens: of the pages, see `key_tokens`; what does not fill the last one has no key.
         page_size: tokens a page.
         before: key of the page before, `root_key` for the first one.
     """
-    key, flat = before, np.asarray(tokens, np.int32).astype("<i4").tobytes()
-    keys, stride = [], 4 * page_size
+    key, flat = before, np.asarray(tokens, "<i8").tobytes()
+    keys, stride = [], 8 * page_size
     for begin in range(0, len(flat) - stride + 1, stride):
         key = hashlib.blake2b(key + flat[begin : begin + stride], digest_size=KEY_BYTES).digest()
         keys.append(key)
     return keys
+
+
+def key_tokens(tokens: list[int], name: str, spans: Sequence[KeySpan]) -> list[int]:
+    """Token ids as page keys read them: words of a digest take the places of spans.
+
+    The words are of 63 bits, since a page may have one place of a span, and negative, as no token
+    id is. Of spans that overlap each counts.
+
+    Args:
+        tokens: ids, or what this has made of them; they stay as they are.
+        name: of the feature that says it.
+        spans: its.
+    """
+    made = [*tokens] if spans else tokens
+    for start, length, content in spans:
+        digest = hashlib.blake2b(root_key([name]))
+        digest.update(np.array(made[start : start + length], "<i8").tobytes())
+        digest.update(content)
+        words = np.frombuffer(digest.digest(), "<i8") | MINUS
+        made[start : start + length] = np.resize(words, length).tolist()
+    return made

@@ -70,8 +70,9 @@ class TokenRows(NamedTuple):
     """What every layer knows of the T rows of a batch. Tokens of all requests lie on one axis.
 
     Attributes:
-        positions: int32[A, T]; axis 0 has each token's position in its own request, from 0. A model
-            with one kind of position reads that alone.
+        positions: int32[1, T], each token's position in its own request, from 0; int32[A, T] where
+            a feature supplies them (`Feature.positions`). A model with one kind of position reads
+            axis 0; one with several takes one axis for all of them.
         rope_lengths: int32[T], max(prompt length, position + 1) of each token's request, see
             `rope_tables`; None: position + 1.
         live: int32[R, 2] ranges of the rows that hold tokens, what the others give means nothing;
@@ -129,7 +130,10 @@ class Model(Protocol):
     form: LinearForm
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """Ids int32[T] in [0, vocab_size) -> what enters the first layer, [T, E]."""
+        """Ids int32[T] in [0, vocab_size) -> what enters the first layer, [T, E].
+
+        What it gives for -1 (`NO_ID`) is not used.
+        """
 
     def layers(
         self,

@@ -184,8 +184,11 @@ def stored_quantization(path: Path, asked: str | None) -> str | None:
     return None if stored is None else str(stored)
 
 
-def holds_integers(path: Path) -> bool:
-    """Whether native kernels are to read a store: only they can, or it is products of integers."""
+def holds_integers(path: Path) -> bool | None:
+    """Whether native kernels are to read a store: only they can, or it is products of integers.
+
+    None: no weight is quantised.
+    """
     about = read_record(path).about
     try:
         formats = [
@@ -196,7 +199,9 @@ def holds_integers(path: Path) -> bool:
         raise CheckpointError(path, f"its record of weights is damaged ({error!r})") from error
     if any(format.native and not format.is_channel8 for format in formats):
         return True
-    return bool(formats) and all(
+    if not formats:
+        return None
+    return all(
         format.stored.activations == "int8" and not format.stored.static for format in formats
     )
 

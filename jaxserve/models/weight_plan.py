@@ -61,8 +61,12 @@ def online_quantization(asked: str | None, found: str | None) -> str | None:
     return None
 
 
-def multiplies_integers(online: str | None, checkpoint: Checkpoint | None, dtype: str) -> bool:
+def multiplies_integers(
+    online: str | None, checkpoint: Checkpoint | None, dtype: str
+) -> bool | None:
     """Whether native kernels multiply all quantised weights as integers, with rounded activations.
+
+    None: no weight is quantised.
 
     Args:
         online: what weights become when they are loaded; None: what they are.
@@ -81,7 +85,7 @@ def multiplies_integers(online: str | None, checkpoint: Checkpoint | None, dtype
             return dtype != "float32"
         return stored.activations == "int8" and stored.zeros == "none" and not stored.ordered
 
-    return bool(kinds) and all(map(are_integers, kinds))
+    return all(map(are_integers, kinds)) if kinds else None
 
 
 def plan_weights(

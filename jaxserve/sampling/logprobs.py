@@ -33,7 +33,7 @@ def score(
 
     Args:
         logits: float32[R, V]; -inf entries have log-probability -inf.
-        targets: int32[R], token ids in 0 .. V - 1.
+        targets: int32[R], token ids in 0 .. V - 1; what is said of others means nothing.
         k: how many of the most likely tokens to return (static, 0 .. V).
         kept: bool[R, V], tokens that may be among the most likely ones; others come last, with
             log-probability -inf. None: all.

@@ -21,14 +21,15 @@ def token_counts(
     """Counts the tokens of each row's sequence.
 
     Args:
-        history: int32[R, L], each row's prompt then output tokens; what follows is not read.
+        history: int32[R, L], each row's prompt then output tokens, -1 where an embedding takes the
+            place of one; what follows is not read.
         prompt_len: int32[R], tokens of the prompt.
         total_len: int32[R], tokens of prompt and output.
         vocab_size: V (static).
     """
     column = jax.lax.broadcasted_iota(jnp.int32, history.shape, 1)
     row = jax.lax.broadcasted_iota(jnp.int32, history.shape, 0)
-    in_prompt = column < prompt_len[:, None]
+    in_prompt = (column < prompt_len[:, None]) & (history >= 0)
     in_output = (column >= prompt_len[:, None]) & (column < total_len[:, None])
     shape = (history.shape[0], vocab_size)
     # Columns outside a sequence go to vocab_size, out of range: a negative index would wrap.

@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
         Args:
             tokenizer: its byte table is used.
             prompt_token_ids: what the text continues; gives no text itself, but may end within a
-                character, and a first word after it keeps its space.
+                character, and a first word after it keeps its space. Those below 0 are no tokens.
             skip_special_tokens: special tokens give no text.
             spaces_between_special_tokens: False spells an added token that follows another one
                 without the space that some tokenizers put between them.
@@ -46,7 +46,7 @@ class IncrementalDetokenizer:
         self._within_character = False
         self._started = False
         self._has_new_bytes = False
-        prompt = [i for i in prompt_token_ids[-PROMPT_TAIL:] if i not in self._skipped]
+        prompt = [i for i in prompt_token_ids[-PROMPT_TAIL:] if i >= 0 and i not in self._skipped]
         if prompt:
             self._started = True
             self._decode(b"".join(self._table[i] for i in prompt))

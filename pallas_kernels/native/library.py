@@ -74,16 +74,19 @@ def instruction_set() -> str:
     return "-".join(["AVX512", *(name for flag, name in names.items() if flag in features)])
 
 
-def drawback(integers: bool = False) -> str | None:
+def drawback(widens: bool = False) -> str | None:
     """Why the kernels, although they run here, are not the ones to choose; None when they are.
 
     Args:
-        integers: whether the question is of linear layers that multiply integers.
+        widens: whether the question is of linear layers of float32 weights, or of quantised ones
+            that are not multiplied as integers.
     """
     features = build.cpu_features()
-    if "avx512f" in features or (integers and "avx2" in features):
+    if "avx512f" in features:
         return None
-    return "without AVX512 they are no faster than XLA's"
+    if not {"avx2", "fma"} <= features:
+        return "without AVX2 they are no faster than XLA's"
+    return "without AVX512 XLA's is as fast for such weights" if widens else None
 
 
 def load(path: Path) -> None:

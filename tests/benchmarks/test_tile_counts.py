@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.tile_counts import __main__ as command
-from benchmarks.tile_counts.counting import Caches, Emulator, Layer
+from benchmarks.tile_counts.counting import Caches, Emulator, Layer, Prompt
 from pallas_kernels.native import build
 
 SMALLEST = np.float32(2.0**-126)  # normal number
@@ -94,16 +94,52 @@ def test_a_product_costs_one_load_of_a_tile(emulator: Emulator, bits: int) -> No
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_results_leave_as_whole_lines(emulator: Emulator, bits: int, gated: bool) -> None:
-    """Nothing is copied but gated results, once, while they wait for the rest of a line."""
-    layer = Layer(64, 256, 128, bits, 128 if bits == 4 else 256, gated)
+    """Nothing is copied but gated results, once, while they wait for the rest of a line, and rows
+    that are rounded to integers."""
+    layer = Layer(64, 256, 128, bits, 128 if bits == 4 else 256, gated, normed=True)
     counts = emulator.count(layer, CACHES)
     waiting = layer.rows * 64 * 2 if gated and bits > 4 else 0
-    assert (counts.partial_lines, counts.copied) == (0, waiting)
+    rounded = layer.rows * layer.depth * {16: 0, 8: 4 + 1, 4: 4}[bits]
+    assert (counts.partial_lines, counts.copied) == (0, waiting + rounded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [16, 8])
+def test_weights_are_asked_for_all_along(emulator: Emulator, bits: int) -> None:
+    """Not only while the first rows pass a panel."""
+    layer = Layer(64, 256, 2048, bits, 256)
+    counts = emulator.count(layer, CACHES)
+    assert counts.asking_steps > 0.8 * counts.products / 4
+    assert counts.memory + counts.ahead_memory < 1.2 * (layer.weight_bytes + layer.row_bytes)
 
 
 @pytest.mark.slow
 def test_lines_that_end_inside_a_row_are_counted(emulator: Emulator) -> None:
     assert emulator.count(Layer(32, 256, 48, 16, 256), CACHES).partial_lines == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "context"), [(512, 0), (128, 384)])
+def test_keys_and_values_are_packed_once_a_head(
+    emulator: Emulator, tokens: int, context: int
+) -> None:
+    """However many work items of 64 rows there are; queries are packed too, nothing is copied."""
+    heads, kv_heads, head_dim = 12, 4, 64
+    counts = emulator.count_prompt(Prompt(tokens, context, heads, kv_heads, head_dim))
+    keys_and_values = 2 * (tokens + context) * kv_heads
+    assert counts.packed_lines == (keys_and_values + tokens * heads) * head_dim // 32
+    assert (counts.partial_lines, counts.copied) == (0, 0)
+
+
+@pytest.mark.slow
+def test_outputs_pass_through_memory_once_in_256_tokens(emulator: Emulator) -> None:
+    """64 rows that see 1,024 tokens; scores are stored once, a product costs one load."""
+    tokens, rows, head_dim, steps = 1024, 64, 64, 4
+    counts = emulator.count_prompt(Prompt(16, tokens - 16, 4, 1, head_dim))
+    scores, outputs = tokens // 16 * rows // 16, head_dim // 16 * rows // 16
+    assert counts.products == scores * head_dim // 32 + outputs * tokens // 32
+    assert counts.stores == scores + steps * outputs
+    assert counts.loads == counts.products + (steps - 1) * outputs
 
 
 @pytest.mark.slow

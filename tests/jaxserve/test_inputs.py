@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from checkpoints import bundled_model_path
@@ -12,6 +13,7 @@ from jaxserve import SamplingParams
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
+from jaxserve.prompt_embeds import NO_ID, EmbedsSpan
 from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.resolved_config import resolved_config
@@ -53,6 +55,54 @@ def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
     with pytest.raises(ValidationError) as caught:
         processor().prepare(prompt, SamplingParams(), "r")
     assert caught.value.field == named
+
+
+def embedding(prompt: Any, **params: Any) -> Any:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2)
+    config = resolved_config(max_model_len=16, enable_prompt_embeds=True)
+    return InputProcessor(config, model, None).prepare(prompt, SamplingParams(**params), "r").group
+
+
+ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def test_embeddings_take_the_places_of_token_ids() -> None:
+    ids = [5, 6, 7, 8, 9]
+    group = embedding(
+        {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS[:1]), (np.int64(2), ROWS[1:])]}
+    )
+    assert group.prompt_token_ids == [5, NO_ID, NO_ID, NO_ID, 9] and ids == [5, 6, 7, 8, 9]
+    assert group.prompt_embeds == [EmbedsSpan(1, ROWS[:1].tobytes()), (2, ROWS[1:].tobytes())]
+    whole = embedding({"prompt_embeds": ROWS.astype(np.float64)})
+    assert whole.prompt_token_ids == [NO_ID] * 3
+    assert whole.prompt_embeds == [EmbedsSpan(0, ROWS.tobytes())]
+    assert not InputProcessor.is_quick(
+        {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS)]}, SamplingParams()
+    )
+
+
+@pytest.mark.parametrize(
+    ("spans", "told"),
+    [
+        ([(3, ROWS)], "3 rows from 3 on.*within the 5 tokens"),
+        ([(-1, ROWS)], "3 rows from -1 on"),
+        ([(0, ROWS), (2, ROWS)], "3 rows from 2 on.*from 3 on"),
+        ([(0, ROWS[:0])], "0 rows from 0 on.*one row or more"),
+        ([ROWS], "a list of ndarray.*pairs"),
+        ([(1.0, ROWS)], "pairs"),
+        ([(1, ROWS[:, :1])], r"\[3, 1\].*\[tokens, 2\]"),
+    ],
+)
+def test_spans_that_are_refused(spans: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=f"prompt_embeds.*{told}"):
+        embedding({"prompt_token_ids": [5] * 5, "prompt_embeds": spans})
+
+
+def test_what_is_said_of_token_ids_needs_some() -> None:
+    asked = {"prompt_logprobs": 0, "repetition_penalty": 2.0}
+    embedding({"prompt_token_ids": [5] * 4, "prompt_embeds": [(1, ROWS)]}, **asked)
+    with pytest.raises(ValidationError, match="prompt_logprobs"):
+        embedding({"prompt_token_ids": [5] * 3, "prompt_embeds": [(0, ROWS)]}, **asked)
 
 
 def test_keys_of_a_prompt_that_ask_for_nothing_are_accepted() -> None:

@@ -17,6 +17,7 @@ from jaxserve.execution.features import Facts
 from jaxserve.execution.features.mask import Mask
 from jaxserve.execution.packing import Needs
 from jaxserve.execution.results import Dispatched, PackedStep, StepResult
+from jaxserve.isolation import wire
 from jaxserve.memory.manager import PageManager
 from jaxserve.messages import (
     Abort,
@@ -29,7 +30,7 @@ from jaxserve.messages import (
     StepOutput,
 )
 from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import embeds_as_text, embeds_from_text
+from jaxserve.prompt_embeds import NO_ID, EmbedsSpan
 from jaxserve.reports import POOLING
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import SamplingParams
@@ -223,10 +224,17 @@ def test_what_is_no_message_for_an_engine_is_refused() -> None:
 
 def test_embeddings_cross_as_they_are() -> None:
     embeds = np.random.default_rng(0).normal(size=(3, 5)).astype("f")
-    more = {"pooling": PoolingParams("mean", False, 2), "prompt_embeds": embeds_as_text(embeds)}
-    message = replace(group(0, [0] * 3, 1, 1), **more)
-    assert decode(encode(message)) == message
-    assert np.array_equal(embeds_from_text(message.prompt_embeds, 3), embeds)
+    message = replace(
+        group(0, [7, NO_ID, NO_ID, NO_ID, 8], 1, 1),
+        pooling=PoolingParams("mean", False, 2),
+        prompt_embeds=[EmbedsSpan(1, embeds.tobytes())],
+    )
+    frame = wire.encode(message)
+    added = wire.decode(frame[4:])
+    assert added == message and isinstance(added, AddGroup)
+    assert np.array_equal(added.prompt_embeds[0].rows(5), embeds)
+    plain = wire.encode(replace(message, prompt_embeds=[]))
+    assert len(frame) < len(plain) + embeds.nbytes + 16, "as bytes, not as text"
     told = replace(make_engine().step(), reports={POOLING: {"0.0": embeds[0].tolist()}})
     assert decode(encode(told)) == told
 

@@ -60,7 +60,7 @@ def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypa
     state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")
     monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
     monkeypatch.setattr("pallas_kernels.native.availability", lambda: state)
-    monkeypatch.setattr("pallas_kernels.native.drawback", lambda integers: None)
+    monkeypatch.setattr("pallas_kernels.native.drawback", lambda widens: None)
     backends = choose_backends("cpu", "cpu")
     name = "native" if available else "xla"
     assert (backends.decode, backends.prefill, backends.linear) == (name, name, name)
@@ -68,19 +68,31 @@ def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypa
     assert state.reason in backends.reason
 
 
-def test_a_cpu_without_avx512_runs_xla_unless_told_otherwise(monkeypatch):
+def test_a_cpu_with_avx2_alone_multiplies_float32_by_xla(monkeypatch):
     state = Availability(True, "native code for AVX2")
+    features = frozenset({"avx2", "fma"})
     monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
-    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"avx2"}))
-    backends = choose_backends("cpu", "cpu")
-    assert (backends.decode, backends.prefill, backends.linear) == ("xla", "xla", "xla")
+    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: features)
+    backends = choose_backends("cpu", "cpu", AttentionShape(query_dtype=jnp.dtype("bfloat16")))
+    assert (backends.decode, backends.prefill, backends.linear) == ("native",) * 3
+    wide = AttentionShape(query_dtype=jnp.dtype("float32"))
+    backends = choose_backends("cpu", "cpu", wide)
+    assert (backends.decode, backends.prefill, backends.linear) == ("native", "native", "xla")
     assert "without AVX512" in backends.reason
+    require_backend("linear", "native", "cpu", "cpu", wide)
+    assert choose_backends("cpu", "cpu", wide, integers=True).linear == "native"
+    assert choose_backends("cpu", "cpu", integers=False).linear == "xla"
+
+
+def test_a_cpu_without_avx2_runs_xla_unless_told_otherwise(monkeypatch):
+    state = Availability(True, "native code for this CPU")
+    monkeypatch.setattr("pallas_kernels.backends.native.availability", lambda: state)
+    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"sse2"}))
+    backends = choose_backends("cpu", "cpu", integers=True)
+    assert (backends.decode, backends.prefill, backends.linear) == ("xla", "xla", "xla")
+    assert "without AVX2" in backends.reason
     for operation in ("decode", "prefill", "linear"):
         require_backend(operation, "native", "cpu", "cpu", AttentionShape())
-    quantized = choose_backends("cpu", "cpu", integers=True)
-    assert (quantized.decode, quantized.prefill, quantized.linear) == ("xla", "xla", "native")
-    monkeypatch.setattr("pallas_kernels.native.build.cpu_features", lambda: frozenset({"sse2"}))
-    assert choose_backends("cpu", "cpu", integers=True).linear == "xla"
 
 
 def test_native_linear_layers_refuse_float16_by_name():

@@ -8,7 +8,7 @@ step runs on a program whose set holds what its rows need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxserve.execution.results import Dispatched
     from jaxserve.execution.shapes import StepShape
     from jaxserve.grammars.compiler import GrammarCompiler
+    from jaxserve.memory.page_keys import KeySpan
     from jaxserve.models.config import ModelConfig
     from jaxserve.scheduling.resources import StepResource
 
@@ -138,8 +139,8 @@ class Rows:
             the sequence itself, or of the one whose prompt it shares and samples its first from.
         position: int32[R], of the last computed token; the sampled one follows it.
         prompt_len: int32[R].
-        history: int32[S + 1, L], the device state's token ids by slot and position; a sequence's
-            own end at position.
+        history: int32[S + 1, L], the device state's token ids by slot and position, -1 where a
+            prompt has an embedding; a sequence's own end at position.
         values: each feature's row values by its name, see `Feature.row`.
         adjusted: float32[M, V] logits that the tokens were drawn from; None before `after`.
     """
@@ -159,6 +160,8 @@ class Tokens:
     Attributes:
         token, position, slot: int32[T].
         values: the feature's row values of each token, see `Feature.token_row`.
+        inputs: the feature's, see `Feature.inputs`; axis C is of the last tokens, and empty where
+            the program has no prefill region.
         buffers: the feature's, see `Feature.buffers`.
         state: the feature's, see `Feature.state`.
         tap: (name, array): sets an array aside, to be fetched only if somebody asks for it.
@@ -169,6 +172,7 @@ class Tokens:
     position: jax.Array
     slot: jax.Array
     values: Any
+    inputs: Any
     buffers: Any
     state: Any
     tap: Callable[[str, jax.Array], None]
@@ -225,11 +229,12 @@ class Feature:
         row: dataclass of scalars that each sampling row has, or None. They are remembered by slot
             and travel with every row of a program that contains the feature.
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
-            rows, M special rows, C region tokens, W words of a bit a token of the vocabulary.
+            rows, M special rows, C region tokens, W words of a bit a token of the vocabulary. What
+            is of region tokens the hooks read as well, see `Tokens.inputs`.
         outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E.
         special: rows that need it are special: it works on the M special rows of a step, which are
-            those that need some such feature. One that is not may draw, draft, keep state and have
-            hooks, but `logits` and `after` are for special ones.
+            those that need some such feature. One that is not is in every program and may draw,
+            draft, keep state and have hooks; `logits`, `after` and outputs are for special ones.
         token_row: as `row`, but of each token that is computed: what `embed`, `linear` and `layer`
             read.
         num_drafts: tokens that it drafts for each decode row; 0 but for the one feature that does.
@@ -311,7 +316,8 @@ class Feature:
     def needed_by_chunk(self, chunk: Chunk) -> bool:
         """Whether a chunk needs it, apart from its sampling row: then it lies in the region.
 
-        A feature that asks this works on the prefill region: decode programs do without it.
+        A `special` feature that asks this works on the prefill region: decode programs do without
+        it.
         """
         return False
 
@@ -326,10 +332,15 @@ class Feature:
     def cache_key(self, request: Request) -> str:
         """What keys and values of its tokens depend on through the feature; "": on nothing.
 
-        The prefix cache shares pages between requests for which it is the same. A feature with a
-        `token_row` has to say it: the row may only name what the keys and values depend on.
+        The prefix cache shares pages between requests for which it is the same. A feature whose
+        hooks read a `token_row` or `inputs` has to say it, here or by `key_spans`: those may only
+        name what the keys and values depend on.
         """
         return ""
+
+    def key_spans(self, request: Request) -> Sequence[KeySpan]:
+        """The same of some places of the prompt: what comes before them is shared."""
+        return ()
 
     def buffers(self) -> Any:
         """A pytree of `Buffer`s: arrays on the device that the host writes to.
@@ -368,6 +379,14 @@ class Feature:
     # -- the traced side ------------------------------------------------------------------------
 
     # `linear` and `layer` keep the residual stream out of fused kernels on GPUs
+
+    def positions(self, tokens: Tokens, positions: jax.Array) -> jax.Array:
+        """What the model takes for the tokens' positions: int32[A, T] in the place of int32[1, T].
+
+        They change rotary angles alone, not which tokens are attended to. See
+        `models.protocol.TokenRows`.
+        """
+        return positions
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:
         """Embeddings [T, E] in the place of x."""
@@ -423,5 +442,5 @@ def overrides(feature: Feature | type[Feature], method: str) -> bool:
 
 
 def of_region(feature: Feature | type[Feature]) -> bool:
-    """Whether a feature works on the prefill region."""
-    return overrides(feature, "needed_by_chunk")
+    """Whether a feature works on the prefill region alone."""
+    return feature.special and overrides(feature, "needed_by_chunk")

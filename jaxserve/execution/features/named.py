@@ -16,8 +16,12 @@ FeatureChoice = tuple[type[Feature], Mapping[str, Any]]  # a feature and its opt
 
 def _lacks(kind: type[Feature]) -> str | None:
     """What a feature must have beside what it has; None: it is whole."""
-    if kind.token_row is not None and not overrides(kind, "cache_key"):
-        return "cache_key, since it has a token_row"
+    hooks = any(overrides(kind, name) for name in ("positions", "embed", "linear", "layer"))
+    reads = kind.token_row is not None or (hooks and kind.inputs is not None)
+    if reads and not (overrides(kind, "cache_key") or overrides(kind, "key_spans")):
+        return "cache_key or key_spans, since its hooks read a token_row or inputs"
+    if kind.outputs is not None and not kind.special:
+        return "special=True, since it has outputs"
     works_on_rows = overrides(kind, "logits") or overrides(kind, "after")
     if works_on_rows and not (kind.special and overrides(kind, "need")):
         return "`need`, and special=True, since it works on the rows that need it"

@@ -1,19 +1,16 @@
-"""Prompts that come as embeddings in the place of token ids: `prompt_embeds`."""
+"""Embeddings that come in the place of token ids: `prompt_embeds`."""
 
 from __future__ import annotations
 
-import hashlib
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features.feature import Buffer, Chunk, Feature, Tokens
+from jaxserve.execution.features.feature import Buffer, Chunk, Feature, SpecialRow, Tokens
 from jaxserve.execution.layout import array, arrays
-from jaxserve.messages import AddGroup
-from jaxserve.prompt_embeds import embeds_from_text
+from jaxserve.memory.page_keys import KeySpan
 from jaxserve.request import Request
 
 if TYPE_CHECKING:
@@ -21,61 +18,59 @@ if TYPE_CHECKING:
 
 
 @arrays
-class PromptEmbedsRow:
-    """Tokens of the prompt that come as embeddings."""
+class PromptEmbedsInputs:
+    """Of each region token: 1 + the row of the buffer that is its embedding; 0: that of its id."""
 
-    count: Any = array()
+    row: Any = array("C")
 
 
 class PromptEmbeds(Feature):
-    """Puts its buffers, the embeddings of a step's chunks, in the place of those of the tokens."""
+    """The device is sent the rows that a step's chunks need, one behind the other."""
 
     name = "prompt_embeds"
     setting = "enable_prompt_embeds"
-    token_row = PromptEmbedsRow
+    inputs = PromptEmbedsInputs
 
-    def begins(self, asked: AddGroup) -> Future[np.ndarray] | None:
-        if asked.prompt_embeds is None:
-            return None
-        embeds: Future[np.ndarray] = Future()
-        embeds.set_result(embeds_from_text(asked.prompt_embeds, len(asked.prompt_token_ids)))
-        return embeds
-
-    def _embeds(self, request: Request) -> np.ndarray | None:
-        """float32[num_prompt, E] in the place of the prompt's token ids; None: it has ids."""
-        return request.shared.get(self.name)
+    def _runs(self, chunk: Chunk) -> list[tuple[int, np.ndarray]]:
+        """The rows that a chunk needs, each run with the chunk's token of its first one."""
+        request, begin, length = chunk
+        found = []
+        for span in request.asked.prompt_embeds:
+            rows = span.rows(self.facts.hidden_size)
+            run = rows[max(0, begin - span.start) : max(0, begin + length - span.start)]
+            if len(run):
+                found.append((max(0, span.start - begin), run))
+        return found
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
-        request = chunk.request
-        return self._embeds(request) is not None and chunk.start < request.num_prompt
+        return bool(self._runs(chunk))
 
-    def token_row_of(self, request: Request) -> PromptEmbedsRow:
-        return PromptEmbedsRow(0 if self._embeds(request) is None else request.num_prompt)
-
-    def cache_key(self, request: Request) -> str:
-        embeds = self._embeds(request)
-        return "" if embeds is None else hashlib.sha256(embeds.tobytes()).hexdigest()
+    def key_spans(self, request: Request) -> list[KeySpan]:
+        size = self.facts.hidden_size
+        spans = request.asked.prompt_embeds
+        return [KeySpan(span.start, len(span.rows(size)), span.data) for span in spans]
 
     def buffers(self) -> Any:
         shape = self.facts.max_prefill_tokens, self.facts.hidden_size
         return Buffer(shape, jnp.float32)
 
     def step_buffers(self, chunks: list[Chunk]) -> np.ndarray:
-        size = sum(chunk.length for chunk in chunks)
-        rows = np.zeros((size, self.facts.hidden_size), np.float32)
-        begin = 0
-        for request, start, length in chunks:
-            embeds = self._embeds(request)
-            if embeds is not None:
-                found = embeds[start : start + length]
-                rows[begin : begin + len(found)] = found
-            begin += length
-        return rows
+        return np.concatenate([run for chunk in chunks for _, run in self._runs(chunk)])
+
+    def pack(self, inputs: PromptEmbedsInputs, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
+        begin, count = 0, 0
+        for chunk in chunks:
+            for place, run in self._runs(chunk):
+                first = begin + place
+                inputs.row[first : first + len(run)] = count + 1 + np.arange(len(run))
+                count += len(run)
+            begin += chunk.length
 
     def embed(self, tokens: Tokens, x: jax.Array) -> jax.Array:
-        region = slice(x.shape[0] - tokens.buffers.shape[0], None)
-        given = (tokens.position < tokens.values.count)[region, None]
-        return x.at[region].set(jnp.where(given, tokens.buffers.astype(x.dtype), x[region]))
+        row = tokens.inputs.row
+        region = slice(x.shape[0] - len(row), None)
+        given = tokens.buffers[jnp.maximum(row - 1, 0)].astype(x.dtype)
+        return x.at[region].set(jnp.where(row[:, None] > 0, given, x[region]))
 
     def cost(self, shape: StepShape) -> float:
         return 2.0 * shape.num_prefill * self.facts.hidden_size

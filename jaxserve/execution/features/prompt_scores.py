@@ -21,6 +21,7 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.features.logprobs import scored_token
 from jaxserve.execution.layout import array, arrays
+from jaxserve.prompt_embeds import NO_ID
 from jaxserve.reports import PROMPT_SCORES, TokenLogprobs
 from jaxserve.request import Request, RequestState
 from jaxserve.sampling.logprobs import LogprobRows, score
@@ -58,12 +59,12 @@ class PromptScores(Feature):
 
     def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         super().__init__(facts, options)
-        self._scored: dict[str, list[TokenLogprobs]] = {}  # by sequence that is not told yet
+        self._scored: dict[str, list[TokenLogprobs | None]] = {}  # by sequence that is not told yet
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
         return scores_prompt(chunk.request, chunk.start)
 
-    def took(self, step: TakenStep) -> dict[str, list[TokenLogprobs]] | None:
+    def took(self, step: TakenStep) -> dict[str, list[TokenLogprobs | None]] | None:
         values: Any = step.outputs.get(self.name)
         if values is None and not self._scored:
             return None
@@ -115,7 +116,8 @@ class PromptScores(Feature):
             if position >= request.num_prompt or position - 1 < len(scored):
                 continue
             token = request.prompt_token_ids[position]
-            scored.append(scored_token(values, begin + offset, token, most))
+            has_id = token != NO_ID
+            scored.append(scored_token(values, begin + offset, token, most) if has_id else None)
 
     def cost(self, shape: StepShape) -> float:
         return shape.num_prefill * (PASSES * self.facts.vocab_size + 2 * self.facts.num_logprobs)

@@ -85,6 +85,9 @@ inline typename Dot::Sum dot_tile(const typename Dot::Activation* x, int64_t x_s
   if constexpr (std::is_same_v<Dot, Int8Dot>) {
     return dot_bytes<MR, AHEAD>(x, x_stride, w, depth, ahead);
   }
+#if defined(__FMA__)
+  if constexpr (!std::is_same_v<Dot, Int8Dot>) return dot_floats<MR, AHEAD>(x, x_stride, w, depth, ahead);
+#endif
 #endif
   typename Dot::Sum acc[16] = {};
   for (int64_t k = 0; k < depth; k += Dot::step) {

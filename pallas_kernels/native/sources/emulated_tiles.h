@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "simd.h"
 #include "tile_product.h"
@@ -18,8 +19,10 @@ namespace jaxserve {
 
 struct TileCounts {
   int64_t zeros, loads, stores, products;
-  int64_t partial_lines;  // of results, of 64 bytes: written in parts
-  int64_t copied_bytes;   // outside tiles, between sums and results
+  int64_t asking_steps;   // of products, after which lines were asked for ahead
+  int64_t packed_lines;   // of 64 bytes, written for tiles to load
+  int64_t partial_lines;  // of results, or of a softmax's weights: written in parts
+  int64_t copied_bytes;   // outside tiles, on the way to a product or from its sums to results
 };
 
 // Told of every 64 bytes that tiles read, write or ask for ahead.
@@ -81,6 +84,7 @@ class EmulatedUnit {
     require(configured_, "a tile is used before the unit is configured");
     require(c != a && c != b && a != b, "two operands are one tile");
     ++counts.products;
+    counts.asking_steps += std::exchange(asked_, false);
     if (!multiplies) return;
     if (product == TileProduct::kBf16) {
       dot_floats(tiles_[c], tiles_[a], tiles_[b]);
@@ -97,6 +101,7 @@ class EmulatedUnit {
   }
 
   void touch(const void* address, TileObserver::Access access) {
+    asked_ |= access == TileObserver::Access::kPrefetch;
     if (observer) observer->line(address, access);
   }
 
@@ -162,7 +167,7 @@ class EmulatedUnit {
     }
   }
 
-  bool configured_ = false;
+  bool configured_ = false, asked_ = false;
   Tile tiles_[8] = {};
 };
 

@@ -4,7 +4,7 @@
 // contracted axis (the layout that the bfloat16 dot instruction wants).
 #pragma once
 
-#include "simd.h"
+#include "pairs.h"
 
 namespace jaxserve {
 
@@ -21,6 +21,50 @@ struct F32Word {
     return acc + (F32x16)a * (F32x16)b;
   }
 };
+
+#if JAXSERVE_PAIRS && defined(__FMA__)
+constexpr int kTileVectors = 1;  // 16 registers hold no more beside the sums of the rows
+template <class Word>
+constexpr int kTileRows = Word::pack == 2 ? 4 : 6;
+
+template <class Word, int ROWS, int VECTORS>
+inline void gemm_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
+                      float* c, int64_t c_stride, int64_t depth, bool accumulate) {
+  __m256 acc[ROWS][2];
+  for (int r = 0; r < ROWS; ++r) {
+    for (int half = 0; half < 2; ++half) {
+      acc[r][half] = accumulate ? _mm256_loadu_ps(c + r * c_stride + half * 8) : _mm256_setzero_ps();
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k, b += b_stride) {
+    if constexpr (Word::pack == 2) {
+      const Floats16 column[2] = {Floats16(load_half(b)), Floats16(load_half(b + 8))};
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) {
+        const Floats16 word(splat_word(a + r * a_stride + k));
+        for (int half = 0; half < 2; ++half) {
+          const __m256 sum = _mm256_fmadd_ps(word.first, column[half].first, acc[r][half]);
+          acc[r][half] = _mm256_fmadd_ps(word.second, column[half].second, sum);
+        }
+      }
+    } else {
+      const Floats16 column(reinterpret_cast<const float*>(b));
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; ++r) {
+        const __m256 word = _mm256_castsi256_ps(splat_word(a + r * a_stride + k));
+        acc[r][0] = _mm256_fmadd_ps(word, column.first, acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(word, column.second, acc[r][1]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    for (int half = 0; half < 2; ++half) _mm256_storeu_ps(c + r * c_stride + half * 8, acc[r][half]);
+  }
+}
+#else
+constexpr int kTileVectors = 4;
+template <class Word>
+constexpr int kTileRows = 6;
 
 template <class Word, int ROWS, int VECTORS>
 inline void gemm_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
@@ -45,14 +89,15 @@ inline void gemm_tile(const uint32_t* a, int64_t a_stride, const uint32_t* b, in
     for (int v = 0; v < VECTORS; ++v) store(c + r * c_stride + v * 16, acc[r][v]);
   }
 }
+#endif
 
 template <class Word, int VECTORS>
 inline void gemm_columns(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
                          float* c, int64_t c_stride, int64_t rows, int64_t depth,
                          bool accumulate) {
   int64_t r = 0;
-  for (; r + 6 <= rows; r += 6) {
-    gemm_tile<Word, 6, VECTORS>(a + r * a_stride, a_stride, b, b_stride, c + r * c_stride,
+  for (constexpr int ROWS = kTileRows<Word>; r + ROWS <= rows; r += ROWS) {
+    gemm_tile<Word, ROWS, VECTORS>(a + r * a_stride, a_stride, b, b_stride, c + r * c_stride,
                                 c_stride, depth, accumulate);
   }
   a += r * a_stride;
@@ -75,11 +120,11 @@ template <class Word>
 void gemm(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, float* c,
           int64_t c_stride, int64_t rows, int64_t vectors, int64_t depth, bool accumulate) {
   int64_t v = 0;
-  for (; v + 4 <= vectors; v += 4) {
-    gemm_columns<Word, 4>(a, a_stride, b + v * 16, b_stride, c + v * 16, c_stride, rows, depth,
-                          accumulate);
+  for (; v + kTileVectors <= vectors; v += kTileVectors) {
+    gemm_columns<Word, kTileVectors>(a, a_stride, b + v * 16, b_stride, c + v * 16, c_stride, rows, depth,
+                                     accumulate);
   }
-  if (v + 2 <= vectors) {
+  if (kTileVectors > 2 && v + 2 <= vectors) {
     gemm_columns<Word, 2>(a, a_stride, b + v * 16, b_stride, c + v * 16, c_stride, rows, depth,
                           accumulate);
     v += 2;

@@ -99,6 +99,7 @@ inline RoundedRows round_rows(const Linear& p, const GroupedWeight& w, int32_t m
     scratch.reserve((padded + 32) * 4 + 128);
     auto* row = scratch.take<float>(padded + 32);
     load_row(p, p.live[i], row);
+    copied_bytes(p.depth * 4);
     std::memset(row + p.depth, 0, (padded - p.depth) * 4);
     for (int64_t g = 0; g < w.groups; ++g) {
       const int64_t at = i * w.groups + g;

@@ -62,36 +62,40 @@ inline void outer_products(const LaneRows& x, int64_t first_group, const typenam
 }
 
 #if JAXSERVE_PAIRS && defined(__FMA__)
-// The same of bfloat16 for 4 rows and one group: 16 registers hold no more, and each half of a word is one
-// shift or mask away from a float32.
-inline void outer_products_bf16(const LaneRows& x, int64_t group, const uint16_t* block, int64_t depth,
-                                int first_row, const uint16_t* ahead, F32x16* sums) {
+// The same of bfloat16 and float32 for 4 rows and one group: 16 registers hold no more.
+template <class Dot>
+inline void outer_products_of_floats(const LaneRows& x, int64_t group, const typename Dot::Weight* block,
+                                     int64_t depth, int first_row, const typename Dot::Weight* ahead,
+                                     F32x16* sums) {
   constexpr int ROWS = 4;
-  const __m256i upper = _mm256_set1_epi32(int32_t(0xffff0000u));
   __m256 acc[ROWS][2];
   for (int n = 0; n < ROWS; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+  const int64_t row_bytes = depth * int64_t(sizeof(*block));
   const char* rows_of_weight = reinterpret_cast<const char*>(block + first_row * depth);
   const char* rows_ahead = reinterpret_cast<const char*>(ahead + first_row * depth);
-  const auto* words = reinterpret_cast<const __m256i*>(x.group(group));
-  for (int64_t k = 0; k < x.words; ++k) {
+  const uint32_t* words = x.group(group);
+  for (int64_t k = 0; k < x.words; ++k, words += kLanes) {
     if (ahead && k % 16 == 0) {
-      for (int n = 0; n < ROWS; ++n) __builtin_prefetch(rows_ahead + n * depth * 2 + k * 4, 0, 2);
+      for (int n = 0; n < ROWS; ++n) __builtin_prefetch(rows_ahead + n * row_bytes + k * 4, 0, 2);
     }
-    __m256 low[2], high[2];
-    for (int half = 0; half < 2; ++half) {
-      const __m256i both = _mm256_loadu_si256(words + 2 * k + half);
-      low[half] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-      high[half] = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
-    }
+    const char* at = rows_of_weight + k * 4;
+    if constexpr (std::is_same_v<Dot, Bf16Dot>) {
+      const Floats16 lanes[2] = {Floats16(load_half(words)), Floats16(load_half(words + 8))};
 #pragma GCC unroll 4
-    for (int n = 0; n < ROWS; ++n) {
-      int32_t word;
-      std::memcpy(&word, rows_of_weight + n * depth * 2 + k * 4, 4);
-      const __m256i both = _mm256_set1_epi32(word);
-      const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-      const __m256 second = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
-      for (int half = 0; half < 2; ++half) {
-        acc[n][half] = _mm256_fmadd_ps(second, high[half], _mm256_fmadd_ps(first, low[half], acc[n][half]));
+      for (int n = 0; n < ROWS; ++n) {
+        const Floats16 word(splat_word(at + n * row_bytes));
+        for (int half = 0; half < 2; ++half) {
+          const __m256 sum = _mm256_fmadd_ps(word.first, lanes[half].first, acc[n][half]);
+          acc[n][half] = _mm256_fmadd_ps(word.second, lanes[half].second, sum);
+        }
+      }
+    } else {
+      const Floats16 lanes(reinterpret_cast<const float*>(words));
+#pragma GCC unroll 4
+      for (int n = 0; n < ROWS; ++n) {
+        const __m256 word = _mm256_castsi256_ps(splat_word(at + n * row_bytes));
+        acc[n][0] = _mm256_fmadd_ps(word, lanes.first, acc[n][0]);
+        acc[n][1] = _mm256_fmadd_ps(word, lanes.second, acc[n][1]);
       }
     }
   }
@@ -110,9 +114,9 @@ struct BlockProducts {
   static int64_t run(const LaneRows& x, int64_t first_group, int64_t groups, const Weight* w,
                      int64_t depth, const Weight* ahead, Sums& sums) {
 #if JAXSERVE_PAIRS && defined(__FMA__)
-    if constexpr (std::is_same_v<Dot, Bf16Dot>) {
+    if constexpr (!std::is_same_v<Dot, Int8Dot>) {
       for (int row = 0; row < kBlockOutputs; row += 4) {
-        outer_products_bf16(x, first_group, w, depth, row, ahead, sums[0]);
+        outer_products_of_floats<Dot>(x, first_group, w, depth, row, ahead, sums[0]);
       }
       return 1;
     }

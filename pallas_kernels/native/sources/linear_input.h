@@ -10,6 +10,7 @@
 #include "dot.h"
 #include "lanes.h"
 #include "parallel.h"
+#include "tile_blocks.h"
 
 namespace jaxserve {
 
@@ -53,21 +54,24 @@ inline F32x16 load_floats(Element type, const char* p) {
   }
 }
 
+// What the numbers of a row whose squares add up to `sum` are multiplied with by the RMS norm.
+inline float norm_factor(const Linear& p, float sum) { return 1.0f / std::sqrt(sum / float(p.depth) + p.eps); }
+
 // out[0 .. depth) = the row in float32, normalised and rounded as the model's RMS norm does.
 inline void load_row(const Linear& p, int64_t row, float* out) {
   const int64_t size = element_size(p.x_type), whole = p.depth / 16 * 16;
   const char* x = p.x + row * p.depth * size;
-  for (int64_t k = 0; k < whole; k += 16) store(out + k, load_floats(p.x_type, x + k * size));
-  widen_row(p.x_type, x + whole * size, p.depth - whole, out + whole);
-  if (!p.norm) return;
   F32x16 sums = {};
   for (int64_t k = 0; k < whole; k += 16) {
-    const F32x16 v = load<F32x16>(out + k);
+    const F32x16 v = load_floats(p.x_type, x + k * size);
+    store(out + k, v);
     sums += v * v;
   }
+  widen_row(p.x_type, x + whole * size, p.depth - whole, out + whole);
+  if (!p.norm) return;
   float sum = reduce_add(sums);
   for (int64_t k = whole; k < p.depth; ++k) sum += out[k] * out[k];
-  const float factor = 1.0f / std::sqrt(sum / float(p.depth) + p.eps);
+  const float factor = norm_factor(p, sum);
   for (int64_t k = 0; k < whole; k += 16) {
     F32x16 v = load<F32x16>(out + k) * factor;
     if (p.x_type == Element::kBfloat16) v = widen_bf16(narrow_bf16(v));
@@ -112,7 +116,6 @@ inline void stage_row(const float* row, int64_t depth, int64_t stride, int8_t* o
     const F32x16 magic = splat(12582912.0f);  // adding it rounds to the nearest even integer
     return __builtin_convertvector((v * inverse + magic) - magic, I32x16);
   };
-  typedef int8_t I8x16 __attribute__((vector_size(16)));
   I32x16 sums = {};
   for (int64_t k = 0; k < whole; k += 16) {
     const I32x16 rounded = round(load<F32x16>(row + k));
@@ -131,12 +134,34 @@ int64_t padded_depth(const Linear& p) {
   return (p.depth + Dot::step - 1) / Dot::step * Dot::step;
 }
 
-// Whether the rows of x are multiplied as they lie.
+// Whether the rows of x are whole vectors of the type that is multiplied.
 template <class Dot>
-bool lie_staged(const Linear& p) {
+bool lie_as_multiplied(const Linear& p) {
   const bool same = (std::is_same_v<Dot, Bf16Dot> && p.x_type == Element::kBfloat16) ||
                     (std::is_same_v<Dot, F32Dot> && p.x_type == Element::kFloat32);
-  return same && !p.norm && p.depth % Dot::step == 0;
+  return same && p.depth % Dot::step == 0;
+}
+
+// The factor of the RMS norm of such a row.
+template <class Dot>
+float norm_factor(const Linear& p, const typename Dot::Activation* row) {
+  F32x16 sums = {};
+  for (int64_t k = 0; k < p.depth; k += 16) {
+    const F32x16 v = load_floats(p.x_type, reinterpret_cast<const char*>(row + k));
+    sums += v * v;
+  }
+  return norm_factor(p, reduce_add(sums));
+}
+
+// Words of such a row, normalised and rounded as `load_row` and `stage_row` do.
+template <class Dot>
+[[gnu::always_inline]] inline U32x16 normalised(U32x16 words, float factor, U32x16 norm) {
+  if constexpr (sizeof(typename Dot::Activation) == 4) {
+    return (U32x16)((F32x16)words * factor * (F32x16)norm);
+  } else {
+    words = join_bf16(low_bf16(words) * factor, high_bf16(words) * factor);
+    return join_bf16(low_bf16(words) * low_bf16(norm), high_bf16(words) * high_bf16(norm));
+  }
 }
 
 constexpr int64_t kStagedTogether = 8;  // rows a thread; fewer are not worth waking another
@@ -145,7 +170,7 @@ constexpr int64_t kStagedTogether = 8;  // rows a thread; fewer are not worth wa
 template <class Dot>
 Staged<Dot> stage(const Linear& p, Threads& threads, Scratch& memory) {
   using Activation = typename Dot::Activation;
-  if (lie_staged<Dot>(p)) {
+  if (lie_as_multiplied<Dot>(p) && !p.norm) {
     return {reinterpret_cast<const Activation*>(p.x), p.depth, nullptr, nullptr};
   }
   const int64_t stride = padded_depth<Dot>(p) + 64 / int64_t(sizeof(Activation));
@@ -189,6 +214,7 @@ StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory,
   auto* data = memory.take<uint32_t>(groups * kLanes * words);
   auto* scale = memory.take<float>(groups * kLanes);
   auto* offset = memory.take<int32_t>(groups * kLanes);
+  const bool lie = lie_as_multiplied<Dot>(p), normed = lie && p.norm;
   parallel_for(threads, groups, [&](int64_t group) {
     Scratch& scratch = thread_scratch();
     scratch.reserve(p.depth * 4 + kLanes * stride * int64_t(sizeof(Activation)) + 128);
@@ -196,15 +222,18 @@ StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory,
     auto* staged = scratch.take<Activation>(kLanes * stride);
     const int64_t live = std::min(kLanes, count - group * kLanes);
     const Activation* rows[kLanes];
+    float factor[kLanes] = {};
     for (int64_t i = 0; i < kLanes; ++i) {
       const int64_t lane = group * kLanes + i;
       rows[i] = staged + i * stride;
       if (i >= live) continue;
-      if (lie_staged<Dot>(p)) {
+      if (lie) {
         rows[i] = reinterpret_cast<const Activation*>(p.x) + p.live[lane] * p.depth;
+        if (p.norm) factor[i] = norm_factor<Dot>(p, rows[i]);
       } else {
         load_row(p, p.live[lane], row);
         stage_row(row, p.depth, stride, staged + i * stride, scale + lane, offset + lane);
+        copied_bytes(p.depth * 4 + stride * int64_t(sizeof(Activation)));
       }
     }
     std::memset(staged + live * stride, 0, (kLanes - live) * stride * sizeof(Activation));
@@ -212,8 +241,14 @@ StagedLanes<Dot> stage_lanes(const Linear& p, Threads& threads, Scratch& memory,
     std::memset(offset + group * kLanes + live, 0, (kLanes - live) * 4);
     for (int64_t k = 0; k < words; k += 16) {
       U32x16 square[16];
+#pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         square[i] = load<U32x16>(reinterpret_cast<const uint32_t*>(rows[i]) + k);
+      }
+      if (normed) {
+        const auto norm = load<U32x16>(p.norm + k * 4);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) square[i] = normalised<Dot>(square[i], factor[i], norm);
       }
       transpose16(square);
       const int64_t begin = k / block * block, length = std::min(block, words - begin);

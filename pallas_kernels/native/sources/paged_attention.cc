@@ -1,12 +1,11 @@
 // Paged attention of decode rows and of packed prefill chunks.
 #include <limits>
-#include <optional>
 #include <vector>
 
-#include "attention.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "split.h"
+#include "tile_attention.h"
 
 namespace jaxserve {
 namespace {
@@ -14,28 +13,14 @@ namespace {
 // Query rows of a prefill item: enough to reuse a transposed block of keys, and a multiple of the
 // six rows of a register tile.
 constexpr int64_t kItemRows = 48;
-constexpr int64_t kItemTileRows = 64;  // the same in the matrix unit: two pairs of tiles
 constexpr int64_t kPartsAThread = 4;  // from so many on an item is all KV heads of a part
 
 // Rows [row, row + tokens) of q at the positions position .. position + tokens - 1, some KV heads.
 struct Item {
   int64_t row, tokens, position, lane, first_head, num_heads;
-  bool in_tiles = false;  // multiplied in the matrix unit, where the type allows it
   // a part of a context: its number and its tokens
   Split* split = nullptr;
   int64_t part = 0, begin = 0, end = std::numeric_limits<int64_t>::max();
-};
-
-struct Problem {
-  Pool pool;
-  AttentionOptions options;
-  const int32_t* table;  // [lanes, columns]
-  int64_t columns;
-  const char* q;  // [rows, heads, head_dim]
-  char* out;      // like q
-  Element type;   // of q and out
-  int64_t heads;
-  const float* sinks;  // [heads], or null
 };
 
 template <class Word>
@@ -45,9 +30,8 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
   const int64_t row_bytes = head_dim * element_size(p.type);
   const int64_t window = p.options.window;
   Scratch& scratch = thread_scratch();
-  const bool tiles = item.in_tiles && rows_in_tiles<Word>();
-  scratch.reserve(scratch_bytes<Word>(count, dim, tiles));
-  Rows<Word> rows = take_rows<Word>(scratch, count, dim, tiles);
+  scratch.reserve(scratch_bytes<Word>(count, dim));
+  Rows<Word> rows = take_rows<Word>(scratch, count, dim);
   if (item.split) {
     const PartSums sums = item.split->sums(kv_head, item.part);
     rows.highest = sums.highest;
@@ -68,7 +52,7 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
       rows.total[r] = sinks ? 1.0f : 0.0f;
     }
   }
-  std::memset(rows.out, 0, memory_rows(count, tiles) * dim * 4);
+  std::memset(rows.out, 0, count * dim * 4);
   const int64_t last_token = std::min(rows.end[count - 1], p.columns * p.pool.page_size);
   attend(rows, p.pool, p.table + item.lane * p.columns, kv_head, rows.first[0], last_token,
          kv_head + 1 < item.first_head + item.num_heads, p.options, scratch);
@@ -86,17 +70,11 @@ void run_head(const Problem& p, const Item& item, int64_t kv_head) {
 
 template <class Word>
 void run_item(const Problem& p, const Item& item) {
-#if JAXSERVE_TILES
-  std::optional<TileSession> session;
-  if (item.in_tiles && rows_in_tiles<Word>()) session.emplace();
-#endif
   for (int64_t h = 0; h < item.num_heads; ++h) run_head<Word>(p, item, item.first_head + h);
 }
 
 void run_all(Threads& threads, const Problem& problem, const std::vector<Item>& items) {
-  // bfloat16 holds every 8-bit number: the queries decide there
-  const Element met = problem.pool.scaled() ? problem.type : problem.pool.element;
-  const auto run = met == Element::kBfloat16 ? run_item<Bf16Word> : run_item<F32Word>;
+  const auto run = problem.met() == Element::kBfloat16 ? run_item<Bf16Word> : run_item<F32Word>;
   parallel_for(threads, int64_t(items.size()), [&](int64_t i) { run(problem, items[i]); });
 }
 
@@ -193,19 +171,35 @@ Refusal paged_prefill(Threads& threads, Array q, Array pages, Integers table, In
                                            {scale, soft_cap, window}, problem)) {
     return refusal;
   }
-  const bool in_tiles = tiles_permitted();
-  const int64_t rows = in_tiles ? kItemTileRows : kItemRows;
-  const int64_t tile = std::max<int64_t>(1, rows / (problem.heads / problem.pool.kv_heads));
-  const int64_t region = q.dims[0];
-  std::memset(problem.out, 0, out.bytes);  // rows that no lane owns are zero
-  std::vector<Item> items;
+  const int64_t region = q.dims[0], row_bytes = out.bytes / std::max<int64_t>(1, region);
+  std::vector<Prompt> prompts;
   for (int64_t lane = 0; lane < table.dims[0]; ++lane) {
-    const int64_t begin = start.values()[lane];
-    const int64_t tokens = std::min<int64_t>(length.values()[lane], region - begin);
-    for (int64_t done = 0; done < tokens; done += tile) {
+    const int64_t row = start.values()[lane], tokens = std::min<int64_t>(length.values()[lane], region - row);
+    if (tokens > 0) prompts.push_back({lane, row, tokens, context.values()[lane]});
+  }
+  std::sort(prompts.begin(), prompts.end(), [](const Prompt& a, const Prompt& b) { return a.row < b.row; });
+  int64_t next = 0;
+  const auto clear_until = [&](int64_t row) {  // rows that no lane owns are zero
+    if (next < row) std::memset(problem.out + next * row_bytes, 0, (row - next) * row_bytes);
+  };
+  for (const Prompt& prompt : prompts) {
+    clear_until(prompt.row);
+    next = prompt.row + prompt.tokens;
+  }
+  clear_until(region);
+#if JAXSERVE_TILES
+  if (problem.met() == Element::kBfloat16 && tiles_permitted()) {
+    prefill_in_tiles(threads, problem, prompts);
+    return nullptr;
+  }
+#endif
+  const int64_t tile = std::max<int64_t>(1, kItemRows / (problem.heads / problem.pool.kv_heads));
+  std::vector<Item> items;
+  for (const Prompt& prompt : prompts) {
+    for (int64_t done = 0; done < prompt.tokens; done += tile) {
       for (int64_t head = 0; head < problem.pool.kv_heads; ++head) {
-        items.push_back({begin + done, std::min(tile, tokens - done),
-                         context.values()[lane] + done, lane, head, 1, in_tiles});
+        items.push_back({prompt.row + done, std::min(tile, prompt.tokens - done), prompt.position + done, prompt.lane,
+                         head, 1});
       }
     }
   }

@@ -1,5 +1,6 @@
-// Products of bytes on a CPU that has AVX2 and no dot instruction: pairs of products are added in 16 bits
-// (maddubs), which saturate; so one operand is a nibble, or the absolute value of a byte whose sign the other takes.
+// Products of bytes and of bfloat16 on a CPU that has AVX2 and no dot instruction. Pairs of products of bytes are
+// added in 16 bits (maddubs), which saturate; so one operand is a nibble, or the absolute value of a byte whose sign
+// the other takes. Each half of a word of two bfloat16 is one shift or mask away from a float32.
 #pragma once
 
 #include "simd.h"
@@ -47,6 +48,55 @@ inline int32_t sum_of(__m256i v) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
+
+#if defined(__FMA__)
+// 16 numbers as two vectors of float32: of bfloat16 the even and the odd ones.
+struct Floats16 {
+  __m256 first, second;
+
+  explicit Floats16(__m256i bf16)
+      : first(_mm256_castsi256_ps(_mm256_slli_epi32(bf16, 16))),
+        second(_mm256_castsi256_ps(_mm256_and_si256(bf16, _mm256_set1_epi32(int32_t(0xffff0000u))))) {}
+  explicit Floats16(const uint16_t* p) : Floats16(load_half(p)) {}
+  explicit Floats16(const float* p) : first(_mm256_loadu_ps(p)), second(_mm256_loadu_ps(p + 8)) {}
+};
+
+// What `dot_tile` of bfloat16 or float32 sums: four sums of two registers each at a time, since 16 registers hold
+// no more.
+template <int MR, int AHEAD, class T>
+inline F32x16 dot_floats(const T* x, int64_t x_stride, const T* w, int64_t depth, const T* ahead) {
+  constexpr int NR = 16 / MR, PASSES = 4, ROWS = NR / PASSES;
+  F32x16 sums;
+  for (int pass = 0; pass < PASSES; ++pass) {
+    const T* rows = w + pass * ROWS * depth;
+    __m256 first[MR][ROWS], second[MR][ROWS];
+    for (int m = 0; m < MR; ++m) {
+      for (int n = 0; n < ROWS; ++n) first[m][n] = second[m][n] = _mm256_setzero_ps();
+    }
+    for (int64_t k = 0; k < depth; k += 16) {
+      if (AHEAD && k % (64 / sizeof(T)) == 0) {
+        for (int a = AHEAD * pass / PASSES; a < AHEAD * (pass + 1) / PASSES; ++a) {
+          __builtin_prefetch(ahead + a * depth + k, 0, 2);
+        }
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < MR; ++m) {
+        const Floats16 a(x + m * x_stride + k);
+#pragma GCC unroll 4
+        for (int n = 0; n < ROWS; ++n) {
+          const Floats16 b(rows + n * depth + k);
+          first[m][n] = _mm256_fmadd_ps(a.first, b.first, first[m][n]);
+          second[m][n] = _mm256_fmadd_ps(a.second, b.second, second[m][n]);
+        }
+      }
+    }
+    for (int m = 0; m < MR; ++m) {
+      for (int n = 0; n < ROWS; ++n) sums[m * NR + pass * ROWS + n] = reduce_add(join(first[m][n], second[m][n]));
+    }
+  }
+  return sums;
+}
+#endif
 
 // What `dot_tile` of 8-bit numbers sums: lane m * NR + n is of row m of x with row n of w less 128; a vector of
 // either may reach past the row's end, where x is zero.

@@ -1,79 +1,20 @@
 // The end of a product in the matrix unit: scales, bias, gate and residual on the vectors of its sums, and
-// results as whole cache lines. A line that is written in two halves is fetched twice: rows lie so far
-// apart that those of a group share few places of the first-level cache.
+// results as whole cache lines (lines.h).
 #pragma once
 
+#include "lines.h"
 #include "linear_block.h"
-#include "tile_blocks.h"
 
 #if JAXSERVE_TILES
 
 namespace jaxserve {
 
 constexpr int64_t kPanelOutputs = 2 * kBlockOutputs;
-constexpr int64_t kLineBytes = 64;
 
 // Neighbouring panels whose results of a row fill a line together.
 inline int64_t panels_a_line(const Linear& p) { return p.gated && element_size(p.out_type) == 2 ? 2 : 1; }
 
 inline int64_t panels_of(const Linear& p) { return (p.outputs + kPanelOutputs - 1) / kPanelOutputs; }
-
-// Writes the first `bytes` of a line.
-inline void put_line(char* to, U32x16 line, int64_t bytes) {
-  wrote_result(to, bytes);
-  if (bytes == kLineBytes) return store(to, line);
-  const U32x16 some = line;  // `line` itself stays in a register
-  std::memcpy(to, &some, bytes);
-}
-
-// The first `bytes` of a line, zeros behind them.
-inline U32x16 get_line(const char* from, int64_t bytes) {
-  if (bytes == kLineBytes) return load<U32x16>(from);
-  U32x16 some = {};
-  std::memcpy(&some, from, bytes);
-  return some;
-}
-
-// Kept out of line: lane by lane they are long.
-[[gnu::noinline]] inline U16x32 narrow_half(F32x16 first, F32x16 second) {
-  U16x32 halves;
-  for (int i = 0; i < 16; ++i) {
-    halves[i] = float_to_half(first[i]);
-    halves[16 + i] = float_to_half(second[i]);
-  }
-  return halves;
-}
-
-[[gnu::noinline]] inline F32x16 widen_half(U32x16 words) {
-  F32x16 v;
-  for (int i = 0; i < 16; ++i) v[i] = half_to_float(uint16_t(words[i]));
-  return v;
-}
-
-// 32 numbers of 16 bits: `first`, then `second`.
-template <Element E>
-inline U16x32 narrow(F32x16 first, F32x16 second) {
-  return E == Element::kBfloat16 ? narrow_bf16(first, second) : narrow_half(first, second);
-}
-
-// Lane i of the result holds lane i of both, as 16 bits each.
-template <Element E>
-inline U32x16 join(F32x16 low, F32x16 high) {
-  const U16x32 v = narrow<E>(low, high);
-  return (U32x16)__builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25,
-                                         10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
-// The low and the high 16 bits of each lane as numbers.
-template <Element E>
-inline F32x16 low_number(U32x16 words) {
-  return E == Element::kBfloat16 ? (F32x16)(words << 16) : widen_half(words);
-}
-
-template <Element E>
-inline F32x16 high_number(U32x16 words) {
-  return E == Element::kBfloat16 ? (F32x16)(words & 0xffff0000u) : widen_half(words >> 16);
-}
 
 // Ends a panel whose sums lie as [output][lane], a lane being a row of x.
 template <class Dot>
@@ -158,16 +99,7 @@ class PanelEnd {
   }
 
   [[gnu::always_inline]] static void put_rows(const U32x16 (&lines)[kLanes], const Column& column, char* to) {
-    if (column.whole()) {
-#pragma GCC unroll 16
-      for (int m = 0; m < kLanes; ++m) put_line(to + column.at(m), lines[m], kLineBytes);
-    } else {
-      U32x16 some[kLanes];
-#pragma GCC unroll 16
-      for (int m = 0; m < kLanes; ++m) some[m] = lines[m];
-      copied_bytes(sizeof(some));
-      for (int64_t m = 0; m < column.rows; ++m) put_line(to + column.at(m), some[m], column.bytes);
-    }
+    put_lines(lines, column.rows, column.bytes, [&](int64_t m) { return to + column.at(m); });
   }
 
   [[gnu::noinline]] static void get_some(const char* from, const Column& column, U32x16* lines) {

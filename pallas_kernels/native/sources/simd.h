@@ -14,6 +14,7 @@ namespace jaxserve {
 typedef float F32x16 __attribute__((vector_size(64)));
 typedef int32_t I32x16 __attribute__((vector_size(64)));
 typedef uint32_t U32x16 __attribute__((vector_size(64)));
+typedef int32_t I32x8 __attribute__((vector_size(32)));
 typedef uint16_t U16x16 __attribute__((vector_size(32)));
 typedef uint16_t U16x32 __attribute__((vector_size(64)));
 typedef int8_t I8x16 __attribute__((vector_size(16)));
@@ -32,8 +33,45 @@ inline void store(void* p, V v) {
 
 inline F32x16 splat(float x) { return F32x16{} + x; }
 inline U32x16 splat(uint32_t x) { return U32x16{} + x; }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// GCC takes comparisons and sums over lanes of two halves apart, element by element.
+inline __m256 half_of(F32x16 v, int half) {
+  __m256 halves[2];
+  std::memcpy(halves, &v, sizeof(v));
+  return halves[half];
+}
+
+inline F32x16 join(__m256 first, __m256 second) {
+  const __m256 halves[2] = {first, second};
+  F32x16 v;
+  std::memcpy(&v, halves, sizeof(v));
+  return v;
+}
+#endif
+
 inline F32x16 select(I32x16 mask, F32x16 yes, F32x16 no) { return mask ? yes : no; }
-inline F32x16 maximum(F32x16 a, F32x16 b) { return a > b ? a : b; }
+
+// The larger one; b where either is NaN.
+inline F32x16 maximum(F32x16 a, F32x16 b) {
+#if defined(__AVX512F__)
+  return (F32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return join(_mm256_max_ps(half_of(a, 0), half_of(b, 0)), _mm256_max_ps(half_of(a, 1), half_of(b, 1)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Whether a lane of a comparison's result is set.
+inline bool any(I32x16 mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  int32_t set = 0;
+  for (int i = 0; i < 16; ++i) set |= mask[i];
+  return set != 0;
+#endif
+}
 
 inline float bits_to_float(uint32_t bits) {
   float x;
@@ -74,17 +112,30 @@ inline uint16_t float_to_half(float x) {
   return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
-inline F32x16 widen_bf16(U16x16 x) { return (F32x16)(__builtin_convertvector(x, U32x16) << 16); }
+inline U32x16 widen_words(U16x16 x) {
+#if defined(__AVX512F__)  // GCC widens halves and joins them
+  return (U32x16)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+  return __builtin_convertvector(x, U32x16);
+#endif
+}
+
+inline F32x16 widen_bf16(U16x16 x) { return (F32x16)(widen_words(x) << 16); }
+
+#if !defined(__AVX512BF16__)
+// Rounded to nearest even where 16 bits end; the lower bits are arbitrary.
+inline U32x16 rounded_bf16(F32x16 x) {
+  const U32x16 bits = (U32x16)x;
+  return x != x ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1);
+}
+#endif
 
 // 16 float32 to bfloat16, to nearest even.
 inline U16x16 narrow_bf16(F32x16 x) {
 #if defined(__AVX512BF16__)
   return (U16x16)_mm512_cvtneps_pbh((__m512)x);
 #else
-  const U32x16 bits = (U32x16)x;
-  const U32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const U32x16 kept = (bits >> 16) | 0x40;
-  return __builtin_convertvector(x != x ? kept : rounded, U16x16);
+  return __builtin_convertvector(rounded_bf16(x) >> 16, U16x16);
 #endif
 }
 
@@ -100,13 +151,28 @@ inline U16x32 narrow_bf16(F32x16 first, F32x16 second) {
 #endif
 }
 
+// Lane i of the result holds lane i of both as bfloat16, `low` in its lower 16 bits.
+inline U32x16 join_bf16(F32x16 low, F32x16 high) {
+#if defined(__AVX512BF16__)
+  const U16x32 v = narrow_bf16(low, high);
+  return (U32x16)__builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25,
+                                         10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+  return rounded_bf16(low) >> 16 | (rounded_bf16(high) & 0xffff0000u);
+#endif
+}
+
+// The lower and the higher bfloat16 of each lane.
+inline F32x16 low_bf16(U32x16 words) { return (F32x16)(words << 16); }
+inline F32x16 high_bf16(U32x16 words) { return (F32x16)(words & 0xffff0000u); }
+
 // acc += a0 * b0 + a1 * b1 in each lane; a and b hold two bfloat16 a lane.
 inline F32x16 dot_bf16(F32x16 acc, U32x16 a, U32x16 b) {
 #if defined(__AVX512BF16__)
   return (F32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
-  acc += (F32x16)(a << 16) * (F32x16)(b << 16);
-  return acc + (F32x16)(a & 0xffff0000u) * (F32x16)(b & 0xffff0000u);
+  acc += low_bf16(a) * low_bf16(b);
+  return acc + high_bf16(a) * high_bf16(b);
 #endif
 }
 
@@ -143,6 +209,11 @@ inline I32x16 dot_u8_s8(I32x16 acc, U32x16 x, U32x16 w) {
 inline float reduce_add(F32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__AVX2__)
+  const __m256 eight = _mm256_add_ps(half_of(v, 0), half_of(v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 #else
   float sum = 0;
   for (int i = 0; i < 16; ++i) sum += v[i];
@@ -153,6 +224,11 @@ inline float reduce_add(F32x16 v) {
 inline float reduce_max(F32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
+#elif defined(__AVX2__)
+  const __m256 eight = _mm256_max_ps(half_of(v, 0), half_of(v, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 #else
   float largest = v[0];
   for (int i = 1; i < 16; ++i) largest = v[i] > largest ? v[i] : largest;
@@ -160,22 +236,49 @@ inline float reduce_max(F32x16 v) {
 #endif
 }
 
-// e^x for x <= 88, relative error below 2e-7; exactly 0 below -87; NaN stays NaN.
-[[gnu::always_inline]] inline F32x16 exponential(F32x16 x) {
-  const F32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const F32x16 clamped = maximum(splat(-88.0f), x);
-  const F32x16 n = (clamped * 1.44269504088896341f + magic) - magic;
-  const F32x16 r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-  F32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+template <class F, class I>
+[[gnu::always_inline]] inline F exponential_of(F x) {
+  const F magic = F{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const F least = F{} - 88.0f, clamped = least > x ? least : x;
+  const F n = (clamped * 1.44269504088896341f + magic) - magic;
+  const F r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   // a NaN has no integer: its lane's power of two is arbitrary and multiplies NaN
+  const F power = (F)((__builtin_convertvector(n, I) + 127) << 23);
+  const F value = x != x ? x : p * power;
+  return x < F{} - 87.0f ? F{} : value;
+}
+
+// e^x for x <= 88, relative error below 2e-7; exactly 0 below -87; NaN stays NaN.
+[[gnu::always_inline]] inline F32x16 exponential(F32x16 x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return join(exponential_of<__m256, I32x8>(half_of(x, 0)), exponential_of<__m256, I32x8>(half_of(x, 1)));
+#else
+  return exponential_of<F32x16, I32x16>(x);
+#endif
+}
+
+// 2^x for x < 127, relative error below 4e-6, which bfloat16 does not show; exact for integers, 0 below -126; NaN
+// stays NaN.
+[[gnu::always_inline]] inline F32x16 power_of_two(F32x16 x) {
+  const F32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F32x16 n = (x + magic) - magic, r = x - n;
+  F32x16 p = r * 9.66636837e-3f + 5.59219755e-2f;
+  p = p * r + 0.240223497f;
+  p = p * r + 0.693121016f;
+  p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (F32x16)_mm512_maskz_scalef_ps(seen, (__m512)p, (__m512)n);
+#else
   const F32x16 power = (F32x16)((__builtin_convertvector(n, I32x16) + 127) << 23);
-  const F32x16 value = select(x != x, x, p * power);
-  return select(x < -87.0f, F32x16{}, value);
+  return select(x < -126.0f, F32x16{}, p * power);
+#endif
 }
 
 // tanh with relative error near float32's own.

@@ -4,9 +4,45 @@
 
 #include "tiles.h"
 
+namespace jaxserve {
+
+// Asks for lines into the second-level cache.
+inline void bring_line(const char* address) {
+#if defined(JAXSERVE_EMULATE_TILES)
+  emulated_unit().touch(address, TileObserver::Access::kPrefetch);
+#endif
+  __builtin_prefetch(address, 0, 2);
+}
+
+// Tells an emulated unit of a line that was written for tiles.
+inline void wrote_line([[maybe_unused]] const void* address) {
+#if defined(JAXSERVE_EMULATE_TILES)
+  ++emulated_unit().counts.packed_lines;
+  emulated_unit().touch(address, TileObserver::Access::kWrite);
+#endif
+}
+
+// Tells an emulated unit of bytes of a result that are written together.
+inline void wrote_result([[maybe_unused]] const void* address, [[maybe_unused]] int64_t bytes) {
+#if defined(JAXSERVE_EMULATE_TILES)
+  emulated_unit().wrote(address, bytes);
+#endif
+}
+
+// Tells an emulated unit of bytes that pass through memory on their way to a product, or from its sums to results.
+inline void copied_bytes([[maybe_unused]] int64_t bytes) {
+#if defined(JAXSERVE_EMULATE_TILES)
+  emulated_unit().counts.copied_bytes += bytes;
+#endif
+}
+
+}  // namespace jaxserve
+
 #if JAXSERVE_TILES
 
 namespace jaxserve {
+
+constexpr int64_t kTileBytes = 1024;
 
 // Tiles of an operand: the rows of one are `row_bytes` apart, neighbours along the sums `next`, and
 // along the contracted axis `step`.
@@ -21,43 +57,14 @@ struct TileSums {
   int64_t row_bytes, down, right;
 };
 
-// Asks for lines into the second-level cache.
-inline void bring_line(const char* address) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().touch(address, TileObserver::Access::kPrefetch);
-#endif
-  __builtin_prefetch(address, 0, 2);
-}
-
-// Tells an emulated unit of a line that was written for tiles.
-inline void wrote_line([[maybe_unused]] const void* address) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().touch(address, TileObserver::Access::kWrite);
-#endif
-}
-
-// Tells an emulated unit of bytes of a result that are written together.
-inline void wrote_result([[maybe_unused]] const void* address, [[maybe_unused]] int64_t bytes) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().wrote(address, bytes);
-#endif
-}
-
-// Tells an emulated unit of bytes that pass through memory on their way from sums to results.
-inline void copied_bytes([[maybe_unused]] int64_t bytes) {
-#if defined(JAXSERVE_EMULATE_TILES)
-  emulated_unit().counts.copied_bytes += bytes;
-#endif
-}
-
-// What a product asks for meanwhile: at each step a line of each of `rows` rows of weights, which
-// `distance` steps later are loaded as tiles; behind the last step those from `then` on.
+// What a product asks for meanwhile: at each step a line of each of `rows` rows of weights from `now` on, `distance`
+// steps before they would be its own; behind the last step those from `then` on.
 struct Ahead {
-  static constexpr int64_t distance = 8;
   int64_t rows = 0;  // none
   const char* now = nullptr;
   const char* then = nullptr;
   int64_t row_bytes = 0;
+  int64_t distance = 8;
 
   void bring(int64_t k, int64_t steps) const {
     const int64_t at = k + distance;
@@ -117,22 +124,6 @@ inline void multiply_some_tiles(int64_t i, int64_t j, const TileOperand& a, cons
   } else {
     j > 1 ? multiply_tiles<P, 1, 2>(a, b, steps, add, sums, ahead)
           : multiply_tiles<P, 1, 1>(a, b, steps, add, sums, ahead);
-  }
-}
-
-// sums [16 tiles_down, 16 tiles_right] (+)= a . b in bfloat16.
-inline void multiply_matrix(TileOperand a, int64_t tiles_down, TileOperand b, int64_t tiles_right,
-                            int64_t steps, bool add, TileSums sums) {
-  for (int64_t i = 0; i < tiles_down; i += 2) {
-    for (int64_t j = 0; j < tiles_right; j += 2) {
-      TileOperand of_a = a, of_b = b;
-      of_a.data += i * a.next;
-      of_b.data += j * b.next;
-      TileSums part = sums;
-      part.data += i * sums.down + j * sums.right;
-      multiply_some_tiles<TileProduct::kBf16>(tiles_down - i, tiles_right - j, of_a, of_b, steps, add,
-                                              part);
-    }
   }
 }
 

@@ -27,7 +27,7 @@ class WidenedPanels {
     return {reinterpret_cast<const char*>(rows), 64, kTileBytes, 2 * kTileBytes};
   }
 
-  Ahead ahead(const TileOperand&, int64_t, int64_t, bool) const { return {}; }
+  Ahead ahead(const TileOperand&, int64_t, int64_t, const Pass&) const { return {}; }
 
  private:
   const GroupedWeight& w_;

@@ -9,7 +9,6 @@
 
 namespace jaxserve {
 
-constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kPartGroups = 32;           // most groups of 16 rows that pass a panel
 constexpr int64_t kPassingBytes = 768 << 10;  // of x that stay in the second-level cache
 constexpr int64_t kKeptSumsBytes = 512 << 10;  // of sums that wait for the next inputs
@@ -28,6 +27,12 @@ inline TileParts tile_parts(int64_t groups, int64_t words) {
   const int64_t blocks = (words + most - 1) / most;
   return {part, (words / 16 + blocks - 1) / blocks * 16};
 }
+
+// A pair of groups of x that passes a panel.
+struct Pass {
+  int64_t index, count;          // of the panel's
+  bool first_panel, last_panel;  // of those that are multiplied one after the other
+};
 
 // Panels of a weight [outputs, depth] that lies row by row.
 template <class Dot>
@@ -48,12 +53,19 @@ class RowPanels {
     return {at, row_bytes_, kBlockOutputs * row_bytes_, 64};
   }
 
-  // What to ask for while the panel from `first` on is multiplied for the first time.
-  Ahead ahead(const TileOperand& panel, int64_t first, int64_t begin, bool last) const {
+  // What to ask for while the panel from `first` on is multiplied with a pair of groups, the pass `pass` of `passes`.
+  Ahead ahead(const TileOperand& panel, int64_t first, int64_t begin, const Pass& pass) const {
     if (panel.row_bytes != row_bytes_ || outputs_ - first < kPanelOutputs) return {};
-    const bool more = !last && outputs_ - first >= 2 * kPanelOutputs;
+    const bool more = !pass.last_panel && outputs_ - first >= 2 * kPanelOutputs;
     const char* next = weight_ + (first + kPanelOutputs) * row_bytes_ + begin * 4;
-    return {kPanelOutputs, panel.data, more ? next : nullptr, row_bytes_};
+    if (pass.count == 1) return {kPanelOutputs, panel.data, more ? next : nullptr, row_bytes_};
+    // the first panel comes just in time, any other while the one before it is multiplied: its rows are divided among
+    // all passes, so that memory works all along
+    if (pass.first_panel && pass.index == 0) return {kPanelOutputs, panel.data, nullptr, row_bytes_};
+    if (!more) return {};
+    const int64_t shares = pass.count - pass.first_panel, share = pass.index - pass.first_panel;
+    const int64_t row = kPanelOutputs * share / shares, end = kPanelOutputs * (share + 1) / shares;
+    return {end - row, next + row * row_bytes_, nullptr, row_bytes_, 0};
   }
 
  private:
@@ -126,12 +138,11 @@ void run_tiles(const Linear& p, const Panels& panels, Threads& threads) {
             auto& at = sums[once ? 0 : (panel - begin) * pairs + (g - g0) / 2];
             const uint32_t* at_x = x.rows.data + (groups * k + g * here) * kLanes;
             const TileOperand rows{reinterpret_cast<const char*>(at_x), 64, here * kLanes * 4, kTileBytes};
-            const Ahead ahead =
-                g == g0 ? panels.ahead(w, first, k, panel + 1 == end) : Ahead{};
+            const Pass pass{(g - g0) / 2, (g1 - g0 + 1) / 2, panel == begin, panel + 1 == end};
             multiply_some_tiles<product>((p.outputs - first + kBlockOutputs - 1) / kBlockOutputs, g1 - g, w,
                                          rows, here / 16, k > 0,
                                          {reinterpret_cast<char*>(&at), 64, 2 * kTileBytes, kTileBytes},
-                                         ahead);
+                                         panels.ahead(w, first, k, pass));
             if (!done) continue;
             const int second = first + kBlockOutputs < p.outputs;  // absent outputs have the first ones' sums
             for (int64_t j = 0; j < std::min<int64_t>(2, g1 - g); ++j) {

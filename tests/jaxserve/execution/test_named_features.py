@@ -33,6 +33,17 @@ class Keyless(Mine):
     token_row = Value
 
 
+class Placing(Mine):
+    inputs = Value
+
+    def positions(self, tokens: Any, positions: Any) -> Any: ...
+
+
+class Telling(Mine):
+    special = False
+    outputs = Value
+
+
 class Everywhere(Mine):
     special = False
 
@@ -72,6 +83,8 @@ def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "options", "told"),
     [
         ([Keyless], {}, "cache_key"),
+        ([Placing], {}, "key_spans"),
+        ([Telling], {}, "special=True, since it has outputs"),
         ([Everywhere], {}, "special=True"),
         ([Never], {}, "`need`"),
         ([Neighbours], {}, "a row or inputs"),

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.execution.features import FAST, KINDS
-from jaxserve.execution.inputs import Blob
+from jaxserve.execution.features import (
+    FAST,
+    KINDS,
+    Chunk,
+    Feature,
+    SpecialRow,
+    feature_sets,
+    make_features,
+)
+from jaxserve.execution.inputs import Blob, BlobLayout
+from jaxserve.execution.layout import array, arrays
 from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.shapes import StepShape
 from jaxserve.memory.manager import PageUpdate
+from jaxserve.prompt_embeds import NO_ID, EmbedsSpan
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
-from tests.jaxserve.execution.engine_facts import SLOTS, VOCAB, blob_layout, fast, full
+from tests.jaxserve.execution.engine_facts import (
+    FACTS,
+    PAGE_SIZE,
+    SLOTS,
+    VOCAB,
+    blob_layout,
+    fast,
+    full,
+)
 from tests.jaxserve.execution.engine_facts import packer as make_packer
 from tests.jaxserve.requests import make_request
 
@@ -264,6 +283,77 @@ def test_min_tokens_needs_masks_only_until_it_is_reached() -> None:
         needs = packer.needs(plan_of(decodes=[(made, 0)]))
         seen.append(len(needs.special))
     assert seen == [1, 0, 0]
+
+
+def test_embeddings_of_a_step_lie_one_behind_the_other() -> None:
+    facts = FACTS._replace(hidden_size=2, max_prefill_tokens=16)
+    features = make_features(facts, lambda setting: setting == "enable_prompt_embeds")
+    (feature,) = (one for one in features if one.name == "prompt_embeds")
+    shape = replace(full(2, 16, 3), features=feature_sets(features).full)
+    layout = BlobLayout(shape, features, facts, PAGE_SIZE)
+    packer = RowPacker(SLOTS, features)
+    rows = np.arange(20, dtype="<f4").reshape(10, 2)
+    spans = [EmbedsSpan(1, rows[:3].tobytes()), EmbedsSpan(4, rows[3:9].tobytes())]
+    mixed = request([7] + [NO_ID] * 9 + [8, 9])
+    whole = request([NO_ID])
+    mixed.asked = replace(mixed.asked, prompt_embeds=spans)
+    whole.asked = replace(whole.asked, prompt_embeds=[EmbedsSpan(0, rows[9:].tobytes())])
+
+    def packed(plan: StepPlan) -> tuple[list[int], list[list[float]]]:
+        needs = packer.needs(plan)
+        blob = layout.views(packer.pack(plan, needs, layout).blob)
+        sent = feature.step_buffers(packer.chunks(plan, needs))
+        return blob.features["prompt_embeds"].row.tolist(), sent[:, 0].tolist()
+
+    row, sent = packed(plan_of((whole, 0, 0, 1), (request([3, 4]), 1, 0, 2), (mixed, 2, 2, 4)))
+    assert row == [1, 0, 0, 2, 3, 4, 5] + [0] * 9, "one token alone lies in the region as well"
+    assert sent == [18.0, 2.0, 4.0, 6.0, 8.0], "rows that the step does not compute are not sent"
+    assert packed(plan_of((mixed, 2, 9, 3)))[0][:4] == [1, 0, 0, 0]
+    text = packer.needs(plan_of((mixed, 2, 10, 2)))
+    assert "prompt_embeds" not in text.features, "its other chunks run on programs without"
+
+
+@arrays
+class OfTokens:
+    """A number of each region token."""
+
+    number: Any = array("C")
+
+
+class Numbering(Feature):
+    name = "numbering"
+    special = False
+    inputs = OfTokens
+
+    def needed_by_chunk(self, chunk: Chunk) -> bool:
+        return chunk.request.seed > 0
+
+    def pack(self, inputs: OfTokens, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
+        inputs.number[: len(chunks)] = [chunk.length for chunk in chunks]
+
+
+def test_a_feature_of_every_program_says_something_of_tokens_in_each_of_them() -> None:
+    features = (*make_features(FACTS), Numbering(FACTS))
+    shape = replace(fast(2, 16, 3), features=feature_sets(features).fast)
+    layout, packer = BlobLayout(shape, features, FACTS, PAGE_SIZE), RowPacker(SLOTS, features)
+    plan = plan_of((request([5, 6], seed=1), 0, 0, 2), (request([7], seed=1), 1, 0, 1))
+    needs = packer.needs(plan)
+    assert needs.lanes == [0, 1] and needs.features == shape.features
+    blob = layout.views(packer.pack(plan, needs, layout).blob)
+    assert blob.features["numbering"].number.tolist()[:3] == [2, 1, 0]
+    decode = replace(fast(4), features=shape.features)
+    layout = BlobLayout(decode, features, FACTS, PAGE_SIZE)
+    plan = plan_of((request([8]), 2, 0, 1))
+    assert layout.views(packer.pack(plan, packer.needs(plan), layout).blob).step.slot[0] == 2
+
+
+def test_what_features_say_of_a_chunk_is_its_own_behind_one_that_is_left_out() -> None:
+    gone, scored = request([3, 4, 5]), request([6, 7, 8], prompt_logprobs=0)
+    gone.request_id = "gone"
+    packer = make_packer()
+    packer.leave_out("gone")
+    blob = pack(plan_of((gone, 0, 0, 3), (scored, 1, 0, 3)), full(2, 16, 2), packer)
+    assert blob.features["prompt_scores"].target.tolist() == [0, 0, 0, 7, 8] + [0] * 11
 
 
 def test_every_blob_is_fresh_memory() -> None:

@@ -46,6 +46,7 @@ from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
 from jaxserve.observability.work import Work
 from jaxserve.pooling_params import PoolingParams
+from jaxserve.prompt_embeds import EmbedsSpan
 from jaxserve.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
@@ -72,7 +73,7 @@ ADD = AddGroup(
     "salt",
     BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5),
     PoolingParams("mean", False, 2),
-    "AAAA",
+    [EmbedsSpan(0, b"\x00\xff\x80?"), EmbedsSpan(2, b"")],
     "start: x",
     [8, 9],
     Thoughts("<t>", "</t>", True),
@@ -84,7 +85,7 @@ OUTPUT = StepOutput(
     {1: End(FinishReason.STOP, 12), 0: End(FinishReason.LENGTH, None)},
     {
         LOGPROBS: {"7.0": TokenLogprobs([11, 5], [-0.5, -1.25], [1, None])},
-        PROMPT_SCORES: {"7.0": [TokenLogprobs([1], [-2.0], [4])]},
+        PROMPT_SCORES: {"7.0": [TokenLogprobs([1], [-2.0], [4]), None]},
         POOLING: {"8.0": [0.5, -0.25]},
     },
     {"8.0": FirstStep(3.5, None, 4)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.memory.page_keys import KEY_BYTES, page_keys, root_key
+from jaxserve.memory.page_keys import KEY_BYTES, KeySpan, key_tokens, page_keys, root_key
 
 tokens = st.lists(st.integers(0, 3), max_size=20)
 extras = st.lists(st.sampled_from(["", "a", "b", "ab"]), max_size=2)
@@ -18,6 +18,31 @@ def test_keys_are_equal_exactly_where_prefixes_are(one, other, of_one, of_other,
     for index, (a, b) in enumerate(zip(mine, its), start=1):
         same = one[: index * size] == other[: index * size] and of_one == of_other
         assert (a == b) == same
+
+
+spans = st.lists(
+    st.builds(KeySpan, st.integers(0, 6), st.integers(1, 12), st.sampled_from([b"a", b"b"])),
+    max_size=2,
+)
+
+
+@given(st.lists(st.integers(-1, 2), min_size=18, max_size=18), spans, spans)
+def test_keys_differ_from_the_first_place_that_depends_on_something_else(ids, one, other) -> None:
+    mine, its = key_tokens(ids, "f", one), key_tokens(ids, "f", other)
+    assert mine != its or sorted(one) == sorted(other)
+    assert mine == its or one != other
+    places = {at for span in one for at in range(span.start, span.start + span.length)}
+    assert all(mine[at] < -1 if at in places else mine[at] == ids[at] for at in range(18))
+    first = next((at for at, (a, b) in enumerate(zip(mine, its)) if a != b), 18)
+    found = zip(page_keys(mine, 3, b""), page_keys(its, 3, b""))
+    assert [a == b for a, b in found] == [(page + 1) * 3 <= first for page in range(6)]
+
+
+def test_a_page_holds_more_of_a_span_than_could_be_tried() -> None:
+    (word,) = key_tokens([5], "f", [KeySpan(0, 1, b"a")])
+    assert -(2**63) <= word < -(2**50), "a page may have one place of a span"
+    assert key_tokens([5], "g", [KeySpan(0, 1, b"a")]) != [word]
+    assert len({*key_tokens([-1] * 8, "f", [KeySpan(0, 8, b"a")])}) == 8
 
 
 def test_a_key_does_not_depend_on_what_follows_it() -> None:

@@ -8,8 +8,8 @@ from jaxserve.sampling.penalties import TokenCounts, apply_penalties, token_coun
 from tests.jaxserve.sampling.oracle import penalised
 
 
-def test_counts_ignore_what_lies_outside_a_sequence():
-    history = jnp.asarray([[1, 2, 2, 3, 3, -1], [0, 9, 4, 4, 4, 99], [5, 5, 5, 5, 5, 5]])
+def test_counts_ignore_what_lies_outside_a_sequence_and_what_has_no_id():
+    history = jnp.asarray([[1, -1, 2, 3, 3, -1], [0, 9, 4, 4, 4, 99], [5, 5, 5, 5, 5, 5]])
     counts = jax.jit(token_counts, static_argnums=3)(
         history, jnp.asarray([3, 1, 0]), jnp.asarray([5, 4, 0]), 10
     )

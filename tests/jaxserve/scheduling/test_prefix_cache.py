@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from jaxserve.memory.page_keys import KeySpan, key_tokens
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import StepPlan
@@ -120,6 +121,24 @@ def test_a_salt_and_what_features_say_keep_requests_apart(one) -> None:
         request.asked, request.cache_extras = replace(request.asked, cache_salt=salt), extras
         found.append(finish(*one, request))
     assert found == [0, 0, 0, 8, 0, 8]
+
+
+def test_places_that_depend_on_more_than_ids_are_told_apart_and_what_is_before_them_is_found(one):
+    """The device's tokens stand for embeddings here: the host has no ids of them."""
+    found = []
+    for content, image, tail in [
+        (b"one", 7, 6),
+        (b"other", 8, 6),
+        (b"one", 7, 6),
+        (b"one", 7, 9),
+        (b"third", 7, 6),
+    ]:
+        request = make_request(f"{len(found)}", [5] * 6 + [image] * 5 + [tail] * 4, 2)
+        ids = [5] * 6 + [-1] * 5 + [tail] * 4
+        request.key_tokens = key_tokens(ids, "f", [KeySpan(6, 5, content)])
+        found.append(finish(*one, request))
+    found.append(finish(*one, make_request("text", [5] * 6 + [3] * 9, 2)))
+    assert found == [0, 4, 12, 8, 4, 4], "pages are of 4 tokens"
 
 
 def test_a_reset_forgets_what_was_computed_before_it(one) -> None:

@@ -163,3 +163,4 @@ def test_kernels_compile_for_a_matrix_unit(source, instructions, tmp_path):
     for instruction in ("ldtilecfg", "tileloadd", "tilestored", *instructions):
         assert instruction in text
     assert "transpose16" not in text  # its 16 vectors stay in registers
+    assert "vinserti64x4" not in text  # half words are widened by one instruction

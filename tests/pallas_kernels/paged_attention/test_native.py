@@ -92,6 +92,13 @@ def test_ragged_prefill(program, data):
     check_prefill(program, data.draw(lanes(program)), backend="native")
 
 
+def test_ragged_prefill_of_long_contexts():
+    """A KV head has more keys and values than two threads pack at a time for a matrix unit."""
+    program = Program(4, 2, 256, 64, "uint16", columns=66, rows=1)
+    drawn = Lanes([8], [66 * 64 - 8], {}, stale=True, seed=0)
+    check_prefill(program, drawn, backend="native")
+
+
 @pytest.mark.parametrize("program", LONG, ids=str)
 @examples(3)
 @given(data=st.data())
