@@ -258,7 +258,7 @@ class EngineClient(ABC):
 
     def _queued(self, request_id: str) -> None:
         """A request waits for its first step and for nothing else from now on."""
-        most = self.config.server.max_queue_wait
+        most = self.config.asked.max_queue_wait or math.inf
         if self.refuses_late and most < math.inf:
             self._queue_deadlines.add(request_id, self._clock.now() + most)
 
@@ -278,7 +278,7 @@ class EngineClient(ABC):
 
     def _refuse_late(self, request_id: str) -> None:
         """End a request that has had no first step within max_queue_wait."""
-        most = self.config.server.max_queue_wait
+        most = self.config.asked.max_queue_wait or math.inf
         self._end_sequences(request_id, self._processor.drop(request_id))
         self.metrics.record_refused("max_queue_wait")
         text = f"the request had no first step within {most:g} s"
@@ -359,13 +359,13 @@ class LocalClient(EngineClient):
     refuses_late = False
 
     def __init__(self, loaded: Loaded):
-        server = loaded.config.server
-        prefix = loaded.config.asked.metrics_prefix
-        super().__init__(server.model_names[0], prefix, ClientClock())
+        config = loaded.decided.config
+        asked = config.asked
+        super().__init__(asked.model_names[0], asked.metrics_prefix, ClientClock())
         self.engine = loaded.engine
         self.lives = RequestLives()
         self.engine.on_dispatch = self.lives.planned
-        self._bind(loaded.config, loaded.model_config, loaded.tokenizer, loaded.page_bytes)
+        self._bind(config, loaded.decided.model, loaded.tokenizer, loaded.page_bytes)
 
     @property
     def has_work(self) -> bool:

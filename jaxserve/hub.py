@@ -85,10 +85,7 @@ class Hub:
             return
         wanted, commit = _weight_files(folder), folder.name
         with self._errors(repo, commit):
-            from huggingface_hub import HfApi
-
-            api = HfApi(endpoint=self.endpoint, token=self.token, library_name="jaxserve")
-            there = api.list_repo_files(repo, revision=commit)
+            there = self._names(repo, commit)
         missing = [name for name in wanted if name not in there]
         if missing:
             others = [name for name in there if name.endswith(OTHER_WEIGHTS)]
@@ -97,9 +94,7 @@ class Hub:
                 f"are read; its weights are {', '.join(others) or 'missing'}"
             )
         with self._errors(repo, commit):
-            planned = self._download(repo, commit, wanted, dry_run=True)
-            needed = sum(f.file_size or 0 for f in planned if not f.is_cached)
-            self._check_room(repo, needed)
+            needed = self._needed(repo, commit, wanted)
             self._download(repo, commit, wanted, told=lambda done: told(done, needed))
 
     def fetch_gguf(self, repo: str, revision: str | None, file: str, told: Told = unheard) -> Path:
@@ -118,15 +113,11 @@ class Hub:
         where = f"{repo!r} on {self._address}"
         needed = 0
         with self._errors(repo, revision):
-            from huggingface_hub import HfApi, is_offline_mode
+            from huggingface_hub import is_offline_mode
 
             if not is_offline_mode():
-                api = HfApi(endpoint=self.endpoint, token=self.token, library_name="jaxserve")
-                there = api.list_repo_files(repo, revision=revision)
-                pattern = _one_gguf(pattern, there, where)
-                planned = self._download(repo, revision, [pattern], dry_run=True)
-                needed = sum(f.file_size or 0 for f in planned if not f.is_cached)
-                self._check_room(repo, needed)
+                pattern = _one_gguf(pattern, self._names(repo, revision), where)
+                needed = self._needed(repo, revision, [pattern])
             fetched = self._download(
                 repo, revision, [pattern], told=lambda done: told(done, needed)
             )
@@ -174,7 +165,16 @@ class Hub:
             dry_run=dry_run,
         )
 
-    def _check_room(self, repo: str, needed: int) -> None:
+    def _names(self, repo: str, revision: str | None) -> list[str]:
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=self.endpoint, token=self.token, library_name="jaxserve")
+        return api.list_repo_files(repo, revision=revision)
+
+    def _needed(self, repo: str, revision: str | None, names: Sequence[str]) -> int:
+        """Bytes of files that are not here; raises HubError where there is no room for them."""
+        planned = self._download(repo, revision, names, dry_run=True)
+        needed: int = sum(f.file_size or 0 for f in planned if not f.is_cached)
         folder = self._cache
         while not folder.exists():
             folder = folder.parent
@@ -184,6 +184,7 @@ class Hub:
                 f"{self._cache} has no room for the weights of {repo!r}: they need {needed} bytes "
                 f"and {free} are free; set download_dir, or remove models with `hf cache rm`"
             )
+        return needed
 
     @property
     def _cache(self) -> Path:

@@ -174,8 +174,8 @@ class InputProcessor:
         queueing = queueing or Queueing(time.monotonic())
         self._check_queueing(queueing)
         if isinstance(params, BeamSearchParams):
-            most_beams = self._config.server.max_beam_width
-            if params.beam_width > most_beams:
+            most_beams = self._config.asked.max_beam_width
+            if most_beams is not None and params.beam_width > most_beams:
                 allowed = f"1 to {most_beams}, the setting max_beam_width"
                 raise ValidationError("beam_width", params.beam_width, allowed)
         text, tokens, spans = self._tokenise(prompt)

@@ -65,11 +65,11 @@ class LLM(Pictures):
     def __init__(self, model: str, *, use_tqdm_on_load: bool = True, **settings: Any):
         asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
         loaded = load_engine(asked, shown=use_tqdm_on_load)
-        self._folder = loaded.files.model
+        self._folder = Path(loaded.decided.model_path)
         self.client = LocalClient(loaded)
-        self.config = loaded.config
-        self.model_config = loaded.model_config
-        self.backends = loaded.backends
+        self.config = loaded.decided.config
+        self.model_config = loaded.decided.model
+        self.backends = loaded.decided.backends
         self.footprint = loaded.footprint
         self.startup_seconds = loaded.seconds
         self._next_id = 0
@@ -127,7 +127,7 @@ class LLM(Pictures):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: the model's own, by `generation_config`."""
-        return SamplingParams(**self.config.server.sampling_defaults)  # type: ignore[arg-type]
+        return SamplingParams(**self.config.sampling_defaults)  # type: ignore[arg-type]
 
     def get_metrics(self) -> list[Metric]:
         """The values of `/metrics` as plain objects: `Counter`, `Gauge` and `Histogram`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from jaxserve.config import EngineConfig
 
@@ -29,10 +28,12 @@ class CacheSettings:
     Attributes:
         page_size: tokens a page.
         num_pages: trash page included; 0 until memory is planned.
+        num_host_pages: kept in the host's memory, of pages that a tier moves there.
     """
 
     page_size: int
     num_pages: int
+    num_host_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +69,6 @@ class ProgramSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """What a server reads: names, and limits on what waits, infinite where none was asked for.
-
-    Attributes:
-        model_names: that requests may use; one at least.
-        max_num_queued_reqs, max_num_queued_tokens, max_queue_wait, max_beam_width: limits.
-        sampling_defaults: parameter -> the model's value of it, where that is not
-            `SamplingParams`' own; see `generation_defaults.py`.
-    """
-
-    model_names: tuple[str, ...]
-    max_num_queued_reqs: float
-    max_num_queued_tokens: float
-    max_queue_wait: float
-    max_beam_width: float = math.inf
-    sampling_defaults: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ResolvedConfig:
     """What an engine was made with.
 
@@ -94,7 +76,9 @@ class ResolvedConfig:
 
     Attributes:
         asked: what was asked for, without secrets. What is decided below counts where that is open.
-        model, cache, scheduler, programs, server: what was decided, by owner.
+        model, cache, scheduler, programs: what was decided, by owner.
+        sampling_defaults: parameter -> the model's value of it, where that is not
+            `SamplingParams`' own; see `generation_defaults.py`.
     """
 
     asked: EngineConfig
@@ -102,24 +86,4 @@ class ResolvedConfig:
     cache: CacheSettings
     scheduler: SchedulerSettings
     programs: ProgramSettings
-    server: ServerSettings
-
-    def with_quantization(self, quantization: str) -> ResolvedConfig:
-        """The same with what the checkpoint says of its weights."""
-        return replace(self, model=replace(self.model, quantization=quantization))
-
-    def with_features(self, names: tuple[str, ...]) -> ResolvedConfig:
-        """The same with the names of features that were asked for by their classes."""
-        return replace(self, programs=replace(self.programs, features=names))
-
-    def with_sampling_defaults(self, found: dict[str, float]) -> ResolvedConfig:
-        """The same with what generation_config.json says."""
-        return replace(self, server=replace(self.server, sampling_defaults=found))
-
-    def with_pool(self, num_pages: int, max_model_len: int) -> ResolvedConfig:
-        """The same with the pages and the context that memory has room for."""
-        return replace(
-            self,
-            cache=replace(self.cache, num_pages=num_pages),
-            scheduler=replace(self.scheduler, max_model_len=max_model_len),
-        )
+    sampling_defaults: dict[str, float] = field(default_factory=dict)

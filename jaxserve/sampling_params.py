@@ -288,11 +288,6 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
-    def needs_filters(self) -> bool:
-        """top_k, top_p or min_p may drop tokens."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-    @property
     def has_penalties(self) -> bool:
         """Logits depend on the tokens seen so far."""
         return (

@@ -124,8 +124,8 @@ class ThreadClient(EngineClient):
         engine: Engine | None = None
         try:
             loaded = load_engine(self.asked)
-            engine = loaded.engine
-            self._bind(loaded.config, loaded.model_config, loaded.tokenizer, loaded.page_bytes)
+            engine, decided = loaded.engine, loaded.decided
+            self._bind(decided.config, decided.model, loaded.tokenizer, loaded.page_bytes)
             engine.pace = Pace(engine.runner, self._expect, self._pulse)
             self._ready.set()
             threading.Thread(target=self._watch, name="jaxserve-watchdog", daemon=True).start()

@@ -169,7 +169,7 @@ class Service:
     @property
     def sampling_defaults(self) -> Mapping[str, float]:
         """What the model's generation_config.json says of sampling."""
-        return self.engine.config.server.sampling_defaults
+        return self.engine.config.sampling_defaults
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, field: str, cut: Cut | None = None
@@ -260,12 +260,12 @@ class Service:
         Raises:
             ValidationError: names `field`.
         """
-        limits = self.engine.config.server
-        most, most_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
-        if num_prompts > most:
+        asked = self.engine.config.asked
+        most, most_tokens = asked.max_num_queued_reqs, asked.max_num_queued_tokens
+        if most is not None and num_prompts > most:
             allowed = f"at most {most} prompts, as many may wait (--max-num-queued-reqs)"
             raise ValidationError(field, f"{num_prompts} prompts", allowed)
-        if num_prompts > 1 and num_tokens > most_tokens:
+        if most_tokens is not None and num_prompts > 1 and num_tokens > most_tokens:
             allowed = f"at most {most_tokens} tokens of several prompts (--max-num-queued-tokens)"
             raise ValidationError(field, f"{num_tokens} tokens", allowed)
 

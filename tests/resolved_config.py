@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from jaxserve.resolved import (
     ProgramSettings,
     ResolvedConfig,
     SchedulerSettings,
-    ServerSettings,
 )
 
 
@@ -41,12 +39,5 @@ def resolved(asked: EngineConfig) -> ResolvedConfig:
             compile_ahead=asked.compile_ahead or 2,
             compile_in_background=bool(asked.compile_in_background),
         ),
-        ServerSettings(
-            model_names=asked.model_names,
-            max_num_queued_reqs=asked.max_num_queued_reqs or math.inf,
-            max_num_queued_tokens=asked.max_num_queued_tokens or math.inf,
-            max_queue_wait=asked.max_queue_wait or math.inf,
-            max_beam_width=asked.max_beam_width or math.inf,
-            sampling_defaults=generation_defaults(asked, Path(asked.model)),
-        ),
+        sampling_defaults=generation_defaults(asked, Path(asked.model)),
     )

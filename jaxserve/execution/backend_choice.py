@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
@@ -16,17 +15,15 @@ from pallas_kernels import Backends, KernelError, choose_backends, require_backe
 
 
 def backends_for(
-    asked: EngineConfig,
     config: ResolvedConfig,
     model: ModelConfig,
-    kv_format: KVFormat,
     device: jax.Device,
     integers: bool | None,
 ) -> Backends:
     """The device's kernels, but for the operations whose kernel was asked for.
 
     Args:
-        asked, config, model, kv_format: of the engine.
+        config, model: of the engine.
         device: that it runs on.
         integers: as for `choose_backends`.
 
@@ -35,6 +32,7 @@ def backends_for(
     """
     kind, platform = device.device_kind, device.platform
     devices = config.asked.tensor_parallel_size
+    kv_format = KVFormat.of(config.asked.kv_cache_dtype, config.model.dtype)
     shape = kv_format.attention_shape(
         model, config.model.dtype, platform, config.cache.page_size, devices
     )
@@ -42,7 +40,7 @@ def backends_for(
     if devices > 1:
         chosen = chosen.sharded()
     for operation in ("decode", "prefill", "linear"):
-        wanted = getattr(asked, f"{operation}_backend")
+        wanted = getattr(config.asked, f"{operation}_backend")
         if wanted is None:
             continue
         try:

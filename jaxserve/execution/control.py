@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxserve.execution.layout import Layout, array, arrays
 from jaxserve.execution.state import DeviceState
-from jaxserve.models.kv_cache import KVPages
 from jaxserve.scheduling.plan import Fork, Upload
 
 UPLOAD_TOKENS = 4096  # of one call; more take several
@@ -145,35 +144,6 @@ class CopyProgram:
             yield blob
             if not rest:
                 return
-
-
-class MoveProgram:
-    """Pages out of the pool and into it, to and from the host's memory.
-
-    Args:
-        num_layers: a page.
-        num_pages: pages of one call, in each direction.
-    """
-
-    name = "move"
-
-    def __init__(self, num_layers: int, num_pages: int):
-        self._num_layers, self.num_pages = num_layers, num_pages
-        self.size = 2 * num_pages
-
-    def run(
-        self, state: DeviceState, blob: jax.Array, pages: KVPages
-    ) -> tuple[DeviceState, KVPages]:
-        """(the state with `pages` in it, the pages that were asked for); traced.
-
-        Args:
-            state: the device state.
-            blob: int32[2 * num_pages] ids of the pages that go out, then of those that come in; the
-                trash page where there are fewer. What goes out is read first.
-            pages: what comes in, arrays [num_layers, num_pages, ...]; zeros for the trash page.
-        """
-        leaving, coming = (state.kv.of_layers(self._num_layers, ids) for ids in jnp.split(blob, 2))
-        return state._replace(kv=state.kv.put(coming, pages)), state.kv.take(leaving)
 
 
 def _first_columns(table: jax.Array, given: CopyInputs, count: jax.Array) -> jax.Array:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, replace
 
 import jax
-from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
+from jaxserve.execution.features import ALL_NAMES
+from jaxserve.execution.features.named import chosen_features
 from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.resolved import (
     CacheSettings,
@@ -18,7 +18,6 @@ from jaxserve.resolved import (
     ProgramSettings,
     ResolvedConfig,
     SchedulerSettings,
-    ServerSettings,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,12 +60,16 @@ def device_defaults(platform: str) -> DeviceDefaults:
     return DEFAULTS[kind]
 
 
-def mesh_defaults(mesh: Mesh) -> DeviceDefaults:
-    return device_defaults(mesh.devices.flat[0].platform)
-
-
-def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> ResolvedConfig:
+def resolve(
+    config: EngineConfig, model: ModelConfig, device: jax.Device, quantization: str = ""
+) -> ResolvedConfig:
     """What was asked for with nothing left open but the pages, which memory decides.
+
+    Args:
+        config: what was asked for.
+        model: that is served.
+        device: one of those that serve it.
+        quantization: of the weights, see `ModelSettings`.
 
     Raises:
         ValidationError: settings that contradict each other or the model.
@@ -88,9 +91,10 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
     if budget is None:
         budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
     in_background = config.compile_in_background
+    own = chosen_features(config.features, config.feature_config, ALL_NAMES)
     return ResolvedConfig(
         asked=replace(config, hf_token=None),
-        model=ModelSettings(resolve_dtype(config.dtype, model), config.quantization or ""),
+        model=ModelSettings(resolve_dtype(config.dtype, model), quantization),
         cache=CacheSettings(page_size=config.block_size or defaults.page_size, num_pages=0),
         scheduler=SchedulerSettings(
             max_model_len=config.max_model_len or model_limit,
@@ -103,12 +107,6 @@ def resolve(config: EngineConfig, model: ModelConfig, device: jax.Device) -> Res
             compile_in_background=(
                 defaults.compile_in_background if in_background is None else in_background
             ),
-        ),
-        server=ServerSettings(
-            model_names=config.model_names,
-            max_num_queued_reqs=config.max_num_queued_reqs or math.inf,
-            max_num_queued_tokens=config.max_num_queued_tokens or math.inf,
-            max_queue_wait=config.max_queue_wait or math.inf,
-            max_beam_width=config.max_beam_width or math.inf,
+            features=tuple(kind.name for kind, _ in own),
         ),
     )

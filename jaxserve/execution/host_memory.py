@@ -80,7 +80,9 @@ def forget_zeros(arrays: Iterable[jax.Array]) -> int:
             first = -(-begin // page) * page
             size = (begin + shard.data.nbytes) // page * page - first
             if size > 0:
-                _check(libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _DONTNEED))
+                if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _DONTNEED):
+                    number = ctypes.get_errno()
+                    raise OSError(number, f"madvise: {os.strerror(number)}")
                 taken += size
     return taken
 
@@ -90,12 +92,6 @@ def trim() -> None:
     trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim_heap is not None:
         trim_heap(ctypes.c_size_t(0))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"madvise: {os.strerror(number)}")
 
 
 def _gb(num_bytes: int) -> str:

@@ -14,14 +14,13 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.export
 
-from jaxserve.execution.static_digest import UnknownValueError, digest
 from pallas_kernels.native import own_folder
 from pallas_kernels.native.library import TARGETS
 
@@ -34,12 +33,12 @@ HASH_BYTES = 32
 Step = Callable[..., Any]
 
 
-def environment() -> tuple[Any, ...]:
+def environment() -> str:
     """What decides what a function becomes when it is traced, beside what it is given."""
     # where the cache lies does not change a program
     options = {k: v for k, v in jax.config.values.items() if "cache" not in k}
     versions = [importlib.metadata.version(package) for package in PACKAGES]
-    return sys.version, versions, options, source_digest()
+    return repr((sys.version, versions, options, source_digest()))
 
 
 def source_digest() -> str:
@@ -59,29 +58,27 @@ class KeptSteps:
 
     Args:
         folder: of the compilation cache.
-        static: all that decides the steps beside their own shape.
-
-    Raises:
-        UnknownValueError: `static` holds something whose meaning cannot be told.
+        static: text of all that decides the steps beside their own shape, alike in every process.
     """
 
-    def __init__(self, folder: Path, static: Sequence[Any]):
+    def __init__(self, folder: Path, static: str):
         self._folder = folder / "steps"
         own_folder.make(self._folder)
-        self._base = digest((environment(), tuple(static)))
+        self._base = environment(), static
 
-    def step(self, shape: Any, run: Step, operands: tuple[Any, ...]) -> Step:
+    def step(self, shape: str, run: Step, operands: tuple[Any, ...]) -> Step:
         """A function that does what `run` does: found, or traced and kept.
 
         Args:
-            shape: of the step.
+            shape: of the step, as text.
             run: `(leaves, buffers, state, blob) -> (state, result, aside)`, a step of this engine.
             operands: their shapes, or arrays of these.
         """
         flat, treedef = jax.tree.flatten(operands)
         state_def: Any = jax.tree.structure(operands[2])
         facts = [(leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False))) for leaf in flat]
-        path = self._folder / f"{digest((self._base, shape, facts, str(treedef)))}.step"
+        text = repr((self._base, shape, facts, str(treedef)))
+        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.step"
 
         def leaves_alone(*leaves: Any) -> Any:
             state, result, aside = run(*jax.tree.unflatten(treedef, leaves))
@@ -107,20 +104,29 @@ class KeptSteps:
 
 
 def kept_steps(
-    folder: Path | None, mesh: jax.sharding.Mesh, static: Sequence[Any]
+    folder: Path | None, mesh: jax.sharding.Mesh, static: str, parts: Iterable[object]
 ) -> KeptSteps | None:
-    """`KeptSteps` where steps can be kept; None, with the reason in the log, where they cannot."""
-    reason = ""
+    """`KeptSteps` where steps can be kept; None, with the reason in the log, where they cannot.
+
+    Args:
+        folder, static: see `KeptSteps`; None: there is no folder.
+        mesh: of the engine.
+        parts: of the steps, whose classes may be the operator's own.
+    """
+    modules = {type(part).__module__ for part in parts}
+    own = sorted(name for name in modules if name.split(".")[0] not in SOURCES)
     if folder is None:
         reason = "there is no compilation cache"
     elif mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         reason = "only those of one CPU are"
     elif importlib.util.find_spec("flatbuffers") is None:
         reason = "flatbuffers is not installed"
+    elif own:
+        reason = f"they are made by {', '.join(own)}, whose sources may change"
     else:
         try:
             return KeptSteps(folder, static)
-        except (UnknownValueError, OSError) as error:
+        except OSError as error:
             reason = str(error)
     logger.info("steps are traced at each start and not kept: %s", reason)
     return None

@@ -38,13 +38,8 @@ class CacheBudget(NamedTuple):
     value: float | None
 
 
-def plan_num_pages(
-    *,
-    budget: CacheBudget,
-    bytes_per_page: int,
-    useful: int,
-) -> int:
-    """Pages for `budget`, trash page included, and no more than are useful.
+def plan_num_pages(budget: CacheBudget, bytes_per_page: int, useful: int) -> int:
+    """Pages for a budget, trash page included, and no more than are of use.
 
     Raises:
         ValidationError: not even one page fits beside the trash page; names the budget's setting.
@@ -78,12 +73,6 @@ def temporary_bound(shape: StepShape, model: ModelConfig, itemsize: int) -> int:
     logits = LOGITS_ARRAYS * shape.num_rows * model.vocab_size * 4
     tokens = shape.num_decode_tokens + shape.num_prefill
     return logits + tokens * model.activations_per_token * itemsize
-
-
-def cache_budget(*, limit_bytes: int, utilization: float, held_bytes: int) -> CacheBudget:
-    """Bytes for KV pages on one device: its share less what else it holds, see `Demand`."""
-    num_bytes = int(limit_bytes * utilization) - held_bytes
-    return CacheBudget(num_bytes, "gpu_memory_utilization", utilization)
 
 
 def device_limit(device: Any) -> int | None:

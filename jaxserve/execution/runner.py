@@ -7,12 +7,12 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +21,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.buffers import DeviceBuffers
-from jaxserve.execution.commands import Command
 from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import CopyProgram, UploadProgram
-from jaxserve.execution.defaults import mesh_defaults
+from jaxserve.execution.defaults import device_defaults
 from jaxserve.execution.features import (
+    ALL_NAMES,
     Facts,
     feature_sets,
     make_features,
     overrides,
     threshold_on,
 )
-from jaxserve.execution.features.named import FeatureChoice
+from jaxserve.execution.features.named import chosen_features
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
+from jaxserve.execution.host_pages import HostPages, pack_moves
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
 from jaxserve.execution.kept_steps import KeptSteps, kept_steps
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
@@ -65,6 +66,20 @@ logger = logging.getLogger(__name__)
 HOST_COMMANDS = ("set_pool", "make_state", "drop_state", "put_away_weights", "take_back_weights")
 
 
+class Command(NamedTuple):
+    """What a runner does on the device: a call of a compiled program, or one of HOST_COMMANDS.
+
+    Attributes:
+        number: 0, 1, 2, ... in the order in which they run.
+        program: its name.
+        operand: int32, beside what is on the device.
+    """
+
+    number: int
+    program: str
+    operand: np.ndarray
+
+
 class Runner:
     """Owns everything on the device.
 
@@ -77,7 +92,6 @@ class Runner:
         model: the model, its parameters `jax.ShapeDtypeStruct`s with their shardings.
         mesh: devices that hold it.
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
-        own_features: beside those that every engine has, and their options.
 
     Attributes:
         features: of the engine, in their order.
@@ -94,7 +108,6 @@ class Runner:
         model: Model,
         mesh: Mesh,
         cache: KVCache,
-        own_features: Sequence[FeatureChoice] = (),
     ):
         scheduler, self._settings = config.scheduler, config.programs
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
@@ -104,6 +117,7 @@ class Runner:
         self._backends = backends = cache.backends
         self._max_num_seqs = scheduler.max_num_seqs
         self._max_model_len = scheduler.max_model_len
+        self._num_host_pages = config.cache.num_host_pages
         self.compiler_options = accepted(
             compiler_options(
                 mesh.devices.flat[0].platform, divides_products=backends.divides_products
@@ -125,12 +139,13 @@ class Runner:
             model_config,
             threshold_on(mesh, backends),
         )
-        own = make_features(facts, partial(getattr, config.asked))
-        self.features = (*own, *(kind(facts, options) for kind, options in own_features))
+        own = chosen_features(config.asked.features, config.asked.feature_config, ALL_NAMES)
+        provided = make_features(facts, partial(getattr, config.asked))
+        self.features = (*provided, *(kind(facts, options) for kind, options in own))
         self.ropes = model_config.ropes
         self._fed = [f for f in self.features if overrides(f, "step_buffers")]
         self.packer = RowPacker(self._max_num_seqs, self.features)
-        defaults = mesh_defaults(mesh)
+        defaults = device_defaults(mesh.devices.flat[0].platform)
         drafting = [feature for feature in self.features if feature.num_drafts]
         self.num_drafts = drafting[0].num_drafts if drafting else 0
         self.drafts_for = drafting[0].drafts_for if drafting else None
@@ -169,6 +184,11 @@ class Runner:
         return replace(self._cache.groups.pages, ahead=self.max_prefill_tokens + in_flight)
 
     @property
+    def cache(self) -> KVCache:
+        """The KV cache, without pages before `set_pool`."""
+        return self._cache
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of parameters on each device."""
         return sum(
@@ -198,14 +218,18 @@ class Runner:
         self.check_alive()
         return self._structure.merge(self._leaves)
 
-    def keep_steps(self, folder: Path | None) -> None:
+    def keep_steps(self, folder: Path | None, decided: str) -> None:
         """Find steps as they were lowered in a folder, and keep them there; once the pool is set.
 
         For a process that runs nothing but this engine, see `kept_steps`.
+
+        Args:
+            folder: of compiled programs; None: there is none.
+            decided: text of what this runner was made of.
         """
-        static = (self._model_config, self._structure, self.features, self._facts, self._cache)
-        most = self._max_num_seqs, self._max_model_len
-        self._kept = kept_steps(folder, self._mesh, (*static, *most))
+        static = repr((decided, [feature.name for feature in self.features], self.num_logprobs))
+        parts = *self.features, self._model_config
+        self._kept = kept_steps(folder, self._mesh, static, parts)
 
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""
@@ -268,11 +292,14 @@ class Runner:
             begin = time.monotonic()
             jax.block_until_ready(self._call(program, idle.blob))
             self.first_runs[program.layout.shape] = time.monotonic() - begin
+        state = self.state_shape().abstract(self._mesh)
         for control in (self._uploads, self._copies):
-            state = self.state_shape().abstract(self._mesh)
             self._controls[control.name] = self._compile(control.run, state, control.size)
             for blob in control.pack(()):
                 self._call_control(control.name, blob)
+        if self._num_host_pages:
+            layers = self._cache.groups.layers_per_page
+            self._controls |= HostPages(state, layers, self._num_host_pages, self._compile).calls
         if self._settings.compile_in_background:
             self.programs.compile_rest_in_background()
 
@@ -315,12 +342,9 @@ class Runner:
             EngineDeadError: the call failed, and the device state that it was given is lost.
         """
         step = packed or self.pack(plan)
-        if plan.forks:
-            for blob in self._copies.pack(plan.forks):
-                self.run(CopyProgram.name, blob)
-        if plan.uploads:
-            for blob in self._uploads.pack(plan.uploads):
-                self.run(UploadProgram.name, blob)
+        if plan.moves or plan.forks or plan.uploads:
+            for command, operand in self._before(plan):
+                self.run(command, operand)
         for feature in self._fed:
             if feature.name in step.needs.features:
                 arrays = feature.step_buffers(self.packer.chunks(plan, step.needs))
@@ -328,6 +352,16 @@ class Runner:
                     self.write_rows(feature.name, 0, arrays)
         result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)
         return Dispatched(plan, step, *result)
+
+    def _before(self, plan: StepPlan) -> Iterator[tuple[str, np.ndarray]]:
+        """Commands that come before the step, with their operands."""
+        first = plan.num_moves_first
+        yield from pack_moves(plan.moves[:first])
+        if plan.forks:
+            yield from ((CopyProgram.name, blob) for blob in self._copies.pack(plan.forks))
+        yield from pack_moves(plan.moves[first:])
+        if plan.uploads:
+            yield from ((UploadProgram.name, blob) for blob in self._uploads.pack(plan.uploads))
 
     def write_rows(self, feature: str, start: int, arrays: Any) -> None:
         """Replace rows of a feature's arrays; steps that are dispatched read the old ones.
@@ -476,11 +510,14 @@ class Runner:
             mesh=self._mesh,
         )
         state = self.state_shape()
-        run = partial(run_step, spec, self._structure)
+        run: Callable[..., Any] = partial(run_step, spec, self._structure)
         with self._reading_parameters():
             operands = self.operands(layout)
+            if self._kept is not None:
+                text = repr((replace(shape, features=frozenset()), sorted(shape.features)))
+                run = self._kept.step(text, run, operands)
             step = jax.jit(
-                run if self._kept is None else self._kept.step(shape, run, operands),
+                run,
                 donate_argnums=2,
                 out_shardings=(state.shardings(self._mesh), self._replicated, self._replicated),
             )
@@ -507,11 +544,16 @@ class Runner:
         state = self.state_shape().abstract(self._mesh)
         return self._leaves, self._buffers.shapes(), state, self._abstract_blob(layout.size)
 
-    def _compile(self, run: Callable[..., Any], given: Any, size: int) -> Any:
-        """Compile a function of donated arrays, whose shapes are given, and an int32 operand."""
-        where = jax.tree.map(lambda leaf: leaf.sharding, given)
-        jitted = jax.jit(run, donate_argnums=0, out_shardings=where)
-        lowered = jitted.lower(given, self._abstract_blob(size))
+    def _compile(
+        self, run: Callable[..., Any], given: Any, size: int, *more: Any, made: Any = None
+    ) -> Any:
+        """Compile a function of arrays, whose shapes are given, an int32 operand, and more arrays.
+
+        It returns `made`; None: the first arrays, changed, which are donated.
+        """
+        where = jax.tree.map(lambda leaf: leaf.sharding, given if made is None else made)
+        jitted = jax.jit(run, donate_argnums=() if made else 0, out_shardings=where)
+        lowered = jitted.lower(given, self._abstract_blob(size), *more)
         return lowered.compile(compiler_options=self.compiler_options)
 
     def _call_control(self, name: str, blob: np.ndarray) -> None:

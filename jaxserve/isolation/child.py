@@ -75,15 +75,15 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     except (JaxServeError, CheckpointError, OSError) as error:
         channel.send(Refused(str(error)))
         return 1
-    engine, files, model = loaded.engine, loaded.files, loaded.model_config
-    probe(engine, loaded.config.scheduler.max_model_len)
+    engine, decided, model = loaded.engine, loaded.decided, loaded.decided.model
+    probe(engine, decided.config.scheduler.max_model_len)
     engine.announce = channel.send
     engine.pace = Pace(engine.runner, channel.send, pulse)
     sizes = ModelSizes(
         model.vocab_size, model.hidden_size, model.num_layers, tuple(model.eos_token_ids)
     )
-    folders = str(files.model), str(files.tokenizer)
-    channel.send(Ready(loaded.config, sizes, *folders, loaded.page_bytes))
+    folders = decided.model_path, decided.tokenizer_path
+    channel.send(Ready(decided.config, sizes, *folders, loaded.page_bytes))
     while True:
         for body in _sent(channel, wait=not engine.has_work):
             if isinstance(body, Sync):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.memory.page_keys import group_key, page_keys, root_key
 from jaxserve.memory.page_pool import TRASH_PAGE, PagePool
+from jaxserve.memory.tier import Move, Tier
 from jaxserve.messages import PageStats
 from jaxserve.request import Request
 
@@ -34,6 +35,7 @@ class PageManager:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
+        tier: where known pages go then; None: nowhere. It gives those of one group back.
         groups: of layers.
 
     Attributes:
@@ -47,9 +49,10 @@ class PageManager:
         page_size: int,
         *,
         caching: bool = True,
+        tier: Tier | None = None,
         groups: PageGroups | None = None,
     ):
-        self.pool = PagePool(num_pages)
+        self.pool = PagePool(num_pages, tier)
         self.page_size = page_size
         self.groups = groups or PageGroups()
         self._num_groups, self._num_windowed = self.groups.num_groups, self.groups.num_windowed
@@ -128,11 +131,14 @@ class PageManager:
         Of groups with a window they are those that the next token needs. None for a request whose
         whole prompt must be computed.
         """
+        keys = self._findable(request)
+        return self._find_by_group(keys) if self._num_windowed else self.pool.index.find(keys)
+
+    def _findable(self, request: Request) -> list[bytes]:
         if not self._caching or request.computes_prompt:
             return []
         most = (request.num_tokens - 1) // self.page_size
-        keys = self._keys(request, request.num_tokens - 1)[:most]
-        return self._find_by_group(keys) if self._num_windowed else self.pool.index.find(keys)
+        return self._keys(request, request.num_tokens - 1)[:most]
 
     def _find_by_group(self, keys: list[bytes]) -> list[int]:
         """The longest beginning that all groups hold, of those with a window its end."""
@@ -172,27 +178,26 @@ class PageManager:
             own -= (-(-num_tokens // self.page_size) - reached) * self._num_windowed
         return own + self.pool.num_free_among(shared) - self.pool.num_free
 
-    def num_own(self, request: Request, shared: list[int]) -> int:
-        """Pages of `request` that nobody else owns, without those among `shared`."""
-        owners = self.pool.num_owners
-        return sum(owners(page) == 1 for page in request.pages if page not in shared)
-
     def reserve(self, request: Request, shared: list[int], num_tokens: int) -> bool:
         """Give `request`, which owns no page yet, shared pages and others for `num_tokens` tokens.
 
-        What is in the shared pages it need not compute. False, and no change, if too few pages are
-        free.
+        What is in the shared pages it need not compute, nor what the tier has of the others. False,
+        and no change, if too few pages are free.
         """
         if not self.has_room(shared, num_tokens):
             return False
         self._begin_with(request, shared, self.tokens_in(len(shared)))
         self.grow(request, num_tokens)
-        request.num_published = len(shared)
-        request.num_kept = len(shared) // self._num_groups
+        known = len(shared)
+        if not self._num_windowed:
+            known += self.pool.index.bring(self._findable(request)[known:], request.pages[known:])
+            request.num_computed = self.tokens_in(known)
+        request.num_published = known
+        request.num_kept = known // self._num_groups
         if self._caching:
             self._root_of(request)
         if request.num_cached is None:  # not again after a preemption
-            request.num_cached = self.tokens_in(len(shared))
+            request.num_cached = self.tokens_in(known)
             if self._caching and not request.computes_prompt:
                 self.num_queried += request.num_tokens
                 self.num_found += request.num_cached
@@ -203,6 +208,12 @@ class PageManager:
         request.pages, request.num_computed = [*shared], num_computed
         request.num_reached = len(shared) // self._num_groups
         self._num_given += len(shared)
+
+    def take_moves(self) -> list[Move]:
+        """What the tier was asked for since the last call, in order."""
+        index = self.pool.index
+        moves, index.moves = index.moves, []
+        return moves
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens known, so that others find them.

@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from jaxserve.memory.prefix_index import PrefixIndex
+from jaxserve.memory.tier import Tier
 
 TRASH_PAGE = 0
 
@@ -32,16 +33,17 @@ class PagePool:
 
     Args:
         num_pages: pages in the device pool, the trash page included; at least 2.
+        tier: see `PrefixIndex`.
 
     Attributes:
         index: the pages whose keys are known.
     """
 
-    def __init__(self, num_pages: int):
+    def __init__(self, num_pages: int, tier: Tier | None = None):
         if num_pages < 2:
             raise ValueError(f"num_pages={num_pages}: a pool needs the trash page and one more")
         self.num_pages = num_pages
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(tier)
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
         self._reclaimable: OrderedDict[int, None] = (
             OrderedDict()

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxserve.memory.tier import Move, Tier
+
 
 class PrefixIndex:
-    """Full pages that can be found again, each by its key (`memory.page_keys`)."""
+    """Full pages that can be found again, each by its key (`memory.page_keys`).
 
-    def __init__(self) -> None:
+    Args:
+        tier: where pages go that are forgotten; None: nowhere.
+
+    Attributes:
+        moves: what the tier was asked for since they were last taken, in order.
+    """
+
+    def __init__(self, tier: Tier | None = None) -> None:
+        self.moves: list[Move] = []
+        self._tier = tier
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
 
@@ -41,11 +52,29 @@ class PrefixIndex:
 
     def forget(self, page: int) -> None:
         """What a known page holds is about to be overwritten."""
-        del self._pages[self._keys.pop(page)]
+        key = self._keys.pop(page)
+        del self._pages[key]
+        host_page = None if self._tier is None else self._tier.leaves(key)
+        if host_page is not None:
+            self.moves.append(Move(page, host_page, leaves=True))
+
+    def bring(self, keys: Sequence[bytes], pages: Sequence[int]) -> int:
+        """Have pages hold what keys name, as far as the tier has it; how many do."""
+        count = 0
+        for key, page in zip(keys, pages):
+            host_page = None if self._tier is None else self._tier.find(key)
+            if host_page is None:
+                break
+            self.moves.append(Move(page, host_page, leaves=False))
+            self.put(key, page)
+            count += 1
+        return count
 
     def clear(self) -> None:
         self._pages.clear()
         self._keys.clear()
+        if self._tier is not None:
+            self._tier.forget_all()
 
     def check_integrity(self) -> None:
         """Assert that keys and pages belong together."""

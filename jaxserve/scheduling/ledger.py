@@ -122,7 +122,9 @@ class Ledger:
     """
 
     def __init__(self, config: ResolvedConfig, clock: Callable[[], float] = time.monotonic):
-        self._limits, self._slots = config.server, config.scheduler.max_num_seqs
+        asked, self._slots = config.asked, config.scheduler.max_num_seqs
+        self._most = asked.max_num_queued_reqs or math.inf, asked.max_num_queued_tokens or math.inf
+        self._longest = asked.max_queue_wait or math.inf  # seconds
         self._clock = clock
         self._policy = make_policy(config.asked)  # asked for ranks alone
         first = self._policy.rank(1, FIRST)
@@ -143,8 +145,7 @@ class Ledger:
         # of late: for how many seconds slots were held, all of them added, and how many were freed
         self._held = self._freed = 0.0
         self._told = 0.0  # up to when these tell
-        longest = config.server.max_queue_wait
-        self._memory = max(MEMORY_S, longest) if longest < math.inf else MEMORY_S
+        self._memory = max(MEMORY_S, asked.max_queue_wait or 0.0)
 
     @property
     def num_waiting(self) -> int:
@@ -319,8 +320,7 @@ class Ledger:
         return left
 
     def _check(self, client: str, requests: int, tokens: int, rank: int) -> None:
-        limits, account = self._limits, self._accounts.get(client) or _Account()
-        most, most_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
+        account, (most, most_tokens) = self._accounts.get(client) or _Account(), self._most
         here, mine = self.num_entering + self.num_waiting, account.entering + account.waiting
         if not self._has_room(client, here, mine, requests, most):
             self._refuse("max_num_queued_reqs", f"{here} requests wait, {most} may", client, rank)
@@ -329,10 +329,10 @@ class Ledger:
         ):
             text = f"{self._tokens} prompt tokens wait, {most_tokens} may"
             self._refuse("max_num_queued_tokens", text, client, rank)
-        if limits.max_queue_wait < math.inf:
+        if self._longest < math.inf:
             wait = self.predicted_wait(client, rank)
-            if wait > limits.max_queue_wait:
-                text = f"the predicted wait is {wait:.1f} s, {limits.max_queue_wait:g} s is allowed"
+            if wait > self._longest:
+                text = f"the predicted wait is {wait:.1f} s, {self._longest:g} s is allowed"
                 self._refuse("max_queue_wait", text, client, rank)
 
     def _has_room(self, client: str, here: int, mine: int, more: int, most: float) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxserve.memory.manager import PageUpdate
+from jaxserve.memory.tier import Move
 from jaxserve.request import End, Request
 
 
@@ -96,14 +97,17 @@ class StepPlan:
         tokens: int32 tokens of the compute rows that bring theirs, by row, in order.
         samples: what is sampled; the results come back in this order.
         page_updates: page-table entries that the step is the first to need.
-        forks: done first.
-        uploads: done second.
+        moves: pages to the host's memory and back, in order. Those that leave before any comes back
+            are done first: a fork may write to their pages.
+        forks: done second, before pages that come back, which may be those that it reads.
+        uploads: done after all moves.
     """
 
     rows: ComputeRows = field(default_factory=ComputeRows)
     tokens: dict[int, np.ndarray] = field(default_factory=dict)
     samples: SampleRows = field(default_factory=SampleRows)
     page_updates: list[PageUpdate] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     uploads: list[Upload] = field(default_factory=list)
 
@@ -111,6 +115,12 @@ class StepPlan:
     def num_decode(self) -> int:
         """Rows whose tokens the device knows."""
         return len(self.rows) - len(self.tokens)
+
+    @property
+    def num_moves_first(self) -> int:
+        """How many of the moves come before the forks."""
+        coming = (place for place, move in enumerate(self.moves) if not move.leaves)
+        return next(coming, len(self.moves))
 
     def __bool__(self) -> bool:
         # a row that waits may have had its slot prepared

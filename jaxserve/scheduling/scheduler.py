@@ -226,7 +226,7 @@ class Scheduler:
             self.pages.keep(request, request.num_computed)
         # those of this step's own samples have to follow the step
         if plan:
-            plan.forks = forks
+            plan.forks, plan.moves = forks, self.pages.take_moves()
         else:
             self._forks = forks + self._forks
         return plan

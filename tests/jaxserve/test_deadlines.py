@@ -44,8 +44,7 @@ def make_client(
     model = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=())
     loaded: Any = SimpleNamespace(
         engine=make_engine(),
-        config=config,
-        model_config=model,
+        decided=SimpleNamespace(config=config, model=model),
         tokenizer=tokenizer,
         page_bytes=PAGE_SIZE,
     )

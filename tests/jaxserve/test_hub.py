@@ -222,7 +222,7 @@ def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
     sizes = {"max_num_seqs": 1, "max_model_len": 64, "num_pages": 32, "skip_tokenizer_init": True}
     for model in ("o/headed", str(hub.fetch_small_files("o/headed", None))):
         loaded = loading.load_engine(EngineConfig(model=model, **sizes))  # type: ignore[arg-type]
-        assert not loaded.model_config.tie_word_embeddings
+        assert not loaded.decided.model.tie_word_embeddings
         assert loaded.engine.runner.weight_bytes > 1.02 * sum(
             value.nbytes for name, value in tensors.items() if name != "lm_head.weight"
         )

@@ -116,7 +116,6 @@ def test_greedy_resets_the_filters():
     params = SamplingParams(temperature=0, top_p=0.5, top_k=10, min_p=0.1)
     assert params.is_greedy
     assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0)
-    assert not params.needs_filters
     with pytest.raises(ValidationError, match="greedy") as error:
         SamplingParams(temperature=0, n=2)
     assert error.value.field == "n"
@@ -197,10 +196,6 @@ def test_clone_is_equal_and_apart():
 
 
 def test_what_the_engine_asks():
-    assert SamplingParams(top_p=0.9).needs_filters
-    assert SamplingParams(top_k=3).needs_filters
-    assert SamplingParams(min_p=0.1).needs_filters
-    assert not SamplingParams().needs_filters
     assert SamplingParams(presence_penalty=0.1).has_penalties
     assert SamplingParams(repetition_penalty=1.1).has_penalties
     assert not SamplingParams().has_penalties

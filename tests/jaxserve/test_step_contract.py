@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineConfig
-from jaxserve.execution.commands import Command
 from jaxserve.execution.features import Buffer, Facts, Feature, NewestTokens, Tokens
 from jaxserve.execution.layout import array, arrays
+from jaxserve.execution.runner import Command
 from jaxserve.loading import load_engine
 from jaxserve.request import Request, StopRule
 from jaxserve.sampling_params import SamplingParams

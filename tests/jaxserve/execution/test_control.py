@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.execution.control import FORKS, UPLOAD_TOKENS, CopyProgram, MoveProgram, UploadProgram
+from jaxserve.execution.control import FORKS, UPLOAD_TOKENS, CopyProgram, UploadProgram
 from jaxserve.execution.state import DeviceState
 from jaxserve.models.kv_cache import KVPages
 from jaxserve.scheduling.plan import Fork, Upload
@@ -115,22 +115,3 @@ def test_an_upload_of_more_tokens_than_a_call_holds() -> None:
     np.testing.assert_array_equal(found.history[2], tokens)
     np.testing.assert_array_equal(found.page_table[2], pages)
     assert not np.any(found.history[:2]) and not np.any(found.page_table[:2])
-
-
-def test_pages_move_out_and_in(state) -> None:
-    program = MoveProgram(LAYERS, num_pages=3)
-    rng = np.random.default_rng(1)
-    coming = KVPages(*(np.zeros((LAYERS, 3, *array.shape[1:]), array.dtype) for array in state.kv))
-    for array in coming:
-        array[:, :2] = rng.integers(-9, 9, array[:, :2].shape)
-    operand = np.array([4, 9, 0, 9, 2, 0], np.int32)
-    found, taken = jax.jit(program.run)(state, operand, coming)
-    for old, new, out, given in zip(state.kv, found.kv, taken, coming, strict=True):
-        before, after = np.array(old), np.array(new)
-        for layer in range(LAYERS):
-            np.testing.assert_array_equal(out[layer, 0], before[layer * PAGES + 4])
-            np.testing.assert_array_equal(out[layer, 1], before[layer * PAGES + 9])
-            np.testing.assert_array_equal(after[layer * PAGES + 9], given[layer, 0])
-            np.testing.assert_array_equal(after[layer * PAGES + 2], given[layer, 1])
-            before[layer * PAGES + np.array([0, 2, 9])] = after[layer * PAGES + np.array([0, 2, 9])]
-        np.testing.assert_array_equal(after, before)

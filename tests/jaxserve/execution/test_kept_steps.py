@@ -17,8 +17,10 @@ from jax.sharding import Mesh
 
 from jaxserve.execution import kept_steps as module
 from jaxserve.execution.cache_bounds import STEPS
+from jaxserve.execution.features.bias import Bias
 from jaxserve.execution.kept_steps import KeptSteps, kept_steps
 from pallas_kernels.native import own_folder
+from tests.jaxserve.execution.engine_facts import FACTS
 
 pytest.importorskip("flatbuffers", reason="jax.export writes nothing without it: nothing is KEPT")
 
@@ -40,6 +42,12 @@ output = engine.generate([[5, 6, 7]], use_tqdm=False)[0]
 print(len(traced), output.outputs[0].token_ids)
 engine.close()
 """
+
+
+class Own(Bias):
+    """A feature of the operator's."""
+
+
 OPERANDS = ((jnp.ones(3), jnp.arange(4)), {}, {"a": jnp.zeros(3), "b": jnp.zeros(2)}, jnp.int32(5))
 
 
@@ -58,8 +66,8 @@ def values(tree):
 
 
 def test_what_one_start_has_traced_the_next_one_does_not(tmp_path):
-    first = KeptSteps(tmp_path, ("static", 1)).step("decode", step, OPERANDS)
-    found = KeptSteps(tmp_path, ("static", 1)).step("decode", untraced, OPERANDS)
+    first = KeptSteps(tmp_path, "static 1").step("decode", step, OPERANDS)
+    found = KeptSteps(tmp_path, "static 1").step("decode", untraced, OPERANDS)
     want = values(step(*OPERANDS))
     for one in first, found:
         jax.tree.map(np.testing.assert_array_equal, values(jax.jit(one)(*OPERANDS)), want)
@@ -74,29 +82,29 @@ def test_what_one_start_has_traced_the_next_one_does_not(tmp_path):
 @pytest.mark.parametrize(
     ("static", "shape", "operands"),
     [
-        (("static", 2), "decode", OPERANDS),
-        (("static", 1), "mixed", OPERANDS),
-        (("static", 1), "decode", (OPERANDS[0], {}, OPERANDS[2], jnp.int32([5]))),
-        (("static", 1), "decode", (OPERANDS[0], {"c": jnp.zeros(1)}, *OPERANDS[2:])),
+        ("static 2", "decode", OPERANDS),
+        ("static 1", "mixed", OPERANDS),
+        ("static 1", "decode", (OPERANDS[0], {}, OPERANDS[2], jnp.int32([5]))),
+        ("static 1", "decode", (OPERANDS[0], {"c": jnp.zeros(1)}, *OPERANDS[2:])),
     ],
     ids=["static", "shape", "operand", "buffer"],
 )
 def test_another_step_is_not_found(tmp_path, static, shape, operands):
-    KeptSteps(tmp_path, ("static", 1)).step("decode", step, OPERANDS)
+    KeptSteps(tmp_path, "static 1").step("decode", step, OPERANDS)
     with pytest.raises(AssertionError, match="traced"):
         KeptSteps(tmp_path, static).step(shape, untraced, operands)
 
 
 @pytest.mark.parametrize("changed", ["source_digest", "option"])
 def test_another_environment_finds_nothing(tmp_path, monkeypatch, changed):
-    KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
+    KeptSteps(tmp_path, "").step("decode", step, OPERANDS)
     if changed == "option":
         with jax.enable_x64(True), pytest.raises(AssertionError, match="traced"):
-            KeptSteps(tmp_path, ()).step("decode", untraced, OPERANDS)
+            KeptSteps(tmp_path, "").step("decode", untraced, OPERANDS)
         return
     monkeypatch.setattr(module, changed, lambda: "another")
     with pytest.raises(AssertionError, match="traced"):
-        KeptSteps(tmp_path, ()).step("decode", untraced, OPERANDS)
+        KeptSteps(tmp_path, "").step("decode", untraced, OPERANDS)
 
 
 def test_sources_are_told_by_what_is_in_them(tmp_path, monkeypatch):
@@ -115,15 +123,15 @@ def test_sources_are_told_by_what_is_in_them(tmp_path, monkeypatch):
 
 
 def test_a_torn_file_is_told_and_replaced(tmp_path, caplog):
-    KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
+    KeptSteps(tmp_path, "").step("decode", step, OPERANDS)
     (path,) = (tmp_path / "steps").glob("*.step")
     assert STEPS.entries.fullmatch(path.name), "what is cleared is named so"
     assert own_folder.is_own(path.parent)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    KeptSteps(tmp_path, ()).step("decode", step, OPERANDS)
+    KeptSteps(tmp_path, "").step("decode", step, OPERANDS)
     assert "an unreadable step" in caplog.text
-    KeptSteps(tmp_path, ()).step("decode", untraced, OPERANDS)
+    KeptSteps(tmp_path, "").step("decode", untraced, OPERANDS)
 
 
 def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
@@ -131,13 +139,13 @@ def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
         seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.int32), blob)
         return step(leaves, buffers, state, seen)
 
-    found = KeptSteps(tmp_path, ()).step("decode", calls_back, OPERANDS)
+    found = KeptSteps(tmp_path, "").step("decode", calls_back, OPERANDS)
     assert found is calls_back and "a step is not kept" in caplog.text
     assert not list((tmp_path / "steps").glob("*.step"))
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
-    kept = KeptSteps(tmp_path, ())
+    kept = KeptSteps(tmp_path, "")
     shutil.rmtree(tmp_path / "steps")
     kept.step("decode", step, OPERANDS)
     assert "cannot be kept" in caplog.text
@@ -146,11 +154,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
 def test_where_nothing_is_kept_the_log_says_why(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     mesh = Mesh(np.array(jax.devices()[:1]), ("model",))
-    assert isinstance(kept_steps(tmp_path, mesh, ("static",)), KeptSteps)
-    assert kept_steps(None, mesh, ()) is None
+    assert isinstance(kept_steps(tmp_path, mesh, "static", [Bias(FACTS)]), KeptSteps)
+    assert kept_steps(None, mesh, "", ()) is None
     assert "there is no compilation cache" in caplog.text
-    assert kept_steps(tmp_path, mesh, (lambda: None,)) is None
-    assert "not known by its name" in caplog.text
+    assert kept_steps(tmp_path, mesh, "", (Bias(FACTS), Own(FACTS))) is None
+    assert "are made by tests.jaxserve.execution.test_kept_steps, whose sources" in caplog.text
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from jaxserve.errors import ValidationError
 from jaxserve.execution.features import FULL, FULL_DECODE
 from jaxserve.execution.memory_plan import (
     CacheBudget,
-    cache_budget,
     device_limit,
     plan_num_pages,
     table_bytes,
@@ -27,20 +26,16 @@ MASKED = StepShape(256, 0, 0, FULL_DECODE, 256)
 
 def test_llama_3_8b_on_141_gb() -> None:
     per_page = 16 * 128 * 1024  # 128 KiB a token
-    budget = cache_budget(limit_bytes=140 * GIB, utilization=0.9, held_bytes=(15 + 1) * GIB)
-    assert budget == (110 * GIB, "gpu_memory_utilization", 0.9)
-    pages = plan_num_pages(budget=budget, bytes_per_page=per_page, useful=256 * 8192 // 16 + 1)
-    assert pages == 110 * GIB // per_page
+    budget = CacheBudget(int(140 * GIB * 0.9) - (15 + 1) * GIB, "gpu_memory_utilization", 0.9)
+    assert plan_num_pages(budget, per_page, 256 * 8192 // 16 + 1) == 110 * GIB // per_page
 
 
 def pages_of(num_bytes: int, field: str = "f", value: float | None = None) -> int:
-    return plan_num_pages(
-        budget=CacheBudget(num_bytes, field, value), bytes_per_page=1024, useful=4 * 7 + 1
-    )
+    return plan_num_pages(CacheBudget(num_bytes, field, value), 1024, useful=29)
 
 
-def test_no_more_pages_than_all_slots_can_fill() -> None:
-    assert pages_of(GIB) == 4 * 7 + 1
+def test_no_more_pages_than_are_of_use() -> None:
+    assert pages_of(GIB) == 29
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.buffers import DeviceBuffers
-from jaxserve.execution.control import CopyProgram, MoveProgram, UploadProgram
+from jaxserve.execution.control import CopyProgram, UploadProgram
 from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
 from jaxserve.execution.features import (
     FAST,
@@ -112,7 +112,7 @@ def test_few_programs_hold_every_set_of_features(
     shapes = wanted_shapes(seqs, tokens, defaults.smallest_bucket, sets, 1 + num_drafts)
     limit = MOST_PROGRAMS + (MOST_FAST_DECODES if num_drafts else 0)
     assert len(shapes) <= limit and len({shape.name for shape in shapes}) == len(shapes)
-    assert MOST_PROGRAMS + len({UploadProgram, CopyProgram, MoveProgram}) <= 24
+    assert MOST_PROGRAMS + len({UploadProgram, CopyProgram}) <= 24
     names = [kind.name for kind in kinds]
     every = lanes_for(tokens, seqs)
     rows = [n for n in (1, 5, 17, seqs) if n <= seqs]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.memory.page_pool import PagePool
+from jaxserve.memory.tier import Move
+from tests.jaxserve.host_tier import HostTier
 
 
 @given(st.integers(2, 40), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9))))
@@ -88,3 +90,20 @@ def test_integrity_check_sees_a_known_page_that_is_not_kept() -> None:
     pool.index.put(b"key", pages[0])
     with pytest.raises(AssertionError, match="reclaimed"):
         pool.check_integrity([])
+
+
+def test_a_known_page_moves_to_the_tier_when_it_is_handed_out_and_back_when_it_is_wanted() -> None:
+    pool = PagePool(3, HostTier(1))
+    known = pool.allocate(2)
+    for key, page in zip((b"a", b"b"), known, strict=True):
+        pool.index.put(key, page)
+    pool.release(known)
+    last, first = pool.allocate(2)
+    assert [last, first] == known[::-1], "the one freed first"
+    assert pool.index.moves == [Move(last, 0, leaves=True), Move(first, 0, leaves=True)]
+    assert pool.index.bring([b"b"], [first]) == 0, "its host page was given away"
+    assert pool.index.bring([b"a", b"b"], [last, first]) == 1
+    assert pool.index.moves[2:] == [Move(last, 0, leaves=False)]
+    assert pool.index.find([b"a"]) == [last]
+    pool.forget_all()
+    assert pool.index.bring([b"a"], [last]) == 0

@@ -14,6 +14,7 @@ from functools import lru_cache
 from random import Random
 
 from jaxserve.memory.page_groups import PageGroups
+from jaxserve.memory.tier import Move
 from jaxserve.scheduling.plan import Fork, StepPlan
 
 
@@ -59,13 +60,18 @@ class FakeDevice:
         self.history: dict[tuple[int, int], int] = {}
         self.lengths: dict[int, int] = {}
         self.cells: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.host: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.num_moves_back = 0
         self.num_slots = num_slots
         self._luck = Random(0)
 
     def run(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """The sampled tokens, and how many of them each sample has."""
+        first = plan.num_moves_first
+        self._move(plan.moves[:first])
         for fork in plan.forks:
             self._fork(fork)
+        self._move(plan.moves[first:])
         for upload in plan.uploads:
             for position, token in enumerate(upload.tokens.tolist()):
                 self.history[upload.slot, position] = token
@@ -111,6 +117,17 @@ class FakeDevice:
             tokens += accepted
             counts.append(len(accepted))
         return tokens, counts
+
+    def _move(self, moves: list[Move]) -> None:
+        for move in moves:
+            assert 0 < move.page < self.num_pages
+            for offset in range(self.page_size):
+                cell, held = (move.page, offset), (move.host_page, offset)
+                if move.leaves:
+                    self.host[held] = self.cells[cell]
+                else:
+                    self.cells[cell] = self.host[held]
+            self.num_moves_back += not move.leaves
 
     def _fork(self, fork: Fork) -> None:
         for position in range(fork.num_tokens):

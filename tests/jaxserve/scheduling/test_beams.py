@@ -22,6 +22,7 @@ from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from tests.jaxserve.host_tier import HostTier
 from tests.jaxserve.requests import make_request
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token
 
@@ -175,7 +176,9 @@ class Bench:
             max_lanes=sizes.lanes,
             max_model_len=MAX_LEN,
         )
-        pages = PageManager(num_pages, sizes.page_size, caching=sizes.caching)
+        spare = sizes.spare_pages
+        tier = HostTier(spare, keeps=sizes.overlap) if spare % 2 else None
+        pages = PageManager(num_pages, sizes.page_size, caching=sizes.caching, tier=tier)
         self.scheduler = Scheduler(limits, pages, ClientTurns(sizes.policy))
         self.beams = BeamGroups(self.scheduler)
         self.found: dict[str, list[Hypothesis]] = {}

@@ -176,6 +176,57 @@ def test_pages_in_use_are_never_taken_and_the_cache_gives_way_to_new_prompts() -
     assert scheduler.page_stats().num_active == 0
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_tier_keeps_what_the_pool_has_no_room_for(keeps: bool) -> None:
+    scheduler, device = start(
+        simple(spare_pages=0, token_budget=24, max_prefill=24, host_pages=20, keeps=keeps)
+    )
+    prompts = [[number + 3] * 13 for number in range(5)]  # of 6 pages each wants 4
+    for again in (False, True):
+        for number, prompt in enumerate(prompts):
+            found = finish(scheduler, device, make_request(f"{number} {again}", prompt, 2))
+            assert found == (12 if again else 0), "all full pages"
+    assert device.num_moves_back >= 4 * 3
+    scheduler.reset_prefix_cache()
+    assert finish(scheduler, device, make_request("reset", prompts[0], 2)) == 0
+
+
+def test_what_comes_back_is_there_for_others_in_the_same_step() -> None:
+    one = start(simple(spare_pages=0, token_budget=24, max_prefill=24, host_pages=20))
+    finish(*one, make_request("a", [5] * 9, 2))
+    for number in range(3):  # they take its pages
+        finish(*one, make_request(str(number), [6 + number] * 20, 2))
+    for name in "bc":
+        one[0].add(make_request(name, [5] * 9, 2))
+    plan = step(*one)
+    back = [move for move in plan.moves if not move.leaves]
+    assert len(back) == 2 and [len(upload.tokens) for upload in plan.uploads] == [8, 8]
+    assert plan.uploads[0].pages == plan.uploads[1].pages == [move.page for move in back]
+
+
+def test_a_fork_reads_its_page_before_another_one_comes_into_it() -> None:
+    one = start(
+        simple(max_num_seqs=3, spare_pages=2, token_budget=24, max_prefill=24, host_pages=20)
+    )
+    scheduler = one[0]
+    again = make_request("again", [7] * 9, 3)
+    finish(*one, make_request("a", again.prompt_token_ids, 2))
+    for number in range(3):  # they take its pages
+        finish(*one, make_request(str(number), [6 - number] * 20, 2))
+    front, sibling = group_of(2, [8] * 14)
+    scheduler.add(front)
+    step(*one)
+    scheduler.abort("s0")
+    scheduler.add(again)
+    plan = step(*one)
+    assert plan.forks[0].source_pages[0] in [move.page for move in plan.moves if not move.leaves]
+    while scheduler.has_unfinished:
+        step(*one)
+    for request in (again, sibling):
+        rule = request.stop_rule
+        assert request.output_token_ids == alone(request.prompt_token_ids, rule.max_tokens)[0]
+
+
 def scenario() -> tuple[Scheduler, FakeDevice, list[Request]]:
     """Chunked prefills, a hit, a group with siblings behind, and too few pages for all."""
     scheduler, device = start(

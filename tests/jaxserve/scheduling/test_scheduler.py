@@ -22,6 +22,7 @@ from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.turns import Turns
+from tests.jaxserve.host_tier import HostTier
 from tests.jaxserve.requests import make_request as make_plain
 from tests.jaxserve.scheduling.fake_device import ONE_GROUP, FakeDevice, next_token
 
@@ -57,6 +58,8 @@ class Workload:
     num_drafts: int = 0
     drafting_rows: int = 99  # with more requests there are no drafts
     caching: bool = True
+    host_pages: int = 0
+    keeps: bool = True  # see `HostTier`
     policy: Callable[[], Policy] = FirstComeFirstServed
     groups: PageGroups = ONE_GROUP
 
@@ -107,6 +110,8 @@ workloads = st.builds(
     num_drafts=st.sampled_from([0, 0, 1, 3]),
     drafting_rows=st.sampled_from([99, 2]),
     caching=st.sampled_from([True, True, False]),
+    host_pages=st.sampled_from([0, 1, 3, 30]),
+    keeps=st.booleans(),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
     groups=st.sampled_from([ONE_GROUP, PageGroups(0, 1, 5), PageGroups(1, 2, 4)]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
@@ -139,7 +144,8 @@ def make_request(
 def make_scheduler(w: Workload) -> Scheduler:
     groups = replace(w.groups, ahead=w.max_prefill + 2 * (1 + w.num_drafts))
     num_pages = groups.most_held(MAX_LEN, w.page_size) + 1 + w.spare_pages
-    pages = PageManager(num_pages, w.page_size, caching=w.caching, groups=groups)
+    tier = HostTier(w.host_pages, keeps=w.keeps) if w.host_pages else None
+    pages = PageManager(num_pages, w.page_size, caching=w.caching, tier=tier, groups=groups)
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
