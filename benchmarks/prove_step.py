@@ -50,7 +50,7 @@ from jaxserve.execution.compiler_options import compiler_options
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
 from jaxserve.execution.inputs import BlobLayout, ResultLayout
 from jaxserve.execution.memory_plan import (
-    cache_budget,
+    CacheBudget,
     plan_num_pages,
     table_bytes,
 )
@@ -164,17 +164,11 @@ def with_pages(setting: Setting, weights: int) -> Setting:
     if setting.num_pages is not None:
         return setting
     tables = table_bytes(setting.slots, setting.max_model_len, setting.page_size)
-    budget = cache_budget(
-        limit_bytes=device_memory(setting.kind),
-        utilization=UTILIZATION,
-        held_bytes=weights + tables + TEMPORARIES,
-    )
+    share = int(device_memory(setting.kind) * UTILIZATION) - (weights + tables + TEMPORARIES)
     pages = plan_num_pages(
-        budget=budget,
-        bytes_per_page=setting.cache().page_bytes(setting.devices),
-        max_num_seqs=setting.slots,
-        max_model_len=setting.max_model_len,
-        page_size=setting.page_size,
+        CacheBudget(share, "gpu_memory_utilization", UTILIZATION),
+        setting.cache().page_bytes(setting.devices),
+        useful=setting.slots * -(-setting.max_model_len // setting.page_size) + 1,
     )
     return replace(setting, num_pages=pages)
 

@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.proved_search import EOS, VOCAB, Search
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.memory.manager import PageManager
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.messages import AddGroup
 from jaxserve.reports import TokenLogprobs
 from jaxserve.request import Queueing, Request, RequestState, StopRule
@@ -69,24 +70,30 @@ class Episode:
         self._overlap = rng.random() < 0.5
         self._longest = rng.choice([12, 24, 40])
         size, budget = rng.choice([1, 2, 4, 16]), rng.randint(slots * (1 + self._drafts), 30)
-        num_pages = -(-self._longest // size) + 1 + rng.randint(0, 16)
+        full, windowed = rng.choice([(1, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 1)])
+        prefill, window = rng.randint(1, budget), rng.choice([1, 3, 8, 17])
+        groups = PageGroups(full, windowed, window, ahead=prefill + 2 * (1 + self._drafts))
+        num_pages = groups.most_held(self._longest, size) + rng.randint(0, 16) + 1
         self._most_bias = 8
         limits = SchedulerLimits(
             max_num_seqs=slots,
             max_num_batched_tokens=budget,
-            max_prefill_tokens=rng.randint(1, budget),
+            max_prefill_tokens=prefill,
             max_lanes=rng.randint(1, 4),
             max_model_len=self._longest,
             num_drafts=self._drafts,
         )
         policy = rng.choice(sorted(POLICIES))
-        pages = PageManager(num_pages, size, caching=rng.random() < 0.8)
+        caching = rng.random() < 0.8
+        pages = PageManager(num_pages, size, caching=caching, groups=groups)
         turns = Turns(self._most_bias, lambda request: len(request.params.logit_bias or ()))
         self.scheduler = Scheduler(limits, pages, ClientTurns(POLICIES[policy]), [turns])
         self._beams = BeamGroups(self.scheduler)
         self._searches: dict[str, Search] = {}
         self._search_of: dict[str, Search] = {}  # by the ids of members
-        self._device = FakeDevice(num_pages=num_pages, page_size=size, num_slots=slots, vocab=VOCAB)
+        self._device = FakeDevice(
+            num_pages=num_pages, page_size=size, num_slots=slots, vocab=VOCAB, groups=groups
+        )
         self._prefixes = [self._tokens(self._longest) for _ in range(3)]
         self._requests: dict[str, Request] = {}  # those that were made
         self._live: list[str] = []  # ids, ended ones among them
@@ -102,7 +109,7 @@ class Episode:
         (name,) = self._rng.choices([*OPERATIONS], weights=[w for w, _ in OPERATIONS.values()])
         OPERATIONS[name][1](self)
         self._counts[name] += 1
-        self.scheduler.check_integrity()
+        self._check()
 
     def finish(self) -> None:
         """Run what is left to its end, and look at every token."""
@@ -110,7 +117,7 @@ class Episode:
             if not self.scheduler.has_unfinished and not self._beams and not self._in_flight:
                 break
             self.step()
-            self.scheduler.check_integrity()
+            self._check()
         assert not self.scheduler.has_unfinished, "a request does not end"
         assert self.scheduler.pages.pool.num_used == 0 and not self.scheduler.running
         for name, request in self._requests.items():
@@ -131,6 +138,19 @@ class Episode:
             self._counts["beams computed"] += len(search.members)
         self._counts["preemptions"] += self.scheduler.num_preemptions
         self._counts["beams given up for want of pages"] += self._beams.num_shrinks
+
+    def _check(self) -> None:
+        """Nothing is lost, and no request holds what its window had passed a step ago."""
+        self.scheduler.check_integrity()
+        pages = self.scheduler.pages
+        groups, size = pages.groups, pages.page_size
+        for request in self.scheduler.running if groups.num_windowed else ():
+            # a row that decodes looks once a page, and what is in flight is not certain
+            certain = min(request.num_computed, request.num_tokens) - size - 2 - 2 * self._drafts
+            if certain >= request.prefill_target:
+                passed = groups.first_index(certain, size) * groups.num_windowed
+                assert pages.num_held(request) <= len(request.pages) - passed
+                self._counts["pages that windows have passed"] += passed
 
     def add(self) -> None:
         """Queue a request, or a group of sequences."""

@@ -319,6 +319,12 @@ class EngineConfig:
         "so that prompts with the same beginning compute the rest alone.",
         reader=CACHE,
     )
+    keep_window_only: bool = setting(
+        True,
+        Switch(),
+        "Give the KV pages of layers with a sliding window back when the window has passed them.",
+        reader=CACHE,
+    )
     max_num_seqs: int | None = setting(
         None,
         Whole(1),

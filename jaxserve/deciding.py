@@ -24,6 +24,7 @@ from jaxserve.load_progress import LoadProgress
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
+from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.stored import holds_integers, read_scales, stored_plan, stored_quantization
 from jaxserve.models.weight_plan import (
@@ -71,12 +72,21 @@ class Decided:
         return KVFormat.of(self.config.asked.kv_cache_dtype, self.config.model.dtype)
 
     @property
+    def layer_groups(self) -> LayerGroups:
+        """How layers share page tables; memory, which may lower `max_model_len`, plays no part."""
+        asked = self.config.asked
+        if not asked.keep_window_only:
+            return LayerGroups.one(self.model.num_layers)
+        longest = asked.max_model_len or self.model.max_context_length
+        return LayerGroups.by_window(self.model, longest)
+
+    @property
     def of_steps(self) -> str:
         """Text of what decides the compiled steps, their features left out."""
         config = self.config
         settings = config.model, config.cache, config.scheduler, config.asked.kv_cache_dtype
         weights = self.model, self.form, self.plan
-        return repr((*weights, self.backends, self.kv_scales, *settings))
+        return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *settings))
 
     def runner(self, mesh: Mesh) -> Runner:
         """A runner that knows shapes alone."""
@@ -87,6 +97,7 @@ class Decided:
             platform=mesh.devices.flat[0].platform,
             page_size=self.config.cache.page_size,
             scales=self.kv_scales,
+            groups=self.layer_groups,
         )
         dtype = self.config.model.dtype
         model = abstract_model(self.model, mesh, dtype, self.form, self.plan)
@@ -223,9 +234,12 @@ def _planned(
         begin = time.monotonic()
         config = plan_pool(config, runner, mesh)
         cache, scheduler = config.cache, config.scheduler
+        longest = runner.page_groups.most_held(scheduler.max_model_len, cache.page_size)
         report.say(
-            f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens, {runner.cache}, "
-            f"max_model_len {scheduler.max_model_len}, max_num_seqs {scheduler.max_num_seqs} "
+            f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens and "
+            f"{runner.cache.groups.layers_per_page} layers, {runner.cache}, "
+            f"max_model_len {scheduler.max_model_len}, of which {(cache.num_pages - 1) // longest} "
+            f"fit at once, max_num_seqs {scheduler.max_num_seqs} "
             f"(planned in {time.monotonic() - begin:.1f} s)"
         )
     return replace(chosen, config=config), runner

@@ -32,11 +32,14 @@ def calibrate(llm: LLM, text_ids: Sequence[int], window: int) -> KVScales:
         window: tokens of a prompt, less than the context.
 
     Raises:
-        ValidationError: the cache is a rounded one, or the text is too short to tell anything.
+        ValidationError: the cache is a rounded one or keeps not all tokens, or the text is too
+            short to tell anything.
     """
     stored = llm.config.asked.kv_cache_dtype
     if stored != "auto":
         raise ValidationError("kv_cache_dtype", stored, "auto while scales are calibrated")
+    if llm.client.engine.scheduler.pages.groups.num_windowed:
+        raise ValidationError("keep_window_only", True, "false while scales are calibrated")
     if len(text_ids) < LEAST_TOKENS:
         raise ValidationError(
             "text", f"{len(text_ids)} tokens", f"at least {LEAST_TOKENS} tokens of calibration text"

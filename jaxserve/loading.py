@@ -64,11 +64,7 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer | None
     footprint: Footprint
     seconds: float
-
-    @property
-    def page_bytes(self) -> int:
-        """Of one KV page over all layers and devices."""
-        return self.footprint.kv_bytes_per_token * self.decided.config.cache.page_size
+    page_bytes: int  # of one KV page over all devices
 
 
 def load_engine(
@@ -122,7 +118,7 @@ def load_engine(
     gc.freeze()
     trim()
     footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
-    return Loaded(engine, decided, tokenizer, footprint, seconds)
+    return Loaded(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
 
 
 def build(
@@ -231,10 +227,15 @@ def _make_scheduler(
         max_model_len=settings.max_model_len,
         num_drafts=runner.num_drafts,
     )
-    caching = config.asked.enable_prefix_caching
-    pages = PageManager(cache.num_pages, cache.page_size, caching=caching, tier=tier)
+    pages = PageManager(
+        cache.num_pages,
+        cache.page_size,
+        caching=config.asked.enable_prefix_caching,
+        tier=tier,
+        groups=runner.page_groups,
+    )
     inputs = PolicyInputs(
-        num_found=lambda request: len(pages.find(request)) * pages.page_size,
+        num_found=lambda request: pages.tokens_in(len(pages.find(request))),
         device_busy=busy.fraction,
     )
     resources = [feature.resource for feature in runner.features if feature.resource is not None]

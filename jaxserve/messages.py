@@ -189,7 +189,8 @@ class PageStats(NamedTuple):
         num_reclaimable: that nobody owns, but that hold what could be found again.
         num_cached: that can be found, owned or not.
         page_size: tokens that a page has room for.
-        num_tokens: tokens whose keys and values are in owned pages, or will be after the step.
+        num_tokens: tokens whose keys and values are in owned pages, or will be after the step;
+            counted for each group of layers that has pages of its own.
         num_queried, num_found: prompt tokens that were looked for, and found.
     """
 

@@ -126,7 +126,9 @@ class Request:
         decode_until: below this position the request gets a decode row without further ado: it is
             past its prefill, the device knows the page and `max_tokens` is not reached. The
             scheduler sets it.
-        pages: page ids by page index.
+        pages: page ids, see `PageManager`.
+        num_passed, num_reached: page indexes that the window of its layers has passed, and that it
+            has pages for, those that it has passed counted; where layers have one.
         num_published: pages that the device's page table knows already.
         page_keys: of its first full pages, as far as they were wanted yet; `cache_root` is the one
             before them.
@@ -163,8 +165,10 @@ class Request:
         "num_cached",
         "num_computed",
         "num_kept",
+        "num_passed",
         "num_preemptions",
         "num_published",
+        "num_reached",
         "order",
         "output_token_ids",
         "own",
@@ -207,6 +211,7 @@ class Request:
         self.state = RequestState.WAITING
         self.slot: int | None = None
         self.pages: list[int] = []
+        self.num_passed = self.num_reached = 0
         self.num_published = 0
         self.cache_root: bytes | None = None
         self.page_keys: list[bytes] | None = None  # no list: hundreds of thousands may wait

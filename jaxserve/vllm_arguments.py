@@ -82,6 +82,7 @@ REFUSED: dict[str, str] = {
     "data_parallel_rank": "start an engine a process, each with its own devices",
     "default_mm_loras": "models read text alone",
     "disable_chunked_mm_input": "models read text alone",
+    "disable_hybrid_kv_cache_manager": "set keep_window_only=False",
     "fully_sharded_loras": "there are no adapters yet",
     "hf_config_path": "the config is the model's; hf_overrides changes it",
     "interleave_mm_strings": "models read text alone",

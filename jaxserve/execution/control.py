@@ -79,37 +79,40 @@ class CopyInputs:
     source: Any = array(FORKS)
     slot: Any = array(FORKS)
     num_tokens: Any = array(FORKS)
-    source_page: Any = array(FORKS)
-    page: Any = array(FORKS)
+    source_page: Any = array(FORKS, "G")
+    page: Any = array(FORKS, "G")
 
 
 class CopyProgram:
-    """History, page table and last page of a slot into another slot.
+    """History, page table and last pages of a slot into another slot.
 
     Args:
-        num_layers: that the pool holds, one behind the other.
+        num_layers: a page.
         trash: slot of unused entries.
+        num_groups: of layers, each with a page for the same tokens.
     """
 
     name = "copy"
 
-    def __init__(self, num_layers: int, trash: int):
-        self._num_layers, self._trash = num_layers, trash
-        self._layout = Layout(CopyInputs, {})
+    def __init__(self, num_layers: int, trash: int, num_groups: int = 1):
+        self._num_layers, self._trash, self._num_groups = num_layers, trash, num_groups
+        self._layout = Layout(CopyInputs, {"G": num_groups})
         self.size = self._layout.end
 
     def run(self, state: DeviceState, blob: jax.Array) -> DeviceState:
         """The device state with the copies made; traced."""
         given: CopyInputs = self._layout.read(blob)
-        full = given.num_tokens // state.kv.pages.shape[1]
+        full = given.num_tokens // state.kv.pages.shape[1] * self._num_groups
         table = _first_columns(state.page_table, given, full)
-        last = jnp.where(given.page > 0, full, table.shape[1])  # beyond the table: nowhere
+        last = full[:, None] + jnp.arange(self._num_groups)
+        last = jnp.where(given.page > 0, last, table.shape[1])  # beyond the table: nowhere
         source, page = (
-            state.kv.of_layers(self._num_layers, ids) for ids in (given.source_page, given.page)
+            state.kv.of_layers(self._num_layers, ids.reshape(-1))
+            for ids in (given.source_page, given.page)
         )
         return state._replace(
             kv=state.kv.put(page, state.kv.take(source)),
-            page_table=table.at[given.slot, last].set(given.page, mode="drop"),
+            page_table=table.at[given.slot[:, None], last].set(given.page, mode="drop"),
             history=_first_columns(state.history, given, given.num_tokens),
             lengths=state.lengths.at[given.slot].set(given.num_tokens),
         )
@@ -125,10 +128,10 @@ class CopyProgram:
                 fork = rest[0]
                 if not slots.isdisjoint((fork.source, fork.slot)):
                     break
-                if fork.page and not pages.isdisjoint((fork.source_page, fork.page)):
+                if not pages.isdisjoint((*fork.source_pages, *fork.pages)):
                     break
                 slots.add(fork.slot)
-                pages.add(fork.page)
+                pages.update(fork.pages)
                 some.append(rest.pop(0))
             blob = np.zeros(self.size, np.int32)
             views = self._layout.views(blob)
@@ -136,7 +139,8 @@ class CopyProgram:
             for place, fork in enumerate(some):
                 views.source[place], views.slot[place] = fork.source, fork.slot
                 views.num_tokens[place] = fork.num_tokens
-                views.source_page[place], views.page[place] = fork.source_page, fork.page
+                if fork.pages:
+                    views.source_page[place], views.page[place] = fork.source_pages, fork.pages
             yield blob
             if not rest:
                 return

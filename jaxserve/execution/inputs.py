@@ -24,7 +24,7 @@ class StepInputs:
         start: int32[B] 1 + position of the row's first token; 0: where the device knows it ends.
         first: int32[B] 1 + the row's first token; 0: the device knows it.
         length: int32[B] tokens of the row, drafts included; absent (as D) where all have one.
-        updates: int32[3, U] page-table entries (slot, index, page) to write first.
+        updates: int32[3, U] page-table entries (slot, place, page) to write first.
         lane_slot: int32[N] likewise.
         lane_start, lane_length, lane_context: int32[N] see `pallas_kernels.PrefillLanes`.
         token, token_lane, token_position: int32[C] the region; unused tokens have lane N.
@@ -120,14 +120,21 @@ def row_tables(features: Sequence[Feature]) -> RowTables:
 class BlobLayout:
     """Where everything lies in the blob of one program."""
 
-    def __init__(self, shape: StepShape, features: Sequence[Feature], facts: Facts, page_size: int):
+    def __init__(
+        self,
+        shape: StepShape,
+        features: Sequence[Feature],
+        facts: Facts,
+        page_size: int,
+        num_groups: int = 1,
+    ):
         self.shape = shape
         self.facts = facts
         self.page_size = page_size
         # most page-table entries that a step can touch: those of decode rows, of all chunks
         per_row = -(-shape.num_queries // page_size)
         chunks = shape.num_prefill // page_size + 2 * shape.num_lanes
-        updates = shape.num_decode * per_row + chunks
+        updates = (shape.num_decode * per_row + chunks) * num_groups
         sizes = _sizes(shape, facts) | {"U": updates, "W": -(-facts.vocab_size // WORD)}
         sizes["F"] = len(features)
         self._order = [feature.name for feature in features]

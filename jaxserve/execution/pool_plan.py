@@ -41,12 +41,14 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
     asked, scheduler, page_size = config.asked, config.scheduler, config.cache.page_size
     page_bytes = runner.cache.page_bytes(mesh.shape["model"])
     longest = scheduler.max_model_len
-    useful = scheduler.max_num_seqs * -(-longest // page_size) + 1  # to all slots, with the trash
+    groups = runner.page_groups
+    # to all slots, with the trash
+    useful = scheduler.max_num_seqs * groups.most_held(longest, page_size) + 1
 
     def settle(num_bytes: int, field: str, value: float | None) -> ResolvedConfig:
         budget = CacheBudget(num_bytes, field, value)
         num_pages = asked.num_pages or plan_num_pages(budget, page_bytes, useful)
-        fits = (num_pages - 1) * page_size
+        fits = groups.longest(num_pages - 1, page_size, longest)
         shortened = asked.max_model_len is None and longest > fits
         if shortened:
             logger.warning(

@@ -53,6 +53,7 @@ from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_
 from jaxserve.execution.shapes import StepShape
 from jaxserve.execution.state import DeviceState, StateShape
 from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
@@ -160,7 +161,10 @@ class Runner:
         self.first_runs: dict[StepShape, float] = {}
         self.programs = self._program_table()
         self._uploads = UploadProgram(cache.page_size, self._max_num_seqs)
-        self._copies = CopyProgram(model_config.num_layers, self._max_num_seqs)
+        self._num_groups = cache.groups.pages.num_groups
+        self._copies = CopyProgram(
+            cache.groups.layers_per_page, self._max_num_seqs, self._num_groups
+        )
         self._controls: dict[str, Any] = {}  # compiled by `warm_up`
         self._listener: Callable[[Command], None] | None = None
         self._num_commands = 0
@@ -172,6 +176,12 @@ class Runner:
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
         self._num_readers = 0  # threads that trace a program, which holds the parameters
         self._readers_left = threading.Condition()
+
+    @property
+    def page_groups(self) -> PageGroups:
+        """What the pages of its groups of layers have to do with its steps."""
+        in_flight = 2 * (1 + self.num_drafts)
+        return replace(self._cache.groups.pages, ahead=self.max_prefill_tokens + in_flight)
 
     @property
     def cache(self) -> KVCache:
@@ -229,7 +239,9 @@ class Runner:
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
             weights=self.weight_bytes,
-            tables=table_bytes(self._max_num_seqs, self._max_model_len, self._cache.page_size)
+            tables=table_bytes(
+                self._max_num_seqs, self._max_model_len, self._cache.page_size, self._num_groups
+            )
             + self._buffers.device_bytes
             + sum(
                 shape.size * shape.dtype.itemsize
@@ -246,7 +258,7 @@ class Runner:
         """Settle the shapes of the device state; programs of other shapes are dropped.
 
         Args:
-            num_pages: KV pages a layer, trash page included.
+            num_pages: KV pages, trash page included.
             max_model_len: tokens that a slot's page table and history hold.
         """
         self._tell("set_pool", num_pages, max_model_len)
@@ -288,7 +300,7 @@ class Runner:
             for blob in control.pack(()):
                 self._call_control(control.name, blob)
         if self._num_host_pages:
-            layers = self._model_config.num_layers
+            layers = self._cache.groups.layers_per_page
             self._controls |= HostPages(state, layers, self._num_host_pages, self._compile).calls
         if self._settings.compile_in_background:
             self.programs.compile_rest_in_background()
@@ -483,7 +495,8 @@ class Runner:
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
-        blob = BlobLayout(shape, self.features, self._facts, self._cache.page_size)
+        page_size = self._cache.page_size
+        blob = BlobLayout(shape, self.features, self._facts, page_size, self._num_groups)
         return blob, ResultLayout(shape, self.features, self._facts)
 
     def compile_program(self, shape: StepShape) -> Program:

@@ -19,7 +19,7 @@ class DeviceState(NamedTuple):
 
     Attributes:
         kv: the KV cache.
-        page_table: int32[S + 1, P] page ids by slot.
+        page_table: int32[S + 1, P * G] page ids by slot, see `memory.manager.PageManager`.
         history: int32[S + 1, max_model_len + 1] token ids by slot and position.
         lengths: int32[S + 1] tokens of each slot whose keys and values are in pages; one more is
             known, which the slot's next decode row begins with.
@@ -74,6 +74,7 @@ class StateShape:
 
     def _shapes(self) -> DeviceState:
         slots, pages = self.max_num_seqs + 1, -(-self.max_model_len // self.cache.page_size)
+        pages *= self.cache.groups.pages.num_groups
 
         def array(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -25,7 +25,7 @@ from jaxserve.execution.inputs import (
 from jaxserve.execution.parameters import ModelStructure
 from jaxserve.execution.sampled_rows import Known, if_wanted, sample_rows
 from jaxserve.execution.state import DeviceState
-from jaxserve.models.attention import PagedBatch, make_attend
+from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model, TokenRows
@@ -258,25 +258,31 @@ def _paged_batch(
     compute: ComputeTokens,
 ) -> PagedBatch:
     shape, page_size = spec.layout.shape, spec.layout.page_size
-    write_pages = page_table[compute.slots, compute.positions // page_size]
-    query_lens = None
-    if shape.num_queries > 1:
-        query_lens = decode.lengths
-        unused = jnp.arange(shape.num_queries) >= decode.lengths[:, None]
-        write_pages = write_pages.at[: shape.num_decode_tokens].multiply(
-            1 - unused.reshape(-1).astype(jnp.int32)
+    num_groups = spec.cache.groups.pages.num_groups
+
+    def of_group(group: int) -> GroupTables:
+        places = compute.positions // page_size * num_groups + group
+        write_pages = page_table[compute.slots, places]
+        if shape.num_queries > 1:
+            unused = jnp.arange(shape.num_queries) >= decode.lengths[:, None]
+            write_pages = write_pages.at[: shape.num_decode_tokens].multiply(
+                1 - unused.reshape(-1).astype(jnp.int32)
+            )
+        own = slice(group, None, num_groups)
+        return GroupTables(
+            write_pages,
+            page_table[step.slot][:, own],
+            page_table[step.lane_slot][:, own] if shape.num_prefill else None,
         )
-    lanes, lane_table = None, None
+
+    lanes = None
     if shape.num_prefill:
-        lane_table = page_table[step.lane_slot]
         lanes = PrefillLanes(step.lane_start, step.lane_length, step.lane_context)
     return PagedBatch(
-        write_pages=write_pages,
+        tables=tuple(map(of_group, range(num_groups))),
         write_offsets=compute.positions % page_size,
-        decode_table=page_table[step.slot],
         decode_lens=jnp.where(decode.lengths > 0, decode.starts + decode.lengths, 0),
-        query_lens=query_lens,
-        lane_table=lane_table,
+        query_lens=decode.lengths if shape.num_queries > 1 else None,
         lanes=lanes,
     )
 

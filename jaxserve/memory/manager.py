@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxserve.memory.page_keys import page_keys, root_key
-from jaxserve.memory.page_pool import PagePool
+from jaxserve.memory.page_groups import PageGroups
+from jaxserve.memory.page_keys import group_key, page_keys, root_key
+from jaxserve.memory.page_pool import TRASH_PAGE, PagePool
 from jaxserve.memory.tier import Move, Tier
 from jaxserve.messages import PageStats
 from jaxserve.request import Request
 
 
 class PageUpdate(NamedTuple):
-    """One entry of the device's page table: `page_table[slot, page_index] = page`."""
+    """One entry of the device's page table: `page_table[slot, place] = page`."""
 
     slot: int
-    page_index: int
+    place: int
     page: int
 
 
@@ -26,11 +27,16 @@ class PageManager:
     The host's page lists are the truth. The device keeps a copy of the page table, row by slot,
     which each step brings up to date with the few entries that the step is the first to use.
 
+    With G groups of layers the page of group g that holds the tokens from i * page_size on has the
+    place i * G + g in the list of its request and in the row of the page table. In the place of a
+    page that the window of its group has passed, or does not reach yet, there is the trash page.
+
     Args:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
-        tier: where known pages go then; None: nowhere.
+        tier: where known pages go then; None: nowhere. It gives those of one group back.
+        groups: of layers.
 
     Attributes:
         num_queried, num_found: prompt tokens that were looked for when their requests got slots,
@@ -38,18 +44,40 @@ class PageManager:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, caching: bool = True, tier: Tier | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        caching: bool = True,
+        tier: Tier | None = None,
+        groups: PageGroups | None = None,
     ):
         self.pool = PagePool(num_pages, tier)
         self.page_size = page_size
+        self.groups = groups or PageGroups()
+        self._num_groups, self._num_windowed = self.groups.num_groups, self.groups.num_windowed
         self.num_queried = 0
         self.num_found = 0
         self._caching = caching
         self._num_resets = 0
-        self._num_given = 0  # pages in the lists of all requests
+        self._num_given = 0  # pages in the lists of all requests, those that were passed counted
 
     def pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size)
+        """Places in a page list that so many tokens take."""
+        return -(-num_tokens // self.page_size) * self._num_groups
+
+    def tokens_in(self, num_places: int) -> int:
+        """Tokens that the first so many places of a page list have room for."""
+        return num_places // self._num_groups * self.page_size
+
+    @staticmethod
+    def num_held(request: Request) -> int:
+        """Pages that a request owns, alone or not."""
+        return len(request.pages) - request.pages.count(TRASH_PAGE)
+
+    def full_pages(self, request: Request, num_tokens: int) -> list[int]:
+        """The places of those that the first `num_tokens` tokens of a request fill."""
+        return request.pages[: num_tokens // self.page_size * self._num_groups]
 
     @property
     def usage(self) -> float:
@@ -57,7 +85,13 @@ class PageManager:
         return self.pool.num_used / (self.pool.num_pages - 1)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free."""
+        """Give `request` pages for `num_tokens` tokens; False, and no change, if too few free.
+
+        Those of groups with a window are for what these reach now, see `PageGroups.reach`, and what
+        no token sees that `request` computes from now on is given back.
+        """
+        if self._num_windowed:
+            return self._grow_windowed(request, num_tokens)
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return True
@@ -67,18 +101,70 @@ class PageManager:
         self._num_given += missing
         return True
 
+    def _grow_windowed(self, request: Request, num_tokens: int) -> bool:
+        self._pass_window(request)
+        groups, count = self.groups, self._num_groups
+        begin, end = len(request.pages) // count, -(-num_tokens // self.page_size)
+        reached = self._reached(num_tokens, request.num_computed)
+        places = [i * count + g for i in range(begin, end) for g in range(groups.num_full)]
+        filled = range(request.num_reached, reached)
+        places += [i * count + g for i in filled for g in groups.windowed]
+        if len(places) > self.pool.num_free:
+            return False
+        nothing = [TRASH_PAGE] * ((end - begin) * count)
+        self.pool.share(nothing)
+        request.pages += nothing
+        self.pool.release([TRASH_PAGE] * len(places))
+        for place, page in zip(places, self.pool.allocate(len(places)), strict=True):
+            request.pages[place] = page
+        self._num_given += len(places)
+        request.num_reached = max(request.num_reached, reached)
+        return True
+
+    def _reached(self, num_tokens: int, num_computed: int) -> int:
+        """Page indexes that groups with a window have pages for."""
+        return -(-min(num_tokens, self.groups.reach(num_computed)) // self.page_size)
+
     def find(self, request: Request) -> list[int]:
         """Pages that hold what `request` begins with, but for its last token, which it computes.
 
-        None for a request whose whole prompt must be computed.
+        Of groups with a window they are those that the next token needs. None for a request whose
+        whole prompt must be computed.
         """
-        return self.pool.index.find(self._findable(request))
+        keys = self._findable(request)
+        return self._find_by_group(keys) if self._num_windowed else self.pool.index.find(keys)
 
     def _findable(self, request: Request) -> list[bytes]:
         if not self._caching or request.computes_prompt:
             return []
         most = (request.num_tokens - 1) // self.page_size
         return self._keys(request, request.num_tokens - 1)[:most]
+
+    def _find_by_group(self, keys: list[bytes]) -> list[int]:
+        """The longest beginning that all groups hold, of those with a window its end."""
+        groups, index = self.groups, self.pool.index
+
+        def find(group: int, first: int, count: int) -> list[int]:
+            return index.find([group_key(key, group) for key in keys[first:count]])
+
+        count, first = len(keys), 0
+        for group in range(groups.num_full):
+            count = len(find(group, 0, count))
+
+        def is_unknown(place: int) -> bool:
+            return any(index.page(group_key(keys[place], g)) is None for g in groups.windowed)
+
+        while count:
+            first = groups.first_index(count * self.page_size, self.page_size)
+            missing = next(filter(is_unknown, range(count - 1, first - 1, -1)), None)
+            if missing is None:
+                break
+            count = missing  # the window of each place behind it has it, too
+        found = [TRASH_PAGE] * (count * self._num_groups)
+        for group in range(self._num_groups):
+            begin = first if group in groups.windowed else 0
+            found[begin * self._num_groups + group :: self._num_groups] = find(group, begin, count)
+        return found
 
     def has_room(self, shared: list[int], num_tokens: int) -> bool:
         """Whether `reserve` would find the pages."""
@@ -87,30 +173,41 @@ class PageManager:
     def lacking(self, shared: list[int], num_tokens: int) -> int:
         """Pages that are too few for `reserve`; at most 0 if it would find them."""
         own = self.pages_for(num_tokens) - len(shared)
+        if self._num_windowed:
+            reached = self._reached(num_tokens, self.tokens_in(len(shared)))
+            own -= (-(-num_tokens // self.page_size) - reached) * self._num_windowed
         return own + self.pool.num_free_among(shared) - self.pool.num_free
 
     def reserve(self, request: Request, shared: list[int], num_tokens: int) -> bool:
         """Give `request`, which owns no page yet, shared pages and others for `num_tokens` tokens.
 
-        Of the others those are computed (`num_kept`) that the tier has what is to be in them.
-        False, and no change, if too few pages are free.
+        What is in the shared pages it need not compute, nor what the tier has of the others. False,
+        and no change, if too few pages are free.
         """
         if not self.has_room(shared, num_tokens):
             return False
-        self.pool.share(shared)
-        request.pages = shared + self.pool.allocate(self.pages_for(num_tokens) - len(shared))
-        self._num_given += len(request.pages)
-        keys, own = self._findable(request)[len(shared) :], request.pages[len(shared) :]
-        known = len(shared) + self.pool.index.bring(keys, own)
-        request.num_published = request.num_kept = known
+        self._begin_with(request, shared, self.tokens_in(len(shared)))
+        self.grow(request, num_tokens)
+        known = len(shared)
+        if not self._num_windowed:
+            known += self.pool.index.bring(self._findable(request)[known:], request.pages[known:])
+            request.num_computed = self.tokens_in(known)
+        request.num_published = known
+        request.num_kept = known // self._num_groups
         if self._caching:
             self._root_of(request)
         if request.num_cached is None:  # not again after a preemption
-            request.num_cached = known * self.page_size
+            request.num_cached = self.tokens_in(known)
             if self._caching and not request.computes_prompt:
                 self.num_queried += request.num_tokens
                 self.num_found += request.num_cached
         return True
+
+    def _begin_with(self, request: Request, shared: list[int], num_computed: int) -> None:
+        self.pool.share(shared)
+        request.pages, request.num_computed = [*shared], num_computed
+        request.num_reached = len(shared) // self._num_groups
+        self._num_given += len(shared)
 
     def take_moves(self) -> list[Move]:
         """What the tier was asked for since the last call, in order."""
@@ -127,9 +224,28 @@ class PageManager:
         if not self._caching or full <= request.num_kept:
             return
         keys, index = self._keys(request, num_tokens), self.pool.index
-        for place in range(request.num_kept, full):
-            index.put(keys[place], request.pages[place])
+        count = self._num_groups
+        for place in range(request.num_kept * count, full * count):
+            page = request.pages[place]
+            if page != TRASH_PAGE:
+                index.put(group_key(keys[place // count], place % count), page)
         request.num_kept = full
+
+    def _pass_window(self, request: Request) -> None:
+        groups = self.groups
+        # what is in flight may be drafts that are not accepted
+        certain = min(request.num_computed, request.num_tokens - 1)
+        first = groups.first_index(certain, self.page_size)
+        if first <= request.num_passed:
+            return
+        for group in groups.windowed:
+            begin, end = (index * self._num_groups + group for index in (request.num_passed, first))
+            passed = slice(begin, end, self._num_groups)
+            nothing = [TRASH_PAGE] * (first - request.num_passed)
+            self.pool.share(nothing)
+            self.pool.release(request.pages[passed])
+            request.pages[passed] = nothing
+        request.num_passed = first
 
     def forget_all(self, waiting: Iterable[Request]) -> None:
         """Nothing that was computed so far is found any more, nor what builds upon it.
@@ -164,10 +280,10 @@ class PageManager:
 
     def fork(
         self, source: Request, request: Request, num_tokens: int, num_wanted: int
-    ) -> tuple[int, int] | None:
+    ) -> tuple[list[int], list[int]] | None:
         """Give `request`, which owns no page yet, the first `num_tokens` tokens of `source`.
 
-        Full pages are shared. The one behind them, which both would write to, gets a copy.
+        Full pages are shared. Those behind them, which both would write to, get a copy.
 
         Args:
             source, request, num_tokens: see above.
@@ -175,39 +291,45 @@ class PageManager:
                 are all that a request may have.
 
         Returns:
-            (page to be copied, page that takes the copy), 0 and 0 if all are full; None, and no
-            change, if too few pages are free.
+            (pages to be copied, pages that take the copies), a page a group, none if all are full;
+            None, and no change, if too few pages are free.
         """
-        shared = source.pages[: num_tokens // self.page_size]
-        own = self.pages_for(num_wanted) - len(shared)
-        if own > self.pool.num_free:
+        shared = self.full_pages(source, num_tokens)
+        self._begin_with(request, shared, num_tokens)
+        if not self.grow(request, num_wanted):
+            self.release(request)
+            request.num_computed = 0
             return None
-        self.pool.share(shared)
-        request.pages = shared + self.pool.allocate(own)
-        self._num_given += len(request.pages)
         request.num_published = self.pages_for(num_tokens)
         request.cache_root = source.cache_root
-        request.page_keys = (source.page_keys or [])[: len(shared)]
-        request.num_kept = min(source.num_kept, len(shared))
-        if num_tokens % self.page_size == 0:
-            return 0, 0
-        return source.pages[len(shared)], request.pages[len(shared)]
+        full = num_tokens // self.page_size
+        request.page_keys = (source.page_keys or [])[:full]
+        request.num_kept = min(source.num_kept, full)
+        copied = slice(len(shared), request.num_published)
+        return source.pages[copied], request.pages[copied]
 
     def publish(self, request: Request, num_tokens: int, updates: list[PageUpdate]) -> None:
         """Append the page-table entries that the device lacks to reach the first `num_tokens`."""
-        covered, slot = -(-num_tokens // self.page_size), request.slot
+        covered = -(-num_tokens // self.page_size) * self._num_groups
+        slot = request.slot
         assert slot is not None
         while request.num_published < covered:
-            index = request.num_published
-            updates.append(PageUpdate(slot, index, request.pages[index]))
-            request.num_published = index + 1
+            place = request.num_published
+            updates.append(PageUpdate(slot, place, request.pages[place]))
+            request.num_published = place + 1
 
     def release(self, request: Request) -> None:
         """Free every page of `request`."""
         self.pool.release(request.pages)
-        self._num_given -= len(request.pages)
+        self._num_given -= self._given(request)
         request.pages = []
         request.num_published = request.num_kept = 0
+        request.num_passed = request.num_reached = 0
+
+    def _given(self, request: Request) -> int:
+        """Places in its page list but those that windows do not reach yet."""
+        beyond = len(request.pages) // self._num_groups - request.num_reached
+        return len(request.pages) - beyond * self._num_windowed
 
     def stats(self, num_computed: int) -> PageStats:
         """What the pages hold now, and what was found in them so far.
@@ -216,6 +338,7 @@ class PageManager:
             num_computed: tokens of all requests that own pages.
         """
         pool, size = self.pool, self.page_size
+        num_computed *= self._num_groups
         return PageStats(
             num_pages=pool.num_pages - 1,
             num_active=pool.num_used,
@@ -231,5 +354,5 @@ class PageManager:
     def check_integrity(self, requests: list[Request], held: list[list[int]]) -> None:
         """Assert that requests and groups, which hold the others, are all owners of all pages."""
         self.pool.check_integrity([request.pages for request in requests] + held)
-        if self._num_given != sum(len(request.pages) for request in requests):
+        if self._num_given != sum(map(self._given, requests)):
             raise AssertionError("pages of requests are counted wrongly")

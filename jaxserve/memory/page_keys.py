@@ -39,6 +39,11 @@ def root_key(extras: Iterable[str] = ()) -> bytes:
     return digest.digest()
 
 
+def group_key(key: bytes, group: int) -> bytes:
+    """The key of the page that holds the same tokens for another group of layers."""
+    return key + bytes((group,)) if group else key
+
+
 def page_keys(tokens: Sequence[int], page_size: int, before: bytes) -> list[bytes]:
     """The keys of full pages, one behind the other.
 

@@ -49,6 +49,8 @@ class PagePool:
             OrderedDict()
         )  # free and known, the oldest first
         self._num_owners = [0] * num_pages
+        # who has pages that a window has passed has the trash page in their place
+        self._num_owners[TRASH_PAGE] = 1
 
     @property
     def num_free(self) -> int:
@@ -148,12 +150,12 @@ class PagePool:
 
     def check_integrity(self, holders: list[list[int]]) -> None:
         """Assert that `holders` (every live page list) are all owners of all pages in use."""
-        held = Counter(page for pages in holders for page in pages)
+        held = Counter(page for pages in [[TRASH_PAGE], *holders] for page in pages)
         if held != Counter({page: count for page, count in enumerate(self._num_owners) if count}):
             raise AssertionError("pages leaked or are owned too often")
         unused = {page for page, count in enumerate(self._num_owners) if not count}
-        free = {TRASH_PAGE, *self._free, *self._reclaimable}
-        if free != unused or len(free) != 1 + self.num_free:
+        free = {*self._free, *self._reclaimable}
+        if free != unused or len(free) != self.num_free:
             raise AssertionError("the free list differs from the pages that nobody owns")
         self.index.check_integrity()
         if any((page in self.index) != (page in self._reclaimable) for page in unused):

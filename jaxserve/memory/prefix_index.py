@@ -29,6 +29,10 @@ class PrefixIndex:
     def __contains__(self, page: int) -> bool:
         return page in self._keys
 
+    def page(self, key: bytes) -> int | None:
+        """The page of a key; None: it is not known."""
+        return self._pages.get(key)
+
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """The pages of the first keys, as far as all of them are known."""
         found: list[int] = []

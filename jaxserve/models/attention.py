@@ -15,25 +15,36 @@ from pallas_kernels import PrefillLanes
 from pallas_kernels.linear import Norm
 
 
+class GroupTables(NamedTuple):
+    """The pages of one group of layers, see `LayerGroups`.
+
+    Attributes:
+        write_pages: int32[T] of each token.
+        decode_table: int32[B, P] of each decode row.
+        lane_table: int32[N, P] of each prefill lane; None in a decode program.
+    """
+
+    write_pages: jax.Array
+    decode_table: jax.Array
+    lane_table: jax.Array | None
+
+
 class PagedBatch(NamedTuple):
     """Where the T = B * Q + C tokens of a step lie in the cache, and what they may look at.
 
     Attributes:
-        write_pages, write_offsets: int32[T] page (of layer 0) and row in it of each token.
-        decode_table: int32[B, P] page ids of each decode row.
+        tables: of each group of layers.
+        write_offsets: int32[T] row of each token in its page.
         decode_lens: int32[B] tokens of each decode row's sequence, the row's own included; 0 when
             idle.
         query_lens: int32[B] tokens of each decode row, up to Q; None where all have one.
-        lane_table: int32[N, P] page ids of each prefill lane; None in a decode program.
         lanes: the prefill lanes; None in a decode program.
     """
 
-    write_pages: jax.Array
+    tables: tuple[GroupTables, ...]
     write_offsets: jax.Array
-    decode_table: jax.Array
     decode_lens: jax.Array
     query_lens: jax.Array | None
-    lane_table: jax.Array | None
     lanes: PrefillLanes | None
 
 
@@ -49,7 +60,7 @@ def make_attend(
     With several devices the heads are sharded over the mesh axis "model" and each device runs the
     kernels on its own heads.
     """
-    num_decode = batch.decode_table.shape[0] * num_queries
+    num_decode = batch.decode_lens.shape[0] * num_queries
     backends = cache.backends
 
     def by_row(x: jax.Array) -> jax.Array:
@@ -73,7 +84,8 @@ def make_attend(
                 None if norm is None or weight is None else Norm(weight, norm.eps)
                 for norm, weight in zip(norms, weights, strict=True)
             )
-            where = batch.write_pages, batch.write_offsets
+            pages = batch.tables[cache.groups.places[layer][0]]
+            where = pages.write_pages, batch.write_offsets
             head_dim, padding = qkv.shape[4], cache.head_dim - qkv.shape[4]
             if backends.rotate_and_write:
                 normed = {"dtype": dtype, "q_norm": q_norm, "k_norm": k_norm}
@@ -91,7 +103,7 @@ def make_attend(
                 "soft_cap": config.attention_soft_cap,
                 "window": config.layer_window(layer),
             }
-            table = batch.decode_table, batch.decode_lens
+            table = pages.decode_table, batch.decode_lens
             of_decode = {**options, "query_lens": batch.query_lens}
             if backends.decode_and_write:
                 rows = (by_row(x) for x in (q, k, v))
@@ -99,8 +111,8 @@ def make_attend(
             else:
                 out = cache.decode(held, layer, by_row(q), *table, **of_decode)
             out = out.reshape(num_decode, *out.shape[-2:])
-            if batch.lanes is not None and batch.lane_table is not None:
-                lanes = batch.lane_table, batch.lanes
+            if batch.lanes is not None and pages.lane_table is not None:
+                lanes = pages.lane_table, batch.lanes
                 region = cache.prefill(held, layer, q[num_decode:], *lanes, **options)
                 out = jnp.concatenate([out, region])
             return out[:, :, :head_dim], held

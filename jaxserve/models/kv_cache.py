@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layer_groups import LayerGroups
 from pallas_kernels import (
     AttentionShape,
     Backends,
@@ -29,13 +30,16 @@ from pallas_kernels import (
 
 
 class KVPages(NamedTuple):
-    """The arrays of the cache. Layer l has the pages `l * num_pages` .. of the first axis.
+    """The arrays of the cache.
+
+    A page has L places, one for each layer of a group (`LayerGroups`); the n-th place of all pages
+    is `n * num_pages` .. of the first axis.
 
     Attributes:
-        pages: [num_layers * num_pages, page_size, 2, num_kv_heads, head_dim] keys and values.
-        k_scale, v_scale: bfloat16, or its bits, [num_layers * num_pages, num_kv_heads * page_size]
-            scales of 8-bit keys and values; None where tokens have none of their own. Heads and
-            tokens are one axis, for a TPU would not hold the pages of three axes in their order.
+        pages: [L * num_pages, page_size, 2, num_kv_heads, head_dim] keys and values.
+        k_scale, v_scale: bfloat16, or its bits, [L * num_pages, num_kv_heads * page_size] scales of
+            8-bit keys and values; None where tokens have none of their own. Heads and tokens are
+            one axis, for a TPU would not hold the pages of three axes in their order.
     """
 
     pages: jax.Array
@@ -43,7 +47,7 @@ class KVPages(NamedTuple):
     v_scale: jax.Array | None = None
 
     def of_layers(self, num_layers: int, page_ids: jax.Array) -> jax.Array:
-        """int32[num_layers, N]: places of the pages int32[N] of every layer, on the first axis."""
+        """int32[L, N]: where pages int32[N] of L layers each lie, on the first axis."""
         layers = jnp.arange(num_layers) * (self.pages.shape[0] // num_layers)
         return layers[:, None] + page_ids
 
@@ -120,17 +124,18 @@ class KVCache:
     """Everything that is fixed about a KV cache, and its operations inside a traced step.
 
     Attributes:
-        num_layers, num_kv_heads: of the model.
+        groups: of the layers.
+        num_kv_heads: of the model.
         head_dim: as it is stored, see `Backends.stored_head_dim`.
         page_size: tokens a page.
         format: of the numbers.
         platform: JAX platform name, which decides how a CPU stores some numbers as their bits.
         backends: the kernels that write and attend.
         scales: of a format with static scales; None for all others.
-        num_pages: of each layer, trash page included; 0 before memory is planned.
+        num_pages: trash page included; 0 before memory is planned.
     """
 
-    num_layers: int
+    groups: LayerGroups
     num_kv_heads: int
     head_dim: int
     page_size: int
@@ -149,15 +154,17 @@ class KVCache:
         platform: str,
         page_size: int,
         scales: KVScales | None = None,
+        groups: LayerGroups | None = None,
     ) -> KVCache:
         """The cache of a model; `num_pages` is to be planned.
 
-        Static scales that are not given are 1: numbers are stored as they are.
+        Static scales that are not given are 1: numbers are stored as they are. Where no groups are
+        given all layers are one.
         """
         if format.static_scales and scales is None:
             scales = KVScales((1.0,) * model.num_layers, (1.0,) * model.num_layers)
         return KVCache(
-            num_layers=model.num_layers,
+            groups=groups or LayerGroups.one(model.num_layers),
             num_kv_heads=model.num_kv_heads,
             head_dim=backends.stored_head_dim(model.head_dim),
             page_size=page_size,
@@ -182,19 +189,23 @@ class KVCache:
     @property
     def pool_shape(self) -> tuple[int, ...]:
         """Of `KVPages.pages`."""
-        places = self.num_layers * self.num_pages
+        places = self.groups.layers_per_page * self.num_pages
         return places, self.page_size, 2, self.num_kv_heads, self.head_dim
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token over all layers and devices, scales included."""
+        return len(self.groups.places) * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of a token in one layer."""
         scale = 2 if self.format.token_scales else 0
-        row = self.head_dim * self.format.dtype.itemsize + scale
-        return self.num_layers * 2 * self.num_kv_heads * row
+        return 2 * self.num_kv_heads * (self.head_dim * self.format.dtype.itemsize + scale)
 
     def page_bytes(self, shards: int) -> int:
-        """Bytes of one page over all layers on each of so many devices that share its heads."""
-        return self.page_size * self.token_bytes // shards
+        """Bytes of one page on each of so many devices that share its heads."""
+        return self.page_size * self.groups.layers_per_page * self._row_bytes // shards
 
     def shapes(self) -> KVPages:
         """Shapes and types of the arrays."""
@@ -286,7 +297,7 @@ class KVCache:
         return paged_prefill_attention(q, held.pages, page_table, lanes, **options)
 
     def _first_page(self, layer: int) -> int:
-        return layer * self.num_pages
+        return self.groups.places[layer][1] * self.num_pages
 
     def _static(self, layer: int) -> dict[str, Any]:
         if self.scales is None:

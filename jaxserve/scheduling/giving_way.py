@@ -63,7 +63,7 @@ class GivingWay:
         """
         pages = self._pages
         wanted = pages.pages_for(self._room.wanted(request))
-        wanted += sum(len(one.pages) for one in self._turns.of_client(request))
+        wanted += sum(map(pages.num_held, self._turns.of_client(request)))
         too_many = wanted * self._turns.num_clients >= pages.pool.num_pages
         if too_many and not self._room.fits(request):
             return None

@@ -61,7 +61,7 @@ class SampleRows:
 
 
 class Upload(NamedTuple):
-    """What the device must be told of a slot before the step: tokens and pages from 0 on.
+    """What the device must be told of a slot before the step: tokens and page list from 0 on.
 
     The tokens were computed by another sequence, which the pages were shared with.
     """
@@ -77,15 +77,15 @@ class Fork(NamedTuple):
     Attributes:
         source, slot: from and to which slot.
         num_tokens: tokens whose keys and values are in the pages.
-        source_page, page: the last page, which both would write to, is copied; 0 and 0 where it is
-            full. The pages before it are shared.
+        source_pages, pages: the last pages, one a group of layers, which both would write to, are
+            copied; none where they are full. The pages before them are shared.
     """
 
     source: int
     slot: int
     num_tokens: int
-    source_page: int
-    page: int
+    source_pages: list[int]
+    pages: list[int]
 
 
 @dataclass(slots=True)

@@ -53,7 +53,4 @@ class Room:
         if not self.has_resources(request):
             return False
         shared = self.shared(request)
-        if not self._pages.reserve(request, shared, self.wanted(request)):
-            return False
-        request.num_computed = request.num_kept * self._pages.page_size
-        return True
+        return self._pages.reserve(request, shared, self.wanted(request))

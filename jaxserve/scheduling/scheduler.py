@@ -56,7 +56,7 @@ class Scheduler:
         resources: Sequence[StepResource] = (),
         drafts_for: Callable[[int], int] | None = None,
     ):
-        needed = pages.pages_for(limits.max_model_len)
+        needed = pages.groups.most_held(limits.max_model_len, pages.page_size)
         if pages.pool.num_pages - 1 < needed:
             raise ValidationError(
                 "num_pages",
@@ -309,7 +309,8 @@ class Scheduler:
             position, length = request.num_computed, 1
             if position >= request.decode_until:
                 if request.is_prefilling:
-                    prefilling.append(request)
+                    if self._has_pages(request):
+                        prefilling.append(request)
                     continue
                 length = self._prepare_decode(request, plan.page_updates)
                 if length != 1:
@@ -335,7 +336,8 @@ class Scheduler:
 
     def _in_turn(self) -> list[Request]:
         """The running requests, such that one that loses its pages to another comes behind it."""
-        if self.pages.pool.num_free >= len(self.running) * (1 + self.limits.num_drafts):
+        most = len(self.running) * (1 + self.limits.num_drafts)
+        if self.pages.pool.num_free >= most and not self.pages.groups.num_windowed:
             return self.running  # a page for each token: none loses any
         return self.waiting.running()
 
@@ -354,10 +356,15 @@ class Scheduler:
         self.pages.publish(request, num_tokens, page_updates)
         if not (request.needs_seen_tokens or request.takes_turns or self.limits.num_drafts):
             request.decode_until = min(
-                request.num_published * self.pages.page_size,
+                self.pages.tokens_in(request.num_published),
                 request.num_prompt + request.stop_rule.max_tokens - 1,
             )
         return 1 + drafts
+
+    def _has_pages(self, request: Request) -> bool:
+        """See that the next chunk has pages, by preemption if need be; False: it lost its slot."""
+        wanted = self._room.wanted(request)
+        return self.pages.grow(request, wanted) or self._make_room(request, wanted)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give a running request pages for its first tokens, by preemption if need be.
@@ -492,8 +499,7 @@ class Scheduler:
             ):
                 group.take_next()
         if self._next_behind(group):
-            shared = (request.num_prompt - 1) // self.pages.page_size
-            self._held.hold(group, request.pages[:shared])
+            self._held.hold(group, self.pages.full_pages(request, request.num_prompt - 1))
         self._queue_next(group)
 
     def _fork_sibling(self, plan: StepPlan, front: Request, child: Request, row: int) -> bool:
@@ -514,10 +520,13 @@ class Scheduler:
         return True
 
     def _take_over(
-        self, source: Request, child: Request, num_tokens: int, copied: tuple[int, int]
+        self,
+        source: Request,
+        child: Request,
+        num_tokens: int,
+        copied: tuple[list[int], list[int]],
     ) -> None:
         assert source.slot is not None and child.slot is not None
-        child.num_computed = num_tokens
         self._num_computed += num_tokens
         self._forks.append(Fork(source.slot, child.slot, num_tokens, *copied))
 

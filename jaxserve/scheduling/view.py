@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxserve.memory.manager import PageManager
 from jaxserve.observability.engine_view import (
     MAX_CELLS,
     MAX_SLOTS,
@@ -70,7 +71,7 @@ def _slot_view(request: Request, name: str, rank: int, now: float) -> SlotView:
         num_output=len(request.output_token_ids),
         num_computed=request.num_computed,
         max_tokens=request.stop_rule.max_tokens,
-        num_pages=len(request.pages),
+        num_pages=PageManager.num_held(request),
         num_cached=request.num_cached or 0,
         is_prefilling=request.is_prefilling,
         num_preemptions=request.num_preemptions,

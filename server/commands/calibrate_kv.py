@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         text = args.text.read_text(encoding="utf-8")
-        config = replace(engine_config(args), max_num_seqs=MOST_SLOTS)
+        # what a window has passed is calibrated too
+        config = replace(engine_config(args), max_num_seqs=MOST_SLOTS, keep_window_only=False)
         llm = LLM(**asdict(config))
         ids = llm.get_tokenizer().encode(text)[: args.tokens]
         window = min(llm.config.scheduler.max_model_len - 1, 2048)

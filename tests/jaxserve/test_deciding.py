@@ -91,6 +91,24 @@ def test_steps_are_kept_by_what_decides_them_and_by_nothing_else(
     assert len({plain, *others}) == 8
 
 
+def test_memory_decides_the_context_and_not_the_groups_of_layers(
+    model_folder: Callable[..., Path],
+) -> None:
+    folder = model_folder("gemma3", sliding_window=40)
+    config = asked_for(folder, max_model_len=None, block_size=16, num_pages=1 + 3 * 2)
+    decided = decided_for(config)
+    assert decided.config.scheduler.max_model_len == 32, "no window is passed then"
+    assert decided.layer_groups.pages.num_windowed == 2
+    assert decided.runner(make_mesh(1)).page_groups.window == 40
+    assert decided.layer_groups != replace_asked(decided, keep_window_only=False).layer_groups
+    assert decided.of_steps != replace_asked(decided, keep_window_only=False).of_steps
+
+
+def replace_asked(decided: Decided, **changes: Any) -> Decided:
+    config = decided.config
+    return replace(decided, config=replace(config, asked=replace(config.asked, **changes)))
+
+
 @pytest.mark.slow
 def test_another_process_builds_the_same_engine_from_it_and_decides_nothing(
     model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,8 @@ def test_greedy_tokens_equal_transformers(cases, model_folder, make_llm) -> None
         assert output.prompt_token_ids == prompt
         assert output.outputs[0].token_ids == tokens
         assert output.outputs[0].finish_reason == "length"
-    assert llm.stats().num_preemptions > 0, "the test means to preempt"
+    if llm.client.engine.scheduler.pages.groups.num_full:  # else windows need few pages
+        assert llm.stats().num_preemptions > 0, "the test means to preempt"
     assert llm.stats().page_usage == 0.0
 
 

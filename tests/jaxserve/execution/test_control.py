@@ -39,16 +39,16 @@ def run(program, state: DeviceState, items) -> DeviceState:
     return state
 
 
-def copied(state: DeviceState, forks: list[Fork]) -> DeviceState:
+def copied(state: DeviceState, forks: list[Fork], num_groups: int = 1) -> DeviceState:
     """NumPy's result, one fork after the other."""
     kv = [np.array(array) for array in state.kv]
     table, history, lengths = (np.array(array) for array in state[1:4])
-    for source, slot, count, source_page, page in forks:
-        full = count // PAGE_SIZE
+    for source, slot, count, source_pages, pages in forks:
+        full = count // PAGE_SIZE * num_groups
         history[slot, :count] = history[source, :count]
         table[slot, :full] = table[source, :full]
-        if page:
-            table[slot, full] = page
+        for place, (source_page, page) in enumerate(zip(source_pages, pages), full):
+            table[slot, place] = page
             for layer in range(LAYERS):
                 for array in kv:
                     array[layer * PAGES + page] = array[layer * PAGES + source_page]
@@ -66,20 +66,32 @@ def check(found: DeviceState, wanted: DeviceState) -> None:
 
 
 def test_a_fork_shares_full_pages_and_copies_the_last(state) -> None:
-    forks = [Fork(0, 3, 10, 5, 7), Fork(0, 4, 10, 5, 8), Fork(1, 2, 8, 0, 0)]
+    forks = [Fork(0, 3, 10, [5], [7]), Fork(0, 4, 10, [5], [8]), Fork(1, 2, 8, [], [])]
     check(run(CopyProgram(LAYERS, SLOTS), state, forks), copied(state, forks))
 
 
 def test_forks_of_forks_and_of_pages_that_changed_hands_happen_in_order(state) -> None:
-    forks = [Fork(0, 3, 10, 5, 7), Fork(3, 4, 9, 7, 8), Fork(1, 3, 6, 2, 7), Fork(2, 5, 5, 3, 7)]
+    forks = [
+        Fork(0, 3, 10, [5], [7]),
+        Fork(3, 4, 9, [7], [8]),
+        Fork(1, 3, 6, [2], [7]),
+        Fork(2, 5, 5, [3], [7]),
+    ]
     program = CopyProgram(LAYERS, SLOTS)
     assert len(list(program.pack(forks))) == 3
     check(run(program, state, forks), copied(state, forks))
 
 
 def test_more_forks_than_a_call_holds(state) -> None:
-    forks = [Fork(0, 1 + index % (SLOTS - 1), 5, 5, 7 + index % 3) for index in range(FORKS + 3)]
+    forks = [
+        Fork(0, 1 + index % (SLOTS - 1), 5, [5], [7 + index % 3]) for index in range(FORKS + 3)
+    ]
     check(run(CopyProgram(LAYERS, SLOTS), state, forks), copied(state, forks))
+
+
+def test_a_fork_copies_the_last_page_of_each_group_of_layers(state) -> None:
+    forks = [Fork(0, 3, 5, [5, 2], [7, 4]), Fork(0, 4, 4, [], []), Fork(1, 2, 9, [6, 1], [3, 9])]
+    check(run(CopyProgram(LAYERS, SLOTS, 2), state, forks), copied(state, forks, 2))
 
 
 def test_nothing_to_copy_or_upload_changes_nothing(state) -> None:

@@ -14,6 +14,7 @@ from jaxserve.execution.host_pages import MOVES, SIZE, HostPages, pack_moves
 from jaxserve.execution.state import DeviceState, StateShape
 from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVCache, KVFormat
+from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.parallel.mesh import make_mesh
 from pallas_kernels import Backends
 
@@ -28,8 +29,8 @@ def compiled(run: Any, given: Any, size: int, *more: Any, made: Any = None) -> A
 def state() -> DeviceState:
     """Of 8-bit pages with scales."""
     cache = KVCache(
-        LAYERS, 2, 8, 4, KVFormat.of("int8", "float32"), "cpu", Backends("x", "x", "x", ""),
-        num_pages=PAGES,
+        LayerGroups.one(LAYERS), 2, 8, 4, KVFormat.of("int8", "float32"), "cpu",
+        Backends("x", "x", "x", ""), num_pages=PAGES,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     shapes = StateShape(cache, 3, 16, {}).abstract(make_mesh(1))

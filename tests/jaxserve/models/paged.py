@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.models import Model
-from jaxserve.models.attention import PagedBatch, make_attend
+from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.protocol import TokenRows
 from jaxserve.parallel import make_mesh
@@ -39,9 +39,9 @@ def _logits(graph: Any, cache: KVCache, state: Any, tokens: jax.Array) -> jax.Ar
     model = nnx.merge(graph, state)
     positions = jnp.arange(len(tokens), dtype=jnp.int32)
     table = jnp.tile(jnp.arange(cache.num_pages, dtype=jnp.int32), (len(tokens), 1))
-    batch = PagedBatch(
-        *jnp.divmod(positions, PAGE_SIZE), table, positions + 1, None, lane_table=None, lanes=None
-    )
+    pages, offsets = jnp.divmod(positions, PAGE_SIZE)
+    tables = (GroupTables(pages, table, None),)
+    batch = PagedBatch(tables, offsets, positions + 1, query_lens=None, lanes=None)
     attend = make_attend(model.config, cache, batch, make_mesh(1))
     held = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), cache.shapes())
     hidden, _ = model.layers(model.embed(tokens), TokenRows(positions[None]), held, attend)

@@ -1,8 +1,9 @@
 """A device in pure Python that runs step plans and checks every page it reads.
 
 It keeps page table, token history and length by slot and a pool of cells, as the real one does, and
-fails if a row would read a cell that holds anything but the row's own token at that position. Its
-drafts are right or wrong at random.
+fails if a row would read a cell that holds anything but the row's own token at that position, for
+each group of layers. Layers with a window read no cell before it. Its drafts are right or wrong at
+random.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from functools import lru_cache
 from random import Random
 
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.memory.tier import Move
 from jaxserve.scheduling.plan import Fork, StepPlan
 
@@ -35,18 +37,30 @@ def _ranked(tokens: tuple[int, ...], vocab: int) -> list[tuple[int, float]]:
     return sorted(scored, key=lambda one: -one[1])
 
 
+ONE_GROUP = PageGroups()
+
+
 class FakeDevice:
     """Executes plans in dispatch order."""
 
-    def __init__(self, *, num_pages: int, page_size: int, num_slots: int, vocab: int):
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        vocab: int,
+        groups: PageGroups = ONE_GROUP,
+    ):
+        self.groups = groups
         self.page_size = page_size
         self.vocab = vocab
         self.num_pages = num_pages
         self.table: dict[tuple[int, int], int] = {}
         self.history: dict[tuple[int, int], int] = {}
         self.lengths: dict[int, int] = {}
-        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
-        self.host: dict[tuple[int, int], tuple[int, int]] = {}
+        self.cells: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.host: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.num_moves_back = 0
         self.num_slots = num_slots
         self._luck = Random(0)
@@ -61,12 +75,13 @@ class FakeDevice:
         for upload in plan.uploads:
             for position, token in enumerate(upload.tokens.tolist()):
                 self.history[upload.slot, position] = token
-            for index, page in enumerate(upload.pages):
-                assert 0 < page < self.num_pages
-                self.table[upload.slot, index] = page
+            for place, page in enumerate(upload.pages):
+                windowed = place % self.groups.num_groups in self.groups.windowed
+                assert 0 < page < self.num_pages or (windowed and page == 0)
+                self.table[upload.slot, place] = page
         for update in plan.page_updates:
             assert 0 < update.page < self.num_pages, "the trash page is never handed out"
-            self.table[update.slot, update.page_index] = update.page
+            self.table[update.slot, update.place] = update.page
         rows = plan.rows
         assert len(set(rows.slots)) == len(rows), "a slot appears once a step"
         assert all(0 <= slot < self.num_slots for slot in rows.slots)
@@ -85,7 +100,8 @@ class FakeDevice:
             starts.append(start)
             for position, token in enumerate(known, start):
                 self.history[slot, position] = token
-                self.cells[self._cell(slot, position)] = (position, token)
+                for group in range(self.groups.num_groups):
+                    self.cells[self._cell(slot, position, group)] = (group, position, token)
 
         tokens, counts = [], []
         for sample, (slot, row) in enumerate(zip(plan.samples.slots, plan.samples.rows)):
@@ -117,16 +133,17 @@ class FakeDevice:
         for position in range(fork.num_tokens):
             self.history[fork.slot, position] = self.history[fork.source, position]
         full, rest = divmod(fork.num_tokens, self.page_size)
-        assert (rest > 0) == (fork.page > 0)
-        for index in range(full):
-            self.table[fork.slot, index] = self.table[fork.source, index]
-        if fork.page:
-            assert self.table[fork.source, full] == fork.source_page != fork.page
-            self.table[fork.slot, full] = fork.page
+        count = self.groups.num_groups
+        assert len(fork.pages) == len(fork.source_pages) == (count if rest else 0)
+        for place in range(full * count):
+            self.table[fork.slot, place] = self.table[fork.source, place]
+        for place, (source, page) in enumerate(zip(fork.source_pages, fork.pages), full * count):
+            assert self.table[fork.source, place] == source != page > 0
+            self.table[fork.slot, place] = page
             for offset in range(self.page_size):
-                held = self.cells.get((fork.source_page, offset))
+                held = self.cells.get((source, offset))
                 if held is not None:
-                    self.cells[fork.page, offset] = held
+                    self.cells[page, offset] = held
         self.lengths[fork.slot] = fork.num_tokens
 
     def _drafted(self, slot: int, start: int, length: int) -> list[int]:
@@ -146,14 +163,19 @@ class FakeDevice:
             accepted.append(self._sampled(slot, position))
         return accepted
 
-    def _cell(self, slot: int, position: int) -> tuple[int, int]:
-        return self.table[slot, position // self.page_size], position % self.page_size
+    def _cell(self, slot: int, position: int, group: int) -> tuple[int, int]:
+        place = position // self.page_size * self.groups.num_groups + group
+        return self.table[slot, place], position % self.page_size
 
     def _sampled(self, slot: int, position: int) -> int:
         context = []
         for p in range(position + 1):
-            held_position, token = self.cells[self._cell(slot, p)]
-            assert held_position == p, "a page was overwritten while it was in use"
-            assert token == self.history[slot, p], "a page holds another request's token"
+            token = self.history[slot, p]
+            for group in range(self.groups.num_groups):
+                if group in self.groups.windowed and p <= position - self.groups.window:
+                    continue
+                held = self.cells[self._cell(slot, p, group)]
+                assert held[:2] == (group, p), "a page was overwritten while it was in use"
+                assert held[2] == token, "a page holds another request's token"
             context.append(token)
         return next_token(context, self.vocab)

@@ -219,7 +219,7 @@ def test_a_fork_reads_its_page_before_another_one_comes_into_it() -> None:
     scheduler.abort("s0")
     scheduler.add(again)
     plan = step(*one)
-    assert plan.forks[0].source_page in [move.page for move in plan.moves if not move.leaves]
+    assert plan.forks[0].source_pages[0] in [move.page for move in plan.moves if not move.leaves]
     while scheduler.has_unfinished:
         step(*one)
     for request in (again, sibling):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.request import FinishReason, Queueing, Request, RequestState, StopRule
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduling.client_turns import ClientTurns
@@ -23,7 +24,7 @@ from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.turns import Turns
 from tests.jaxserve.host_tier import HostTier
 from tests.jaxserve.requests import make_request as make_plain
-from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
+from tests.jaxserve.scheduling.fake_device import ONE_GROUP, FakeDevice, next_token
 
 VOCAB = 11
 EOS = 0
@@ -60,6 +61,7 @@ class Workload:
     host_pages: int = 0
     keeps: bool = True  # see `HostTier`
     policy: Callable[[], Policy] = FirstComeFirstServed
+    groups: PageGroups = ONE_GROUP
 
     def drafts_for(self, num_running: int) -> int:
         return self.num_drafts if num_running <= self.drafting_rows else 0
@@ -111,6 +113,7 @@ workloads = st.builds(
     host_pages=st.sampled_from([0, 1, 3, 30]),
     keeps=st.booleans(),
     policy=st.sampled_from([FirstComeFirstServed, Priority, short_first]),
+    groups=st.sampled_from([ONE_GROUP, PageGroups(0, 1, 5), PageGroups(1, 2, 4)]),
 ).filter(lambda w: w.token_budget >= w.max_num_seqs * (1 + w.num_drafts))
 
 
@@ -139,9 +142,10 @@ def make_request(
 
 
 def make_scheduler(w: Workload) -> Scheduler:
-    num_pages = -(-MAX_LEN // w.page_size) + 1 + w.spare_pages
+    groups = replace(w.groups, ahead=w.max_prefill + 2 * (1 + w.num_drafts))
+    num_pages = groups.most_held(MAX_LEN, w.page_size) + 1 + w.spare_pages
     tier = HostTier(w.host_pages, keeps=w.keeps) if w.host_pages else None
-    pages = PageManager(num_pages, w.page_size, caching=w.caching, tier=tier)
+    pages = PageManager(num_pages, w.page_size, caching=w.caching, tier=tier, groups=groups)
     limits = SchedulerLimits(
         w.max_num_seqs, w.token_budget, w.max_prefill, w.max_lanes, MAX_LEN, w.num_drafts
     )
@@ -170,6 +174,7 @@ class Run:
             page_size=workload.page_size,
             num_slots=workload.max_num_seqs,
             vocab=VOCAB,
+            groups=workload.groups,
         )
         self.names: list[str] = []  # of all sequences, and those that were made
         self.requests: list[Request] = []

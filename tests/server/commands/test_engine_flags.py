@@ -84,6 +84,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     overrides = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}
     words += ["--hf-overrides", json.dumps(overrides), "--no-enable-prefix-caching"]
+    words += ["--no-keep-window-only"]
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
     words += ["--enable-embeddings", "--enable-prompt-embeds", "--row-invariant"]
@@ -98,6 +99,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "override_generation_config": {"temperature": 0.5},
         "overlap": False,
         "enable_prefix_caching": False,
+        "keep_window_only": False,
         "enable_embeddings": True,
         "enable_prompt_embeds": True,
         "enable_mfu_metrics": True,
