@@ -227,7 +227,7 @@ class BoundRun(Run):
 def test_what_later_arrivals_are_given_is_bounded() -> None:
     num_overtaken = 0
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100, deadline=None, derandomize=True)  # the same count in every run
     @given(workloads, st.integers(0, 120))
     def holds(workload: Workload, bound: int) -> None:
         nonlocal num_overtaken
