@@ -31,10 +31,16 @@ def plain(value: Any) -> Any:
 
     Raises:
         TypeError: something in it is neither an array, text, a number, None, a list nor a mapping
-            with keys of text.
+            with keys of text, or has more than 64 bits.
+        UnicodeEncodeError: text is none.
     """
     match value:
-        case None | bool() | int() | float() | str():
+        case int() if not -(2**63) <= value < 2**64:
+            raise TypeError(f"{shown(value)} has more than 64 bits")
+        case str():
+            value.encode()  # refuses halves of surrogate pairs
+            return value
+        case None | bool() | int() | float():
             return value
         case list() | tuple():
             return [plain(one) for one in value]

@@ -102,6 +102,8 @@ class EngineFeatures:
             try:
                 told = feature.took(given)
                 if told and feature.name not in REPORTS:
+                    if not isinstance(told, Mapping):
+                        raise TypeError(f"{type(told).__name__}, not a mapping by sequence ids")
                     told = plain(told)
             except Exception as error:
                 raise FeatureError(feature.name, "took", error) from error

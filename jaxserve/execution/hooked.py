@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.execution.features import Feature, Tokens, overrides
-from jaxserve.execution.features.traced import traced
+from jaxserve.execution.features.traced import FeatureError, traced
 from jaxserve.execution.inputs import Blob, BlobLayout, contained
 from jaxserve.models.protocol import Hooks
 
@@ -75,7 +75,12 @@ class HookedFeatures:
     def positions(self, positions: jax.Array) -> jax.Array:
         """What the model takes for the tokens' positions, of int32[1, T]."""
         for feature, tokens in self._parts:
-            positions = traced(feature, "positions", tokens, positions)
+            found = traced(feature, "positions", tokens, positions)
+            if found.dtype != positions.dtype or found.shape[1:] != positions.shape[1:]:
+                wanted = f"int32[axes, {positions.shape[1]}]"
+                wrong = f"gives {found.dtype}{[*found.shape]}, it must be {wanted}"
+                raise FeatureError(feature.name, "positions", wrong)
+            positions = found
         return positions
 
     def hooks(self) -> Hooks:

@@ -336,13 +336,18 @@ class RowPacker:
     ) -> None:
         try:
             feature.pack(inputs, rows, chunks)
-        except Exception as error:
-            # whose row is it? what is written now is thrown away
+        except Exception:
+            # whose row or chunk is it? what is written now is thrown away
             for row in rows:
                 try:
                     feature.pack(inputs, [row], [])
-                except Exception:  # the same one again, of this row alone
+                except Exception as error:
                     raise RowError(row.request.request_id) from error
+            for chunk in chunks:
+                try:
+                    feature.pack(inputs, [], [chunk])
+                except Exception as error:
+                    raise RowError(chunk.request.request_id) from error
             raise
 
 

@@ -49,6 +49,11 @@ def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedCon
         budget = CacheBudget(num_bytes, field, value)
         num_pages = asked.num_pages or plan_num_pages(budget, page_bytes, useful)
         fits = groups.longest(num_pages - 1, page_size, longest)
+        if fits < 1:
+            least = groups.most_held(1, page_size) + 1
+            if asked.num_pages:
+                field, value = "num_pages", asked.num_pages
+            raise ValidationError(field, value, f"enough for {least} pages, which a token takes")
         shortened = asked.max_model_len is None and longest > fits
         if shortened:
             logger.warning(

@@ -76,6 +76,9 @@ def key_tokens(tokens: list[int], name: str, spans: Sequence[KeySpan]) -> list[i
     """
     made = [*tokens] if spans else tokens
     for start, length, content in spans:
+        if not 0 <= start < start + length <= len(tokens):
+            allowed = f"places of the {len(tokens)} tokens"
+            raise ValueError(f"key_spans of {name}: {length} from {start} on are no {allowed}")
         digest = hashlib.blake2b(root_key([name]))
         digest.update(np.array(made[start : start + length], "<i8").tobytes())
         digest.update(content)

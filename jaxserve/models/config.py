@@ -166,7 +166,11 @@ class ModelConfig:
 
         architectures, model_type = (config_json.get(k) for k in ("architectures", "model_type"))
         family = find_family(architectures, model_type, may_be_own=may_be_own)
-        return family.read_config(family.architecture, config_json)
+        made = family.read_config(family.architecture, config_json)
+        if made.architecture != family.architecture:
+            allowed = f"a family whose read_config gives its own, not {made.architecture}"
+            raise UnsupportedModelError("architecture", family.architecture, allowed)
+        return made
 
 
 def resolve_dtype(dtype: str, config: ModelConfig) -> str:

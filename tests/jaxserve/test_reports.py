@@ -42,11 +42,21 @@ def test_what_json_does_not_have(told: Any) -> None:
         plain(told)
 
 
+def test_what_no_message_holds() -> None:
+    assert plain([-(2**63), 2**64 - 1]) == [-(2**63), 2**64 - 1]
+    for number in (2**64, -(2**63) - 1):
+        with pytest.raises(TypeError, match="has more than 64 bits"):
+            plain([number])
+    with pytest.raises(UnicodeEncodeError):
+        plain({"a": "half of a pair: \ud800"})
+
+
 class Tells(Feature):
     name = "tells"
 
     def took(self, step: Any) -> Any:
-        return {"r": self.options["told"]}
+        told = self.options["told"]
+        return told if isinstance(told, list) else {"r": told}
 
 
 class Step:
@@ -66,6 +76,11 @@ def took(told: Any) -> Any:
 
 def test_it_is_made_plain_before_it_leaves_the_engine() -> None:
     assert took(np.arange(2)) == {"tells": {"r": [0, 1]}}
+
+
+def test_what_is_told_is_by_sequence() -> None:
+    with pytest.raises(FeatureError, match="TypeError: list, not a mapping by sequence ids"):
+        took([1])
 
 
 def test_another_type_is_an_error_with_the_feature_and_the_type() -> None:

@@ -102,3 +102,9 @@ def test_an_open_context_is_what_the_pool_holds(
     greedy = SamplingParams(temperature=0.0, max_tokens=1)
     (found,) = llm.generate([[5] * (longest - 1)], greedy, use_tqdm=False)
     assert len(found.outputs[0].token_ids) == 1
+
+
+def test_a_pool_without_a_page_for_each_group_is_refused(model_folder, make_llm) -> None:
+    folder = model_folder("gemma2")
+    with pytest.raises(ValidationError, match=r"num_pages=3 .*enough for 4 pages, which a token"):
+        make_llm(folder, max_model_len=None, num_pages=3)

@@ -185,7 +185,8 @@ class NewestTokens:
 
     Attributes:
         token, position, slot: int32[B] of each row's newest token.
-        history: int32[S + 1, L], the device state's token ids by slot and position.
+        history: int32[S + 1, L], the device state's token ids by slot and position, -1 where a
+            place has an embedding.
         buffers, state: the feature's, as for `Tokens`.
     """
 
@@ -264,8 +265,8 @@ class Feature:
         """What a request says to the feature in `extra_args`; None: nothing.
 
         A feature refuses what it cannot read with a ValidationError, which names the field as
-        `extra_args.name`, from any method that is given the request: its caller gets that error
-        (over HTTP a 400), and others go on.
+        `extra_args.name`: its caller gets that error (over HTTP a 400), and others go on. Best from
+        `begins` or `own`; `took`, `step_buffers`, `resource` and forks of beams cannot refuse.
         """
         return (request.params.extra_args or {}).get(self.name)
 

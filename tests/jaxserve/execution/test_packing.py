@@ -8,7 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from jaxserve.errors import RowError
 from jaxserve.execution.features import (
     FAST,
     KINDS,
@@ -345,6 +347,27 @@ def test_a_feature_of_every_program_says_something_of_tokens_in_each_of_them() -
     layout = BlobLayout(decode, features, FACTS, PAGE_SIZE)
     plan = plan_of((request([8]), 2, 0, 1))
     assert layout.views(packer.pack(plan, packer.needs(plan), layout).blob).step.slot[0] == 2
+
+
+class Odd(Numbering):
+    def pack(self, inputs: OfTokens, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
+        for chunk in reversed(chunks):
+            if chunk.request.seed % 2:
+                raise ValueError(f"seed {chunk.request.seed}")
+
+
+def test_a_chunk_that_a_feature_cannot_pack_is_its_requests_error() -> None:
+    features = (*make_features(FACTS), Odd(FACTS))
+    shape = replace(fast(2, 16, 3), features=feature_sets(features).fast)
+    layout, packer = BlobLayout(shape, features, FACTS, PAGE_SIZE), RowPacker(SLOTS, features)
+    asked = [request([5, 6], seed=seed) for seed in (2, 3, 5)]
+    for number, one in enumerate(asked):
+        one.request_id = f"{number}"
+    plan = plan_of(*((one, slot, 0, 2) for slot, one in enumerate(asked)))
+    with pytest.raises(RowError) as failed:
+        packer.pack(plan, packer.needs(plan), layout)
+    assert failed.value.request_id == "1"
+    assert str(failed.value.__cause__) == "seed 3", "not what another request has asked for"
 
 
 def test_what_features_say_of_a_chunk_is_its_own_behind_one_that_is_left_out() -> None:

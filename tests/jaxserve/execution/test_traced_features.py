@@ -56,6 +56,25 @@ def hooked(feature: Feature) -> HookedFeatures:
     return HookedFeatures([feature], layout, blob, compute, {}, {})
 
 
+class OnePosition(Raises):
+    def positions(self, tokens: Any, positions: jax.Array) -> jax.Array:
+        return positions[:, :1]
+
+
+class Fractions(Raises):
+    def positions(self, tokens: Any, positions: jax.Array) -> jax.Array:
+        return positions / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(OnePosition, r"int32\[1, 1\]"), (Fractions, r"float32\[1, 4\]")]
+)
+def test_positions_are_whole_numbers_of_all_tokens(kind: type[Feature], told: str) -> None:
+    wanted = rf"`positions` of feature mine: gives {told}, it must be int32\[axes, 4\]"
+    with pytest.raises(FeatureError, match=wanted):
+        hooked(kind(FACTS)).positions(jnp.zeros((1, 4), jnp.int32))
+
+
 def test_positions() -> None:
     with pytest.raises(FeatureError, match=r"`positions` of feature mine: TypeError"):
         hooked(Misplaced(FACTS)).positions(jnp.zeros((1, 4), jnp.int32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,12 @@ def test_a_page_holds_more_of_a_span_than_could_be_tried() -> None:
     assert -(2**63) <= word < -(2**50), "a page may have one place of a span"
     assert key_tokens([5], "g", [KeySpan(0, 1, b"a")]) != [word]
     assert len({*key_tokens([-1] * 8, "f", [KeySpan(0, 8, b"a")])}) == 8
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 2), (3, 2), (4, 1), (0, 0)])
+def test_a_span_lies_in_the_prompt(start: int, length: int) -> None:
+    with pytest.raises(ValueError, match="are no places of the 4 tokens"):
+        key_tokens([1, 2, 3, 4], "f", [KeySpan(start, length, b"a")])
 
 
 def test_a_key_does_not_depend_on_what_follows_it() -> None:

@@ -110,6 +110,16 @@ def test_without_the_operators_word_the_model_is_refused(granite: Path) -> None:
         ModelConfig.from_folder(granite, {"rms_norm_eps": 1e-5})
 
 
+def test_a_reader_says_its_own_architecture(granite: Path) -> None:
+    code = source()
+    other = 'lambda name, given: read_config("LlamaForCausalLM", given)'
+    changed = code.replace(", read_config, Granite", f", {other}, Granite")
+    assert changed != code
+    (granite.parent / "llama_reader.py").write_text(changed)
+    with pytest.raises(UnsupportedModelError, match="gives its own, not LlamaForCausalLM"):
+        ModelConfig.from_folder(granite, {"architectures": ["llama_reader:GRANITE"]})
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
