@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.errors import EngineDeadError
+from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import CopyProgram, UploadProgram
@@ -147,6 +147,9 @@ class Runner:
         self.packer = RowPacker(self._max_num_seqs, self.features)
         defaults = device_defaults(mesh.devices.flat[0].platform)
         drafting = [feature for feature in self.features if feature.num_drafts]
+        if len(drafting) > 1:
+            names = ", ".join(feature.name for feature in drafting)
+            raise ValidationError("features", names, "at most one that drafts")
         self.num_drafts = drafting[0].num_drafts if drafting else 0
         self.drafts_for = drafting[0].drafts_for if drafting else None
         self._shapes = wanted_shapes(
@@ -227,7 +230,8 @@ class Runner:
             folder: of compiled programs; None: there is none.
             decided: text of what this runner was made of.
         """
-        static = repr((decided, [feature.name for feature in self.features], self.num_logprobs))
+        made = [(feature.name, feature.options) for feature in self.features]
+        static = repr((decided, made, self.num_logprobs))
         modules = {type(part).__module__ for part in (*self.features, self._model_config)}
         named = self._model_config.architecture, self._backends.decode, self._backends.prefill
         modules.update(name.partition(":")[0] for name in named if ":" in name)

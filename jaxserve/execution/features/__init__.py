@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxserve.execution.features.bias import Bias
 from jaxserve.execution.features.epsilon_cutoff import EpsilonCutoff
@@ -97,12 +97,16 @@ __all__ = [
 
 
 def make_features(
-    facts: Facts, is_on: Callable[[str], bool] = lambda setting: False
+    facts: Facts, value_of: Callable[[str], Any] = lambda setting: None
 ) -> tuple[Feature, ...]:
     """One of each kind; they remember what they need of the requests in the slots.
 
     Args:
         facts: about the engine.
-        is_on: whether a setting is, of those that some kinds need, see `Feature.setting`.
+        value_of: a setting, of those that some kinds need, see `Feature.setting`.
     """
-    return tuple(kind(facts) for kind in _ALL if kind.setting is None or is_on(kind.setting))
+    given = {kind.setting: value_of(kind.setting) for kind in OPTIONAL_KINDS if kind.setting}
+    wanted = (kind for kind in _ALL if kind.setting is None or given[kind.setting])
+    return tuple(
+        kind(facts, {k: v for k, v in given.items() if k == kind.setting}) for kind in wanted
+    )

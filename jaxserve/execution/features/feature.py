@@ -226,7 +226,8 @@ class Feature:
 
     Attributes:
         name: of the feature.
-        setting: the switch of `EngineConfig` that engines with it have on; None: all have it.
+        setting: of `EngineConfig`, that engines with it have on or have a value of, which is among
+            its options; None: all have it.
         row: dataclass of scalars that each sampling row has, or None. They are remembered by slot
             and travel with every row of a program that contains the feature.
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
@@ -336,7 +337,10 @@ class Feature:
         return None
 
     def token_row_of(self, request: Request) -> Any:
-        """The request's values for its tokens, an instance of `token_row`."""
+        """The request's values for its tokens, an instance of `token_row`.
+
+        Asked when a request gets a slot, and not again when it returns to the slot that it had.
+        """
         return None
 
     def cache_key(self, request: Request) -> str:
@@ -349,7 +353,10 @@ class Feature:
         return ""
 
     def key_spans(self, request: Request) -> Sequence[KeySpan]:
-        """The same of some places of the prompt: what comes before them is shared."""
+        """The same of some places of the prompt: what comes before them is shared.
+
+        Their `content` says all that decides keys and values there, such as an array's shape, too.
+        """
         return ()
 
     def buffers(self) -> Any:

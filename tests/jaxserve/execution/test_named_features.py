@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.errors import ValidationError
-from jaxserve.execution.features import ALL_NAMES, Feature, Need
+from jaxserve.execution.features import ALL_NAMES, Feature, Need, make_features
 from jaxserve.execution.features.named import chosen_features, made
 from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.layout import array, arrays
@@ -73,6 +73,29 @@ class Draws(Mine):
 
 
 class Nameless(Feature): ...
+
+
+def test_a_setting_is_an_option_of_its_feature() -> None:
+    (found,) = [f for f in make_features(FACTS, {"enable_embeddings": 3}.get) if f.options]
+    assert (found.name, found.options) == ("pooling", {"enable_embeddings": 3})
+    assert found.name not in {feature.name for feature in make_features(FACTS)}
+
+
+class Drafts(Mine):
+    special = False
+    num_drafts = 1
+
+    def draft(self, newest: Any) -> Any: ...
+
+
+class MoreDrafts(Drafts):
+    name = "more"
+
+
+@pytest.mark.slow
+def test_one_feature_drafts(model_folder: Any, make_llm: Any) -> None:
+    with pytest.raises(ValidationError, match=r"features='mine, more' .*at most one that drafts"):
+        make_llm(model_folder("llama_gqa"), features=[Drafts, MoreDrafts])
 
 
 def test_classes_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,11 @@ def test_every_kind_of_message_is_tried_and_none_of_its_fields_has_its_default()
     assert {type(body) for body in ALL} == set(BODIES)
     for body in (ADD, OUTPUT):
         for field in dataclasses.fields(body):  # type: ignore[arg-type]
-            if field.default is not dataclasses.MISSING:
-                assert getattr(body, field.name) != field.default, field.name
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            if default is not dataclasses.MISSING:
+                assert getattr(body, field.name) != default, field.name
 
 
 def test_types_are_restored_within() -> None:
