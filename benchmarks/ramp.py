@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from benchmarks.edge_load import (
+from benchmarks.verify.edge_load import (
     ALL_COMPILED,
     Client,
     Reply,

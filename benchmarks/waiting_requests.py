@@ -23,12 +23,12 @@ from functools import partial
 from benchmarks.extras import require
 from jaxserve import SamplingParams
 from jaxserve.bench.measure import describe, environment
-from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
+from jaxserve.config.engine_config import SCHEDULING_POLICIES, EngineConfig
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import Queueing, Request, StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from checkpoints.errors import CheckpointError
 from checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
-from checkpoints.store.publishing import check_place, partial_folder, publish, sync_file
+from checkpoints.store.publish import check_place, partial_folder, publish, sync_file
 
 FILE_BYTES = 2 << 30
 

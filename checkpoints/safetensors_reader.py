@@ -21,7 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from checkpoints.closing import Closing
+from checkpoints.close import Closing
 from checkpoints.errors import CheckpointError
 from checkpoints.json_file import read_object
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
     from jaxserve.async_llm_engine import AsyncLLMEngine
-    from jaxserve.beam_search_params import BeamSearchParams
-    from jaxserve.client import EngineClient, LocalClient
-    from jaxserve.config import EngineConfig, Isolation
-    from jaxserve.engine.arg_utils import AsyncEngineArgs, EngineArgs
-    from jaxserve.flags import FlexibleArgumentParser
+    from jaxserve.params.beam_search_params import BeamSearchParams
+    from jaxserve.client.engine_client import EngineClient, LocalClient
+    from jaxserve.config.engine_config import EngineConfig, Isolation
+    from jaxserve.config.engine_args import AsyncEngineArgs, EngineArgs
+    from jaxserve.config.flags import FlexibleArgumentParser
     from jaxserve.llm import LLM
-    from jaxserve.lora.request import LoRARequest
+    from jaxserve.params.lora_request import LoRARequest
     from jaxserve.outputs import (
         BeamSearchOutput,
         CompletionOutput,
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         RequestOutput,
     )
-    from jaxserve.pooling_params import PoolingParams
-    from jaxserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
-    from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-    from jaxserve.scoring import ScoringRequestOutput
-    from jaxserve.structured_outputs_params import StructuredOutputsParams
+    from jaxserve.params.pooling_params import PoolingParams
+    from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
+    from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+    from jaxserve.client.similarity import ScoringRequestOutput
+    from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 

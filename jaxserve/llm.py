@@ -12,16 +12,16 @@ from typing import Any
 from flax import nnx
 from tqdm import tqdm
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.chat_prompts import Message, chat_prompts
-from jaxserve.client import LocalClient
-from jaxserve.config import EngineConfig
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.client.chat_prompts import Message, chat_prompts
+from jaxserve.client.engine_client import LocalClient
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import Params, PreparedRequest, Prompt
-from jaxserve.loading import load_engine
-from jaxserve.lora.request import LoRARequest, refuse_adapter
-from jaxserve.messages import EngineStats
-from jaxserve.models.stored import save_model
+from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.loading.build import load_engine
+from jaxserve.params.lora_request import LoRARequest, refuse_adapter
+from jaxserve.boundary.messages import EngineStats
+from jaxserve.models.store import save_model
 from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_values import Metric, metric_values
 from jaxserve.outputs import (
@@ -31,16 +31,16 @@ from jaxserve.outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
-from jaxserve.pictures import Pictures
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.profiling import Profile
-from jaxserve.prompts import TokensPrompt
-from jaxserve.request import Queueing
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.scoring import ScoringRequestOutput, pair_up, score
-from jaxserve.sleeping import Sleep
+from jaxserve.observability.pictures import Pictures
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.observability.profiler_trace import Profile
+from jaxserve.params.prompts import TokensPrompt
+from jaxserve.request.request import Queueing
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
+from jaxserve.client.sleep import Sleep
 from jaxserve.tokenization.tokenizer import Tokenizer
-from jaxserve.vllm_arguments import own_settings
+from jaxserve.config.vllm_arguments import own_settings
 
 
 class LLM(Pictures):

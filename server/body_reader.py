@@ -18,9 +18,9 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_rules import MAX_BIAS_ENTRIES
+from jaxserve.params.sampling_rules import MAX_BIAS_ENTRIES
 from server.errors import ApiError, ClientDisconnected
-from server.limits import Limits
+from server.client_limits import Limits
 
 READ_TIMEOUT_S = 60.0
 QUICK_BYTES = 2**16  # of a body that is parsed and checked in the event loop

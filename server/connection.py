@@ -14,7 +14,7 @@ from jaxserve.scheduling.ledger import Entry
 from server.admission import Admission, Refused
 from server.descriptors import Descriptors
 from server.errors import ApiError
-from server.limits import Limits
+from server.client_limits import Limits
 from server.old_http import end_with_connection
 from server.peer import PeerWatch
 from server.raw_answer import raw_answer, raw_error

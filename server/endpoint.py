@@ -12,7 +12,7 @@ from starlette.responses import Response
 from server.keys import client_name
 from server.protocol.requests import ModelRequest
 from server.service import Service, entry_of
-from server.streaming import until_disconnect
+from server.event_stream import until_disconnect
 
 
 class Answering(Protocol):

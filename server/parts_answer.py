@@ -14,13 +14,13 @@ from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from server.answers import Piece, check_served
 from server.errors import ApiError
-from server.parts import Kind, Parts, Step
+from server.answer_parts import Kind, Parts, Step
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.named import renamed
+from server.protocol.body_errors import renamed
 from server.routes.chat import ChatCompletions
 from server.service import Service
-from server.streaming import EventStream
-from server.whole import coalesced
+from server.event_stream import EventStream
+from server.whole_answer import coalesced
 
 QUICK_TOKENS = 32  # whose logprobs the event loop encodes in about a millisecond
 

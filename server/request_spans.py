@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import PreparedRequest
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from checkpoints.errors import CheckpointError
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.observability.json_log import JSON
 from jaxserve.observability.process_collector import usable_cpus
@@ -36,13 +36,13 @@ from server.commands.surface_flags import options
 from server.descriptors import Descriptors
 from server.engine_route import engine_paths
 from server.http_protocol import connection_class
-from server.listening import BACKLOG, as_many, listen
+from server.listen_socket import BACKLOG, as_many, listen
 from server.logs import log_config
-from server.process import EXIT_S, exit_after, exit_now
+from server.process_end import EXIT_S, exit_after, exit_now
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
-    from jaxserve.isolation.launch import EarlyProcess
+    from jaxserve.processes.launch import EarlyProcess
 
 logger = logging.getLogger("jaxserve.server")
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxserve.observability.engine_view import EngineView, SlotView
-from jaxserve.observability.step_history import StepRecord
+from jaxserve.boundary.engine_view import EngineView, SlotView
+from jaxserve.boundary.step_history import StepRecord
 from server.errors import ApiError
 from server.keys import Client
 from server.timeline import Timeline

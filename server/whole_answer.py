@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.protocol.responses import dumped_in_pieces
-from server.unread import PIECE_BYTES, unread_of
+from server.unread_answers import PIECE_BYTES, unread_of
 
 JSON = "application/json"
 BATCH_BYTES = 2**18  # that are encoded before others have their turn

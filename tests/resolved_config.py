@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxserve.config import EngineConfig
-from jaxserve.generation_defaults import generation_defaults
-from jaxserve.resolved import (
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.loading.generation_defaults import generation_defaults
+from jaxserve.config.resolved_config import (
     CacheSettings,
     ModelSettings,
     ProgramSettings,

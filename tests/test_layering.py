@@ -21,9 +21,9 @@ NEVER = [
     ("jaxserve/scheduling", ("jax", "flax", "jaxserve.execution", "jaxserve.models")),
     ("jaxserve/memory", ("jax", "flax", "jaxserve.execution", "jaxserve.scheduling")),
     ("jaxserve/models", ("jaxserve.execution", "jaxserve.scheduling", "jaxserve.engine")),
-    ("jaxserve/execution", ("jaxserve.engine", "jaxserve.loading", "jaxserve.llm")),
-    ("jaxserve/engine/loop.py", ("jaxserve.loading", "jaxserve.llm", "jaxserve.async_engine")),
-    ("jaxserve/messages.py", ("jax", "jaxserve.execution", "jaxserve.scheduling")),
+    ("jaxserve/execution", ("jaxserve.engine", "jaxserve.loading.build", "jaxserve.llm")),
+    ("jaxserve/engine/loop.py", ("jaxserve.loading.build", "jaxserve.llm", "jaxserve.async_engine")),
+    ("jaxserve/boundary/messages.py", ("jax", "jaxserve.execution", "jaxserve.scheduling")),
     ("server/routes", ("jaxserve.memory", "jaxserve.scheduling", "jaxserve.execution")),
 ]
 # The bundled model is trained and judged by torch, and nothing that serves imports these files.
@@ -37,10 +37,10 @@ PROGRAMS = (
 WALL_CLOCK = {
     "server/answers.py",
     "server/service.py",
-    "server/tracing.py",
+    "server/request_spans.py",
     "server/routes/responses.py",
-    "jaxserve/execution/cache_bounds.py",
-    "jaxserve/isolation/socket_folders.py",
+    "jaxserve/compilation/cache_bounds.py",
+    "jaxserve/processes/socket_folders.py",
 }
 FORBIDDEN_CALLS = ("eval", "exec")
 PUBLIC_UNDERSCORES = ("_replace", "_asdict", "_fields", "_make", "_exit")  # named tuples', os._exit

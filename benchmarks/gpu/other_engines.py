@@ -27,9 +27,9 @@ from benchmarks.gpu.setting import Section, Setting
 from benchmarks.peers.limits import least_work
 from benchmarks.peers.process import Worker, WorkerError
 from benchmarks.peers.workload import Cell, fixed_batch, write_rounds
-from jaxserve.bench.limits import Limits, usable_cores
-from jaxserve.bench.shapes import SHAPES, write_config
-from jaxserve.execution.defaults import device_defaults
+from jaxserve.bench.device_limits import Limits, usable_cores
+from jaxserve.bench.model_shapes import SHAPES, write_config
+from jaxserve.loading.defaults import device_defaults
 from jaxserve.models.config import ModelConfig
 
 NAMED = {"model_type": "llama"}  # by which the others' configs go

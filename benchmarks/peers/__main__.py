@@ -29,7 +29,7 @@ from benchmarks.peers.workload import (
     prefill,
     write_rounds,
 )
-from jaxserve.bench.limits import MARGIN, usable_cores
+from jaxserve.bench.device_limits import MARGIN, usable_cores
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import weight_numbers

@@ -7,13 +7,13 @@ from functools import partial
 
 from benchmarks.scheduling.served import Served
 from benchmarks.scheduling.trace import Item
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import Queueing, Request, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Proof, without a GPU, that everything that gpu_check and tune_kernels run compiles for one.
 
-    python -m benchmarks.prove_check --device h200
-    python -m benchmarks.prove_check --only tuning --every 10
+    python -m benchmarks.verify.prove_check --device h200
+    python -m benchmarks.verify.prove_check --only tuning --every 10
 
 The programs are those of the benchmarks' own lists of cases, on operands that have shapes but no
 memory. A kernel that spills, asks for more shared memory than a thread block may have, or does not
@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import prove_step
+from benchmarks.verify import prove_step
 from benchmarks.gpu import correctness, decode_step, fused, large, products, smoke
 from benchmarks.gpu.engine import compiling_with
 from benchmarks.gpu.large import Shape, ragged
@@ -35,7 +35,7 @@ from benchmarks.kernel_bench.rows import BF16
 from benchmarks.kernel_bench.tuning import CASES as TUNING_CASES
 from benchmarks.kernel_bench.tuning import alike, build, choices_of, runs_of
 from benchmarks.kernel_bench.worker import entries_of
-from benchmarks.prove import (
+from benchmarks.verify.prove import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
     Proof,
@@ -48,10 +48,10 @@ from benchmarks.prove import (
     prove,
     write_json,
 )
-from benchmarks.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
-from jaxserve.execution.defaults import device_defaults
+from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
+from jaxserve.loading.defaults import device_defaults
 from jaxserve.execution.programs import wanted_shapes
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 from pallas_kernels import choose_backends
 from pallas_kernels.devices import candidates, device_family
 

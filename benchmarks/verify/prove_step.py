@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Proof, without an accelerator, that the engine's whole step compiles for one.
 
-    python -m benchmarks.prove_step --device h200 --shape llama-3-8b
-    python -m benchmarks.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
-    python -m benchmarks.prove_step --full --markdown docs/memory.md
+    python -m benchmarks.verify.prove_step --device h200 --shape llama-3-8b
+    python -m benchmarks.verify.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
+    python -m benchmarks.verify.prove_step --full --markdown docs/memory.md
 
 Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
 kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
-from benchmarks.prove import (
+from benchmarks.verify.prove import (
     KINDS,
     Cost,
     Proof,
@@ -43,12 +43,12 @@ from benchmarks.prove import (
     prove,
     write_json,
 )
-from benchmarks.prove.gpu_targets import CompilerMissingError
-from jaxserve.bench.shapes import SHAPES
-from jaxserve.config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
-from jaxserve.execution.compiler_options import compiler_options
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from jaxserve.bench.model_shapes import SHAPES
+from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
+from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
-from jaxserve.execution.inputs import BlobLayout, ResultLayout
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     plan_num_pages,
@@ -56,8 +56,8 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
-from jaxserve.execution.shapes import StepShape
-from jaxserve.execution.state import DeviceState, StateShape
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVFormat

@@ -1,10 +1,10 @@
-"""A beam search among the random operations of `benchmarks.scheduler_proof`."""
+"""A beam search among the random operations of `benchmarks.verify.scheduler_proof`."""
 
 from __future__ import annotations
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.messages import Hypothesis
-from jaxserve.request import Request, RequestState, StopRule
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.boundary.messages import Hypothesis
+from jaxserve.request.request import Request, RequestState, StopRule
 from jaxserve.scheduling.beam_search import BeamSearch
 from tests.jaxserve.scheduling.fake_device import likely_tokens
 

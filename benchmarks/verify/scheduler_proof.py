@@ -6,7 +6,7 @@ own token. Behind each operation pages and slots must be owned by exactly those 
 each request every token must be the one that its context gives, seen once and in order; every
 request must end. A beam search must find what it finds alone, unless it gave beams up and may.
 
-    python -m benchmarks.scheduler_proof --operations 1000000
+    python -m benchmarks.verify.scheduler_proof --operations 1000000
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.proved_search import EOS, VOCAB, Search
-from jaxserve.beam_search_params import BeamSearchParams
+from benchmarks.verify.proved_search import EOS, VOCAB, Search
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_groups import PageGroups
-from jaxserve.messages import AddGroup
-from jaxserve.reports import TokenLogprobs
-from jaxserve.request import Queueing, Request, RequestState, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.reports import TokenLogprobs
+from jaxserve.request.request import Queueing, Request, RequestState, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import SequenceGroup
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler

@@ -5,7 +5,7 @@ Behind it all the server must hold no request, page or descriptor more than at t
 must be flat after the first part, every answer must have been one of those expected, and its log
 must have no error.
 
-    python -m benchmarks.soak --minutes 5
+    python -m benchmarks.verify.soak --minutes 5
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from benchmarks.edge_load import ALL_COMPILED, Client, Reply, Server, machine, running_server
+from benchmarks.verify.edge_load import ALL_COMPILED, Client, Reply, Server, machine, running_server
 
 WARM_SHARE = 0.3  # of the time, in which memory may grow: caches, programs that are compiled
 SLACK_BYTES = 32 * 2**20

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from checkpoints.quantized.stored import Stored
+from checkpoints.quantized.quantized_matrix import Stored
 
 Read = Callable[[np.ndarray], np.ndarray]
 

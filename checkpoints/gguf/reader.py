@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints.closing import Closing
+from checkpoints.close import Closing
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf.blocks import BlockType, Read
 from checkpoints.gguf.config import hf_architecture
@@ -20,8 +20,8 @@ from checkpoints.gguf.names import (
     interleaved_rows,
     row_order,
 )
-from checkpoints.quantized.parts import HasShape, Part, Shape
-from checkpoints.quantized.stored import Matrix, Stored, check_finite, full_rows
+from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
+from checkpoints.quantized.quantized_matrix import Matrix, Stored, check_finite, full_rows
 
 BLOCK_NUMBERS = 1 << 20  # that are unpacked at a time
 

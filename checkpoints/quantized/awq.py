@@ -12,7 +12,7 @@ import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.fields import Fields, is_listed
-from checkpoints.quantized.stored import Matrix, Stored, check_finite, full_rows, unpacked
+from checkpoints.quantized.quantized_matrix import Matrix, Stored, check_finite, full_rows, unpacked
 from checkpoints.safetensors_reader import SafetensorsReader
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

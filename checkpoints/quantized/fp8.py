@@ -15,7 +15,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.quantized.awq import SCALE_TYPES, expect
 from checkpoints.quantized.fields import Fields, is_listed
 from checkpoints.quantized.rowwise import RowMatrix
-from checkpoints.quantized.stored import FP8, Matrix, Stored, check_finite
+from checkpoints.quantized.quantized_matrix import FP8, Matrix, Stored, check_finite
 from checkpoints.safetensors_reader import SafetensorsReader
 
 PARTS = ("weight_scale_inv", "weight_scale", "input_scale")

@@ -16,7 +16,7 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.awq import SCALE_TYPES, check_divides, expect
 from checkpoints.quantized.fields import Fields
-from checkpoints.quantized.stored import (
+from checkpoints.quantized.quantized_matrix import (
     INT4_ZERO,
     Matrix,
     Stored,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from checkpoints.closing import Closing
+from checkpoints.close import Closing
 from checkpoints.errors import CheckpointError
-from checkpoints.quantized.parts import HasShape, Part, Shape
-from checkpoints.quantized.stored import Matrix
+from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
+from checkpoints.quantized.quantized_matrix import Matrix
 from checkpoints.safetensors_reader import FLOATS, SafetensorsReader
 from checkpoints.text_names import text_name
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkpoints.quantized.stored import Stored, full_rows, unpacked
+from checkpoints.quantized.quantized_matrix import Stored, full_rows, unpacked
 from checkpoints.safetensors_reader import SafetensorsReader
 
 

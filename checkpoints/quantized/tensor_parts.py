@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from checkpoints.quantized.stored import Matrix, dequantized, full_rows
+from checkpoints.quantized.quantized_matrix import Matrix, dequantized, full_rows
 
 BLOCK_NUMBERS = 1 << 20  # that are dequantised at a time
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import Queueing, Request, StopRule
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.scheduler import Scheduler
 
 PAGES, PAGE_SIZE, SLOTS = 21, 16, 3

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.bench import serve_options, startup
 from jaxserve.bench.mistakes import in_a_line
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def run_throughput(options: argparse.Namespace) -> int:
 def _throughput_items(options: argparse.Namespace) -> tuple[list[WorkItem], int]:
     """The requests, and the tokens that the longest may have."""
     from jaxserve.bench.workloads import fixed, uniform
-    from jaxserve.hub import locate
+    from jaxserve.loading.hub import locate
     from jaxserve.models.config import ModelConfig
 
     config = options.engine_config(options)
@@ -187,7 +187,7 @@ def _dataset_items(
     options: argparse.Namespace, config: EngineConfig, vocab_size: int
 ) -> list[WorkItem]:
     from jaxserve.bench.workloads import WorkItem, context_length
-    from jaxserve.hub import locate
+    from jaxserve.loading.hub import locate
     from jaxserve.tokenization import Tokenizer
 
     if options.input_len is not None:
@@ -239,7 +239,7 @@ def _make_llm(options: argparse.Namespace, longest: int) -> Any:
 
 def _utilisation(llm: LLM, run: Measured) -> dict[str, Any]:
     """MFU and the share of the bandwidth, against what this device does now, and what is wrong."""
-    from jaxserve.bench.limits import measure_limits
+    from jaxserve.bench.device_limits import measure_limits
     from jaxserve.models.cost import weight_numbers
 
     weight_bytes = llm.footprint.weight_bytes

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 import jaxserve
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.bench.limits import Limits
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.workloads import WorkItem, bytes_moved, flops_of_items
 from jaxserve.errors import JaxServeError
-from jaxserve.inputs import Prompt
+from jaxserve.client.input_processor import Prompt
 from jaxserve.llm import LLM
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from jaxserve.model_facts import ModelFacts, eos_token_ids
+from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
 
 if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.errors import ValidationError, Verbatim, shown
-from jaxserve.observability.engine_view import EngineView
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.observability.work import Work
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import EmbedsSpan
-from jaxserve.request import End, Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.step_history import StepRecord
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.boundary.work import Work
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.boundary.embeds_span import EmbedsSpan
+from jaxserve.request.request import End, Queueing, StopRule
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.params.structured_outputs_params import Thoughts
 
 
 @dataclass(frozen=True, slots=True)

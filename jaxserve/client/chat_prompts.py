@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.prompts import TokensPrompt
+from jaxserve.params.prompts import TokensPrompt
 from jaxserve.tokenization.control_tokens import unmarked
 from jaxserve.tokenization.tokenizer import Tokenizer, check_template_variables
 

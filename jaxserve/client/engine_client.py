@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from jaxserve.deadlines import Deadlines
+from jaxserve.client.deadlines import Deadlines
 from jaxserve.errors import QueueFullError, ValidationError
-from jaxserve.inputs import InputProcessor, Params, PreparedRequest, Prompt
-from jaxserve.messages import (
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
@@ -26,21 +26,21 @@ from jaxserve.messages import (
     EngineStats,
     StepOutput,
 )
-from jaxserve.model_facts import ModelFacts
-from jaxserve.observability.engine_view import EngineView
+from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.engine_view import EngineView
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_lives import RequestLives
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.observability.step_history import StepHistory
-from jaxserve.output_processor import OutputProcessor
+from jaxserve.boundary.step_history import StepHistory
+from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.outputs import TIMEOUT, RequestOutput
-from jaxserve.request import Queueing
-from jaxserve.resolved import ResolvedConfig
+from jaxserve.request.request import Queueing
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.scheduling.ledger import Ledger, Work
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxserve.loading import Loaded  # imports jax, which a client of a process can do without
+    from jaxserve.loading.build import Loaded  # imports jax, which a client of a process can do without
 
 
 logger = logging.getLogger(__name__)

@@ -12,21 +12,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.config import WITHOUT_PRIORITIES, check_seconds
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.checking import GrammarChecks
-from jaxserve.grammars.text import grammar_text
-from jaxserve.grammars.verdicts import Tokens
-from jaxserve.messages import AddGroup
-from jaxserve.model_facts import ModelFacts, eos_token_ids
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import FIELD as EMBEDS
-from jaxserve.prompt_embeds import NO_ID, EmbedsSpan, checked_embeds, checked_spans
-from jaxserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
-from jaxserve.request import Queueing, StopRule
-from jaxserve.resolved import ResolvedConfig
-from jaxserve.sampling_params import (
+from jaxserve.grammars.grammar_checks import GrammarChecks
+from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.boundary.embeds_span import FIELD as EMBEDS
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan, checked_embeds, checked_spans
+from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
+from jaxserve.request.request import Queueing, StopRule
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.params.sampling_params import (
     INT64_MAX,
     INT64_MIN,
     TOKEN_FIELDS,
@@ -34,7 +34,7 @@ from jaxserve.sampling_params import (
     SamplingParams,
 )
 from jaxserve.scheduling.beam_search import BeamSearch
-from jaxserve.structured_outputs_params import KINDS, StructuredOutputsParams, Thoughts
+from jaxserve.params.structured_outputs_params import KINDS, StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.bad_words import bad_word_sequences
 from jaxserve.tokenization.tokenizer import Tokenizer
 

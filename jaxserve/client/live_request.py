@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from jaxserve.inputs import PreparedRequest
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import (
     ERROR,
     CompletionOutput,
     PositionLogprobs,
     RequestMetrics,
 )
-from jaxserve.prompt_embeds import NO_ID
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.embeds_span import NO_ID
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.tokenization.detokenizer import IncrementalDetokenizer
 from jaxserve.tokenization.stop import StopChecker
 from jaxserve.tokenization.tokenizer import Tokenizer

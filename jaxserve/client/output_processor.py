@@ -6,9 +6,9 @@ import logging
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from jaxserve.inputs import PreparedRequest
-from jaxserve.live_request import LiveRequest, LiveSequence, empty_output
-from jaxserve.messages import AddGroup, Hypothesis, StepOutput
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.client.live_request import LiveRequest, LiveSequence, empty_output
+from jaxserve.boundary.messages import AddGroup, Hypothesis, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_metrics import EndedRequest
 from jaxserve.observability.step_clock import ClientClock
@@ -22,9 +22,9 @@ from jaxserve.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
-from jaxserve.reports import LOGPROBS, POOLING, PROMPT_SCORES, REPORTS, TokenLogprobs
-from jaxserve.request import End, FinishReason
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, REPORTS, TokenLogprobs
+from jaxserve.request.request import End, FinishReason
+from jaxserve.params.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from jaxserve.outputs import RequestOutput
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.params.sampling_params import RequestOutputKind
 
 MOST_WAITING = 64  # outputs that wait apart; what comes behind them is put together
 # What an output, a token of it and a token's logprob take in memory, measured.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from jaxserve.inputs import InputProcessor, Params, PreparedRequest, Prompt
-from jaxserve.request import Queueing
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.request.request import Queueing
 
 
 class Preparing:

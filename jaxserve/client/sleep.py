@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxserve.client import LocalClient
+from jaxserve.client.engine_client import LocalClient
 from jaxserve.errors import ValidationError
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"

@@ -1,6 +1,6 @@
 """How JAX writes the entries of its compilation cache: the only private part of JAX that is used.
 
-`tests/jaxserve/execution/test_cache_format.py` names the versions for which it holds.
+`tests/jaxserve/compilation/test_cache_format.py` names the versions for which it holds.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ import jax
 import jaxlib
 
 from jaxserve.errors import ValidationError
-from jaxserve.execution import cache_bounds
-from jaxserve.execution.cache_format import (
+from jaxserve.compilation import cache_bounds
+from jaxserve.compilation.cache_format import (
     UNKNOWN,
     CacheFormat,
     cache_format,

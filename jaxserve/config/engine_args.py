@@ -8,11 +8,11 @@ import json
 from typing import Any, Self
 
 from checkpoints import bundled_model_path
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.flags import add_flag
-from jaxserve.settings import defaults_of, settings_of
-from jaxserve.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.config.flags import add_flag
+from jaxserve.config.settings import defaults_of, settings_of
+from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
 
 _OWN = settings_of(EngineConfig)
 # what vLLM alone has; None asks for nothing

@@ -9,8 +9,8 @@ from os import PathLike
 from typing import Any, ClassVar
 
 from jaxserve.errors import ValidationError
-from jaxserve.named_object import OBJECT_NAME
-from jaxserve.settings import (
+from jaxserve.config.named_object import OBJECT_NAME
+from jaxserve.config.settings import (
     Choice,
     Number,
     PowerOfTwo,
@@ -23,7 +23,7 @@ from jaxserve.settings import (
     setting,
     settings_of,
 )
-from jaxserve.silence import AUTO
+from jaxserve.liveness.silence import AUTO
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
 ONLINE_QUANTIZATIONS = ("int8", "int4", "fp8")  # that weights can be rounded to

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from jaxserve.settings import (
+from jaxserve.config.settings import (
     Choice,
     Number,
     PowerOfTwo,

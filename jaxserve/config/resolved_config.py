@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ProgramSettings:
 class ResolvedConfig:
     """What an engine was made with.
 
-    `execution.defaults.resolve` makes it.
+    `loading.defaults.resolve` makes it.
 
     Attributes:
         asked: what was asked for, without secrets. What is decided below counts where that is open.

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxserve.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from jaxserve.config.engine_args import AsyncEngineArgs, EngineArgs
     from jaxserve.engine.loop import Engine
 
 __all__ = ["AsyncEngineArgs", "Engine", "EngineArgs"]

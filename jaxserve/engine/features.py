@@ -11,10 +11,10 @@ from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.results import Dispatched, StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.memory.page_keys import key_tokens
-from jaxserve.messages import AddGroup
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.models.rope import RopeConfig
-from jaxserve.reports import REPORTS, plain
-from jaxserve.request import Request
+from jaxserve.boundary.reports import REPORTS, plain
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import SeenTokens
 
 Reports = dict[str, dict[str, Any]]  # by feature, by sequence

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 
-from jaxserve.engine.arrivals import Arrivals
+from jaxserve.engine.request_intake import Arrivals
 from jaxserve.engine.features import EngineFeatures, Reports
 from jaxserve.engine.integrity import Integrity
 from jaxserve.engine.pace import Pace
@@ -19,7 +19,7 @@ from jaxserve.errors import MessageError, RowError
 from jaxserve.execution.results import Dispatched, PackedStep
 from jaxserve.execution.runner import Runner
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.messages import (
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
@@ -32,10 +32,10 @@ from jaxserve.messages import (
 )
 from jaxserve.models.cost import ModelCost, Row
 from jaxserve.observability.busy_window import BusyWindow
-from jaxserve.observability.engine_view import EngineView
+from jaxserve.boundary.engine_view import EngineView
 from jaxserve.observability.step_clock import StepClock, StepRows
-from jaxserve.observability.work import Work
-from jaxserve.reports import LOGPROBS
+from jaxserve.boundary.work import Work
+from jaxserve.boundary.reports import LOGPROBS
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler

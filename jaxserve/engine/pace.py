@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxserve.execution.runner import Runner
-from jaxserve.execution.shapes import StepShape
-from jaxserve.messages import Expected
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.pulse import Pulse
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.boundary.messages import Expected
+from jaxserve.boundary.step_history import StepRecord
+from jaxserve.liveness.pulse import Pulse
 from jaxserve.scheduling.plan import ComputeRows
-from jaxserve.silence import SLOW_STEP_S
+from jaxserve.liveness.silence import SLOW_STEP_S
 
 WINDOW = 64  # steps of a program
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.engine.features import EngineFeatures, shared_of
-from jaxserve.engine.waiting import Waiting
-from jaxserve.messages import AddGroup, Refusal
+from jaxserve.engine.waiting_room import Waiting
+from jaxserve.boundary.messages import AddGroup, Refusal
 from jaxserve.observability.step_clock import StepClock
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.scheduler import Scheduler

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
-from jaxserve.messages import AddGroup
+from jaxserve.boundary.messages import AddGroup
 
 
 class _Waiting(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxserve.execution.features import Feature, Tokens, overrides
 from jaxserve.execution.features.traced import FeatureError, traced
-from jaxserve.execution.inputs import Blob, BlobLayout, contained
+from jaxserve.execution.step_inputs import Blob, BlobLayout, contained
 from jaxserve.models.protocol import Hooks
 
 

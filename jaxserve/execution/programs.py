@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.features import KINDS, Feature, FeatureSets, feature_sets
 from jaxserve.execution.host_memory import trim
-from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout, contained
+from jaxserve.execution.step_shape import StepShape
 
 logger = logging.getLogger(__name__)
 

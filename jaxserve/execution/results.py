@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxserve.execution.inputs import Result
-from jaxserve.execution.packing import Needs, Packed
+from jaxserve.execution.step_inputs import Result
+from jaxserve.execution.row_packer import Needs, Packed
 from jaxserve.execution.programs import Program
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import StepPlan
 
 

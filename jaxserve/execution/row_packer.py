@@ -18,10 +18,10 @@ from jaxserve.execution.features import (
     feature_sets,
     overrides,
 )
-from jaxserve.execution.inputs import Blob, BlobLayout, row_tables
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.execution.step_inputs import Blob, BlobLayout, row_tables
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import Queueing, Request, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import StepPlan
 
 

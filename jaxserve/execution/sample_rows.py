@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxserve.execution.features import Feature, Rows, of_region, overrides
 from jaxserve.execution.features.traced import traced
-from jaxserve.execution.inputs import Blob, BlobLayout, contained
+from jaxserve.execution.step_inputs import Blob, BlobLayout, contained
 
 FEW_SPECIAL = 8  # special rows that are worth a branch of their own
 

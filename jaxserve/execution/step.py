@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.execution.features import Feature, NewestTokens, Region, overrides
 from jaxserve.execution.features.traced import traced
-from jaxserve.execution.hooked import ComputeTokens, HookedFeatures
-from jaxserve.execution.inputs import (
+from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
+from jaxserve.execution.step_inputs import (
     BlobLayout,
     Result,
     ResultLayout,
@@ -23,8 +23,8 @@ from jaxserve.execution.inputs import (
     contained,
 )
 from jaxserve.execution.parameters import ModelStructure
-from jaxserve.execution.sampled_rows import Known, if_wanted, sample_rows
-from jaxserve.execution.state import DeviceState
+from jaxserve.execution.sample_rows import Known, if_wanted, sample_rows
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache

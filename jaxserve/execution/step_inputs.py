@@ -12,7 +12,7 @@ import numpy as np
 from jaxserve.execution.features import Facts, Feature, of_region
 from jaxserve.execution.features.mask import WORD
 from jaxserve.execution.layout import Layout, RowTable, array, arrays
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 
 
 @arrays

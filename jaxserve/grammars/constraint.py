@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.state import GrammarState
-from jaxserve.grammars.thinking import Thinking
-from jaxserve.messages import AddGroup
+from jaxserve.grammars.grammar_state import GrammarState
+from jaxserve.grammars.thoughts import Thinking
+from jaxserve.boundary.messages import AddGroup
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxserve.grammars.state import GrammarState
-from jaxserve.request import Request, RequestState
+from jaxserve.grammars.grammar_state import GrammarState
+from jaxserve.request.request import Request, RequestState
 
 # A chunk of forced tokens costs a prefill region, each token alone a row of a step.
 MIN_FORCED = 2

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
-from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.isolation.engine_process import EngineProcess
-from jaxserve.isolation.launch import Listener
-from jaxserve.messages import Action, Body, Control
-from jaxserve.structured_outputs_params import FIELD
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.processes.engine_process import EngineProcess
+from jaxserve.processes.launch import Listener
+from jaxserve.boundary.messages import Action, Body, Control
+from jaxserve.params.structured_outputs_params import FIELD
 
 logger = logging.getLogger(__name__)
 
-MODULE = "jaxserve.grammars.child"
+MODULE = "jaxserve.grammars.trial_process"
 MOST_SHORT, MOST_TRIALS = 2, 12  # at once: that have just begun, and in all
 MOST_TRIES = 2  # of a text, where the process dies
 MOST_VERDICTS = 4096  # that are kept

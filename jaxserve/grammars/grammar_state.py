@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.grammars.matching import shown
-from jaxserve.grammars.thinking import Phase, Thinking
+from jaxserve.grammars.matchers import shown
+from jaxserve.grammars.thoughts import Phase, Thinking
 
 logger = logging.getLogger(__name__)
 

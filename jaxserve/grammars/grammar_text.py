@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.structured_outputs_params import (
+from jaxserve.params.structured_outputs_params import (
     FIELD,
     StructuredOutputsParams,
     parsed,

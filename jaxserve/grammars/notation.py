@@ -6,7 +6,7 @@ import json
 import re
 
 from jaxserve.grammars.schemas import lowered
-from jaxserve.grammars.text import GBNF
+from jaxserve.grammars.grammar_text import GBNF
 
 # A rule's name that the translation gives to `root`; texts, classes and comments are passed over.
 _START = re.compile(

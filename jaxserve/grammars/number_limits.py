@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from jaxserve.errors import shown
-from jaxserve.grammars.refused import SchemaError
+from jaxserve.grammars.unsupported_keywords import SchemaError
 
 LARGEST = 2**63 - 1024  # llguidance counts with floats and with 64-bit integers: both have it
 EXACT = 2**53  # below, floats have each integer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.params.structured_outputs_params import Thoughts
 
 if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer

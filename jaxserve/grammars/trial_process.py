@@ -1,4 +1,4 @@
-"""The process that tries grammars: `python -m jaxserve.grammars.child SOCKET`.
+"""The process that tries grammars: `python -m jaxserve.grammars.trial_process SOCKET`.
 
 It loads the tokens once and has each grammar compiled by a fork of itself (`trial.py`), so it has
 one thread and never compiles anything. It ends when it is told to or when the other side has gone,
@@ -17,12 +17,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from jaxserve.grammars.matching import GrammarError, token_table
+from jaxserve.grammars.matchers import GrammarError, token_table
 from jaxserve.grammars.trial import Trial
-from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.isolation.oom_score import offer_to_oom_killer
-from jaxserve.isolation.wire import Channel
-from jaxserve.messages import Body
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.processes.oom_score import offer_to_oom_killer
+from jaxserve.processes.wire import Channel
+from jaxserve.boundary.messages import Body
 
 # Of 1000: where memory runs out, the kernel ends a fork of this process, then this process or the
 # engine's, and not the server.

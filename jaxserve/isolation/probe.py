@@ -6,9 +6,9 @@ import time
 
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import Queueing, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 
 MOST_TOKENS = 2  # of the prompt, and of one that was generated
 NAME = "probe"

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jaxserve.client import EngineClient
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.client.engine_client import EngineClient
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
-from jaxserve.inputs import PreparedRequest
-from jaxserve.isolation.engine_process import EngineProcess
-from jaxserve.isolation.launch import EarlyProcess
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.processes.engine_process import EngineProcess
+from jaxserve.processes.launch import EarlyProcess
 from jaxserve.isolation.replay import resumed
 from jaxserve.isolation.supervisor import Died, Started, Supervisor
 from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
-from jaxserve.isolation.wire import MAX_MESSAGE_BYTES, Ready, Sync
-from jaxserve.messages import (
+from jaxserve.processes.wire import MAX_MESSAGE_BYTES, Ready, Sync
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
@@ -32,7 +32,7 @@ from jaxserve.messages import (
     EngineStats,
     StepOutput,
 )
-from jaxserve.named_object import OBJECT_NAME
+from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
 from jaxserve.tokenization.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from jaxserve.messages import AddGroup
-from jaxserve.output_processor import Unfinished
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.client.output_processor import Unfinished
 
 
 def resumed(found: Unfinished) -> list[AddGroup]:

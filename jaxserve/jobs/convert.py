@@ -15,17 +15,17 @@ from tqdm import tqdm
 from checkpoints import CheckpointError
 from checkpoints.store import is_store
 from checkpoints.store.writer import small_files_of
-from checkpoints.writing import FolderWriter
-from jaxserve.config import EngineConfig
+from checkpoints.folder_writer import FolderWriter
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.hub import names_gguf
-from jaxserve.loading import load_bare
+from jaxserve.loading.hub import names_gguf
+from jaxserve.loading.build import load_bare
 from jaxserve.models.export import hf_tensors
 from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.models.protocol import Model
 from jaxserve.models.quantized_export import QuantizedExport, is_quantized
 from jaxserve.models.registry import family_of
-from jaxserve.models.stored import NO_FOLDER, read_scales, save_model
+from jaxserve.models.store import NO_FOLDER, read_scales, save_model
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from jaxserve.errors import ValidationError
 from jaxserve.llm import LLM
 from jaxserve.models.kv_cache import KVScales
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
 
 LARGEST = 448.0  # number of float8_e4m3fn
 LEAST_TOKENS = 256  # of a text from which scales are taken

@@ -17,26 +17,26 @@ import numpy as np
 from tqdm import tqdm
 
 from checkpoints import CheckpointError, SafetensorsReader
-from checkpoints.formats import open_checkpoint
+from checkpoints.quantized_formats import open_checkpoint
 from checkpoints.json_file import read_object
 from checkpoints.quantize.awq import best_factors, clipped
 from checkpoints.quantize.calibration import activation_scale
 from checkpoints.quantize.gptq import gptq, hessian
-from checkpoints.quantize.policy import Choice, Policy
+from checkpoints.quantize.layer_schemes import Choice, Policy
 from checkpoints.quantize.rounding import Rounded, round_fp8, round_integers, round_with_zeros
 from checkpoints.quantize.schemes import Scheme, quantization_config
 from checkpoints.quantize.tensors import stored_tensors
 from checkpoints.store.writer import small_files_of
-from checkpoints.writing import FolderWriter
-from jaxserve.config import EngineConfig
+from checkpoints.folder_writer import FolderWriter
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.hub import locate, names_gguf
+from jaxserve.loading.hub import locate, names_gguf
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.layer_run import LayerRun
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
-from jaxserve.models.stored import NO_FOLDER
+from jaxserve.models.store import NO_FOLDER
 from jaxserve.models.weights import check_tensors, with_stored_head
 from jaxserve.tokenization.tokenizer import Tokenizer
 

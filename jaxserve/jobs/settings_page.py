@@ -1,6 +1,6 @@
 """docs/settings.md: every setting of the engine and every sampling parameter, from its declaration.
 
-`python -m jaxserve.settings_page` prints the page.
+`python -m jaxserve.jobs.settings_page` prints the page.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxserve.config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
-from jaxserve.sampling_params import CLIENT, SamplingParams
-from jaxserve.sampling_params import SCHEDULER as REQUEST
-from jaxserve.settings import Setting, defaults_of, settings_of
-from jaxserve.vllm_arguments import ANY, NEUTRAL, REFUSED
+from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
+from jaxserve.params.sampling_params import CLIENT, SamplingParams
+from jaxserve.params.sampling_params import SCHEDULER as REQUEST
+from jaxserve.config.settings import Setting, defaults_of, settings_of
+from jaxserve.config.vllm_arguments import ANY, NEUTRAL, REFUSED
 
 HEAD = """# Settings and parameters
 
-Made from the declarations in `jaxserve/config.py` and `jaxserve/sampling_params.py` by
+Made from the declarations in `jaxserve/config/engine_config.py` and `jaxserve/params/sampling_params.py` by
 
 ```bash
-python -m jaxserve.settings_page
+python -m jaxserve.jobs.settings_page
 ```
 
 ## Settings of the engine

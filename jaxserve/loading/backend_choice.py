@@ -10,7 +10,7 @@ import jax
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
-from jaxserve.resolved import ResolvedConfig
+from jaxserve.config.resolved_config import ResolvedConfig
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
 
 

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import Mesh
 
-from checkpoints.formats import open_checkpoint, quantization_of
+from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from checkpoints.quantized import Checkpoint
 from checkpoints.store import is_store
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.backend_choice import backends_for
-from jaxserve.execution.defaults import resolve
-from jaxserve.execution.pool_plan import plan_pool
+from jaxserve.loading.backend_choice import backends_for
+from jaxserve.loading.defaults import resolve
+from jaxserve.loading.pool_plan import plan_pool
 from jaxserve.execution.runner import Runner
-from jaxserve.generation_defaults import generation_defaults
-from jaxserve.hub import ModelFiles
-from jaxserve.load_progress import LoadProgress
+from jaxserve.loading.generation_defaults import generation_defaults
+from jaxserve.loading.hub import ModelFiles
+from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
 from jaxserve.models.linear import LinearForm
-from jaxserve.models.stored import holds_integers, read_scales, stored_plan, stored_quantization
+from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
 from jaxserve.models.weight_plan import (
     Plan,
     multiplies_integers,
@@ -34,7 +34,7 @@ from jaxserve.models.weight_plan import (
     plan_weights,
 )
 from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
-from jaxserve.resolved import ResolvedConfig
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES
-from jaxserve.execution.features.named import chosen_features
+from jaxserve.execution.features.own_features import chosen_features
 from jaxserve.models.config import ModelConfig, resolve_dtype
-from jaxserve.resolved import (
+from jaxserve.config.resolved_config import (
     CacheSettings,
     ModelSettings,
     ProgramSettings,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.json_file import read_object
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
 
 FILE = "generation_config.json"
 # key of the file -> parameter

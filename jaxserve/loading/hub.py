@@ -22,9 +22,9 @@ from checkpoints.errors import CheckpointError
 from checkpoints.gguf import is_gguf
 from checkpoints.json_file import read_object
 from checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import HubError, ValidationError
-from jaxserve.load_progress import Told, unheard
+from jaxserve.loading.load_progress import Told, unheard
 
 SMALL_FILES = (
     "config.json",

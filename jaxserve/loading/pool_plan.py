@@ -16,7 +16,7 @@ from jaxserve.execution.memory_plan import (
     plan_num_pages,
 )
 from jaxserve.execution.runner import Runner
-from jaxserve.resolved import ResolvedConfig
+from jaxserve.config.resolved_config import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 

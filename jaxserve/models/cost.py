@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.observability.work import Work
+from jaxserve.boundary.work import Work
 
 
 class Row(NamedTuple):

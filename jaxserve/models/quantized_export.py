@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from checkpoints.quantize.kept import KeptMatrix, config_of, method_of, written
+from checkpoints.quantize.quantized_matrices import KeptMatrix, config_of, method_of, written
 from checkpoints.quantize.rounding import Rounded
 from jaxserve.errors import ValidationError
 from jaxserve.models.export import tensors_of

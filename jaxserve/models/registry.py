@@ -11,7 +11,7 @@ from jaxserve.models import gemma2, gemma3, llama, mixtral, olmo2, phi3, qwen3_m
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.sources import Source, Stack
-from jaxserve.named_object import OBJECT_NAME, object_of_name
+from jaxserve.config.named_object import OBJECT_NAME, object_of_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from flax import nnx
 
 from checkpoints.quantized import Checkpoint, Stored
-from jaxserve.config import CHECKPOINT_QUANTIZATIONS, ONLINE_QUANTIZATIONS
+from jaxserve.config.engine_config import CHECKPOINT_QUANTIZATIONS, ONLINE_QUANTIZATIONS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm

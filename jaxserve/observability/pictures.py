@@ -23,7 +23,7 @@ from jaxserve.observability.request_lives import RequestLife
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from jaxserve.client import LocalClient
+    from jaxserve.client.engine_client import LocalClient
 
 
 class Pictures:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import LARGEST_TEMPERATURE
-from jaxserve.settings import Number, Whole
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.params.sampling_params import LARGEST_TEMPERATURE
+from jaxserve.config.settings import Number, Whole
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 MAX_BEAM_WIDTH = 1024
 # a length to the power of the penalty must be a finite float64

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_rules import LogitBias, TokenIds
-from jaxserve.settings import Number, Switch, Texts, Whole, check, setting, settings_of
-from jaxserve.structured_outputs_params import (
+from jaxserve.params.sampling_rules import LogitBias, TokenIds
+from jaxserve.config.settings import Number, Switch, Texts, Whole, check, setting, settings_of
+from jaxserve.params.structured_outputs_params import (
     Constraint,
     StructuredOutputsParams,
     Tags,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxserve.errors import ValidationError
-from jaxserve.settings import Number, Whole
+from jaxserve.config.settings import Number, Whole
 
 LOGIT_BIAS_LIMIT = 100.0
 MAX_BIAS_ENTRIES = 2048  # values of logit_bias that all rows of a step have room for

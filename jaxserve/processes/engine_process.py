@@ -9,9 +9,9 @@ import subprocess
 import threading
 
 from jaxserve.errors import EngineDeadError, MessageError
-from jaxserve.isolation.launch import Listener, launch
-from jaxserve.isolation.wire import Channel
-from jaxserve.messages import Body
+from jaxserve.processes.launch import Listener, launch
+from jaxserve.processes.wire import Channel
+from jaxserve.boundary.messages import Body
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from jaxserve.errors import EngineDeadError
-from jaxserve.isolation import socket_folders
+from jaxserve.processes import socket_folders
 
 CONNECT_S = 60.0  # a machine that is short of memory may take long to start Python
 POLL_S = 0.1

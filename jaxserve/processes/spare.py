@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from jaxserve.errors import EngineDeadError
-from jaxserve.isolation.engine_process import EngineProcess
+from jaxserve.processes.engine_process import EngineProcess
 
 logger = logging.getLogger(__name__)
 

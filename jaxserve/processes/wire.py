@@ -20,10 +20,10 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 import msgpack
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import MessageError
-from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.messages import (
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.messages import (
     Abort,
     AddGroup,
     Begun,
@@ -32,9 +32,9 @@ from jaxserve.messages import (
     Expected,
     StepOutput,
 )
-from jaxserve.reports import REPORTS
-from jaxserve.resolved import ResolvedConfig
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.reports import REPORTS
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.params.sampling_params import SamplingParams
 
 MAX_MESSAGE_BYTES = 1 << 30
 RECEIVE_BYTES = 1 << 18

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxserve.messages import AddGroup
-    from jaxserve.sampling_params import SamplingParams
+    from jaxserve.boundary.messages import AddGroup
+    from jaxserve.params.sampling_params import SamplingParams
     from jaxserve.scheduling.group import SequenceGroup
 
 

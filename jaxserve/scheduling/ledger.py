@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
 from jaxserve.errors import QueueFullError
-from jaxserve.resolved import ResolvedConfig
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.scheduling.policies import make_policy
 
 FIRST = -(2**63)  # the priority that goes before all others

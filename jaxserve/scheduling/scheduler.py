@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
-from jaxserve.messages import PageStats
-from jaxserve.request import End, Request, RequestState
+from jaxserve.boundary.messages import PageStats
+from jaxserve.request.request import End, Request, RequestState
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.giving_way import GivingWay
+from jaxserve.scheduling.slot_transfer import GivingWay
 from jaxserve.scheduling.group import HeldPages, SequenceGroup
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from jaxserve.scheduling.resources import Resources, StepResource

@@ -9,7 +9,7 @@ them once: so it waits for those that ran before it, as if none had passed it.
 from __future__ import annotations
 
 from jaxserve.memory.manager import PageManager
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import HeldPages
 from jaxserve.scheduling.room import Room

@@ -7,11 +7,11 @@ import dataclasses
 import os
 from typing import Any
 
-from jaxserve.config import WITHOUT_PRIORITIES
+from jaxserve.config.engine_config import WITHOUT_PRIORITIES
 from jaxserve.errors import ValidationError
-from jaxserve.flags import integer
+from jaxserve.config.flags import integer
 from server.keys import ApiKey, read_keys
-from server.limits import Limits
+from server.client_limits import Limits
 
 KEY_VARIABLE = "JAXSERVE_API_KEY"
 

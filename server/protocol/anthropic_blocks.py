@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from jaxserve.errors import ValidationError
-from server.parts import Kind, Part
+from server.answer_parts import Kind, Part
 from server.protocol.conversation import ASSISTANT, SYSTEM, Conversation, PartCounter, text_of
 
 ROLES = ("user", ASSISTANT, SYSTEM)

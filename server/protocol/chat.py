@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
-from jaxserve.tokenization.messages import content_text
+from jaxserve.tokenization.message_text import content_text
 from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
 from server.protocol.response_format import Asked

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import Params
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.client.input_processor import Params
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from server.protocol.beams import (
     KEPT_WITH_BEAMS,
     check_early_stopping,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxserve.errors import ValidationError
-from jaxserve.structured_outputs_params import FIELD, KINDS, StructuredOutputsParams
-from server.protocol.named import named
+from jaxserve.params.structured_outputs_params import FIELD, KINDS, StructuredOutputsParams
+from server.protocol.body_errors import named
 
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _WHERE = {

@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from server.parts import Kind, Part
+from server.answer_parts import Kind, Part
 from server.protocol.conversation import (
     ASSISTANT,
     MAX_MESSAGES,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.text import SCHEMAS_BY_NAME
-from jaxserve.structured_outputs_params import (
+from jaxserve.grammars.grammar_text import SCHEMAS_BY_NAME
+from jaxserve.params.structured_outputs_params import (
     FIELD,
     MAX_DEPTH,
     StructuredOutputsParams,

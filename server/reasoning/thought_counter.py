@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from server.reasoning.tagged import ReasoningParser
+from server.reasoning.tags import ReasoningParser
 
 
 class ThoughtCounter:

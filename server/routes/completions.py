@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.outputs import CompletionOutput
-from server.answering import answer
+from server.endpoint import answer
 from server.answers import COMMON_FIELDS, Answer, Piece
 from server.engine_route import EngineRoute
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 import jaxserve
 from server.service import Service, client_of
-from server.streaming import EventStream
+from server.event_stream import EventStream
 
 
 async def facts(request: Request) -> Response:

@@ -13,7 +13,7 @@ from server.errors import ApiError
 from server.protocol.responses_request import is_response_id
 from server.response_store import Kept, Owner
 from server.service import Service, client_of
-from server.whole import WholeResponse, coalesced
+from server.whole_answer import WholeResponse, coalesced
 
 
 def unknown_response(name: str, param: str) -> ApiError:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import check_token_ids
+from jaxserve.client.input_processor import check_token_ids
 from server.protocol.chat import ChatTokenizeRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.service import Service

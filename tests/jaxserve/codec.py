@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from jaxserve.messages import Abort, AddGroup, Begun, Body, Control, StepOutput
-from jaxserve.reports import REPORTS
+from jaxserve.boundary.messages import Abort, AddGroup, Begun, Body, Control, StepOutput
+from jaxserve.boundary.reports import REPORTS
 
 BODIES: dict[str, Any] = {
     kind.kind: TypeAdapter(kind) for kind in (AddGroup, Abort, Begun, Control, StepOutput)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import Queueing, Request, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.scheduling.group import SequenceGroup
 
 NOW = Queueing(0.0)

@@ -14,9 +14,9 @@ import pytest
 from jaxserve import LLM, RequestOutput, SamplingParams
 from jaxserve.engine.pace import Pace
 from jaxserve.errors import ValidationError
-from jaxserve.messages import Expected
-from jaxserve.pulse import Pulse
-from jaxserve.reports import PROMPT_SCORES
+from jaxserve.boundary.messages import Expected
+from jaxserve.liveness.pulse import Pulse
+from jaxserve.boundary.reports import PROMPT_SCORES
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 

@@ -23,7 +23,7 @@ from jaxserve.models.plain_forward import causal_attend
 from jaxserve.models.protocol import Angles, TokenRows
 from jaxserve.models.rope import rope_tables
 from jaxserve.parallel import make_mesh
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from tests.tiny_models import VOCAB_SIZE
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from server.app import create_app
 from server.connection import Connection
 from server.engine_route import engine_paths
 from server.keys import ApiKey
-from server.limits import Limits
+from server.client_limits import Limits
 from server.options import Options
 from tests.resolved_config import resolved_config
 from tests.server.fake_engine import FakeEngine

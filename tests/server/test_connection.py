@@ -19,7 +19,7 @@ from server.admission import Admission
 from server.app import create_app
 from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connection
 from server.engine_route import engine_paths
-from server.limits import Limits
+from server.client_limits import Limits
 from tests.server.fake_engine import FakeEngine
 
 

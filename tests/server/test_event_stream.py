@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve.errors import ValidationError
 from server.app import create_app
-from server.streaming import until_disconnect
+from server.event_stream import until_disconnect
 from tests.server.fake_engine import FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -14,7 +14,7 @@ import pytest
 
 from server.app import create_app
 from server.connection import Connection
-from server.limits import Limits
+from server.client_limits import Limits
 from tests.server.test_connection import HEAD, serving
 from tests.server.test_many_connections import Recorder, connect, post
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from server.descriptors import ACCEPTED_AT_A_TIME
-from server.listening import BACKLOG, UNSENT_BYTES, as_many, listen
+from server.listen_socket import BACKLOG, UNSENT_BYTES, as_many, listen
 
 uvloop = pytest.importorskip("uvloop")
 

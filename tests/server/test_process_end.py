@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from server.process import ended_by_ctrl_c
+from server.process_end import ended_by_ctrl_c
 from tests.server.server_process import ROOT
 
 SWALLOWING = """
 import time
-from server.process import ended_by_ctrl_c
+from server.process_end import ended_by_ctrl_c
 
 with ended_by_ctrl_c():
     print("begun", flush=True)

@@ -14,7 +14,7 @@ from jaxserve.scheduling.ledger import Work
 from server.app import create_app
 from server.keys import ApiKey, Client, client_name
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_streaming import Connection
+from tests.server.test_event_stream import Connection
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc"},

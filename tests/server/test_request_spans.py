@@ -12,13 +12,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import PreparedRequest
-from jaxserve.messages import AddGroup
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxserve.request import Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.request.request import Queueing, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from server.app import create_app
-from server.tracing import RequestTracer
+from server.request_spans import RequestTracer
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import httpx, running_server
 
@@ -142,8 +142,8 @@ def test_a_server_sends_a_span_a_request(collector: tuple[str, list[bytes]]) -> 
         httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
         httpx.post(f"{server.url}/v1/completions", json=body | {"stream": True})
         httpx.get(f"{server.url}/v1/models")
-        server.process.terminate()
-        server.process.wait(60)
+        server.process_end.terminate()
+        server.process_end.wait(60)
     spans = [
         span
         for data in bodies

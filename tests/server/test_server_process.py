@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server import supervisor
+from server import server_process
 from server.descriptors import Descriptors
-from server.supervisor import _Server, workers_of
+from server.server_process import _Server, workers_of
 from tests.server.fake_engine import FakeEngine
 
 
@@ -90,6 +90,6 @@ def test_workers_are_the_threads_beside_the_event_loop(monkeypatch: pytest.Monke
 
 
 def test_workers_are_at_most_the_cores(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(supervisor, "usable_cpus", lambda: 3.5)
+    monkeypatch.setattr(server_process, "usable_cpus", lambda: 3.5)
     assert [workers_of(asked) for asked in (None, 2, 3)] == [None, 2, 3] and not caplog.text
     assert workers_of(8) == 3 and "--num-workers 8 is lowered to 3, the cores" in caplog.text

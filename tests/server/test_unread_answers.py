@@ -16,18 +16,18 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from server import unread
+from server import unread_answers
 from server.app import create_app
 from server.connection import Connection as RealConnection
 from server.keys import ApiKey
-from server.limits import Limits
-from server.unread import PIECE_BYTES, UNCOUNTED_BYTES, Unread, UnreadAnswers
+from server.client_limits import Limits
+from server.unread_answers import PIECE_BYTES, UNCOUNTED_BYTES, Unread, UnreadAnswers
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import running_server
 from tests.server.test_connection import serving
 from tests.server.test_errors import assert_error
 from tests.server.test_many_connections import connect, post
-from tests.server.test_streaming import COMPLETIONS, Connection, wait_for
+from tests.server.test_event_stream import COMPLETIONS, Connection, wait_for
 
 # choices that each tell the same of their prompt
 MANY = {"prompt": [5] * 1900, "prompt_logprobs": 20, "n": 25, "max_tokens": 1}
@@ -229,7 +229,7 @@ def test_what_a_prompt_says_of_itself_in_many_choices_is_bounded_by_default() ->
 
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over sockets: the other's answer, of any HTTP, is whole."""
-    monkeypatch.setattr(unread, "LOOK_S", 0.02)
+    monkeypatch.setattr(unread_answers, "LOOK_S", 0.02)
     limits = Limits(max_response_entries=10**7, max_unread_answer_bytes=1_200_000)
     app = create_app(FakeEngine(max_model_len=2048), limits=limits)
     with serving(app, RealConnection.limited(limits)) as port:
@@ -272,7 +272,7 @@ def test_ten_large_answers_that_nobody_reads() -> None:
     with running_server("none", *flags) as server:
         for _ in range(3):
             httpx.post(f"{server.url}{COMPLETIONS}", json={"prompt": "a", "max_tokens": 2})
-        before = rss_mib(server.process.pid)
+        before = rss_mib(server.process_end.pid)
         port = httpx.URL(server.url).port or 0
         clients = [connect(port) for _ in range(10)]
         for client in clients:
@@ -282,13 +282,13 @@ def test_ten_large_answers_that_nobody_reads() -> None:
             client.recv(1, socket.MSG_PEEK)
         server.wait_until_idle()
         time.sleep(1)
-        assert rss_mib(server.process.pid) - before < 300
+        assert rss_mib(server.process_end.pid) - before < 300
         heads = [client.recv(4096).partition(b"\r\n\r\n")[0] for client in clients]
         sizes = [int(head.lower().partition(b"content-length: ")[2].split()[0]) for head in heads]
         assert len({*sizes}) == 1 and sizes[0] > 60_000_000
         for client in clients:
             client.close()
         deadline = time.monotonic() + 30
-        while rss_mib(server.process.pid) - before > 50:
-            assert time.monotonic() < deadline, rss_mib(server.process.pid) - before
+        while rss_mib(server.process_end.pid) - before > 50:
+            assert time.monotonic() < deadline, rss_mib(server.process_end.pid) - before
             time.sleep(0.1)

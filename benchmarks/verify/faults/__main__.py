@@ -5,7 +5,7 @@ whose tokens are known. Printed are for each fault: requests that got a wrong to
 but called complete, and that were lost though they could have gone on; those that ended with an
 error because they had to; and seconds from the fault to the first token after it.
 
-    python -m benchmarks.faults --quick
+    python -m benchmarks.verify.faults --quick
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import vanish
-from benchmarks.faults.child import FILE_BYTES, MEMORY, PHASE_FILE, POISON
+from benchmarks.verify.faults import vanish
+from benchmarks.verify.faults.child import FILE_BYTES, MEMORY, PHASE_FILE, POISON
 from checkpoints import bundled_model_path
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.bench.measure import environment
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError
 from jaxserve.isolation.process_client import ProcessClient
 from jaxserve.outputs import ERROR
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.tokenization.detokenizer import IncrementalDetokenizer
 
 STEP_TIMEOUT_S = 1.0
@@ -140,7 +140,7 @@ async def engine_of(**settings: Any) -> AsyncIterator[AsyncEngine]:
     """
     sizes = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 128, "max_model_len": 256}
     config = EngineConfig.from_settings(model=str(bundled_model_path()), **(sizes | settings))
-    watched = Isolation(step_timeout=STEP_TIMEOUT_S, module="benchmarks.faults.child")
+    watched = Isolation(step_timeout=STEP_TIMEOUT_S, module="benchmarks.verify.faults.child")
     engine = AsyncEngine(config, isolation=watched)
     try:
         await engine.wait_ready()

@@ -1,4 +1,4 @@
-"""Proof, without an accelerator, that the kernels compile: `python -m benchmarks.prove`.
+"""Proof, without an accelerator, that the kernels compile: `python -m benchmarks.verify.prove`.
 
 Every kernel is compiled down to machine code for GPUs and TPUs that need not be there, and the
 compiler is asked what it used. A kernel that spills registers, has lost its matrix instructions or
@@ -6,12 +6,12 @@ copies the page pool fails the proof. Nothing is run: speed and results are for 
 device.
 """
 
-from benchmarks.prove.cases import CASES, Attention, Case, cases_for
-from benchmarks.prove.compilation import attempt, prove
-from benchmarks.prove.problems import prove_case
-from benchmarks.prove.program import Counts
-from benchmarks.prove.proof import Cost, KernelUse, Memory, Proof, Requirements
-from benchmarks.prove.report import (
+from benchmarks.verify.prove.cases import CASES, Attention, Case, cases_for
+from benchmarks.verify.prove.compilation import attempt, prove
+from benchmarks.verify.prove.problems import prove_case
+from benchmarks.verify.prove.program import Counts
+from benchmarks.verify.prove.proof import Cost, KernelUse, Memory, Proof, Requirements
+from benchmarks.verify.prove.report import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
     LEGEND,
@@ -20,8 +20,8 @@ from benchmarks.prove.report import (
     versions,
     write_json,
 )
-from benchmarks.prove.roofline import Bound, bound, roofline_table
-from benchmarks.prove.targets import (
+from benchmarks.verify.prove.roofline import Bound, bound, roofline_table
+from benchmarks.verify.prove.targets import (
     KINDS,
     absent_mesh,
     device_memory,

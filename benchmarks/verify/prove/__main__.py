@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.prove`."""
+"""The command: `python -m benchmarks.verify.prove`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.prove import (
+from benchmarks.verify.prove import (
     KINDS,
     LEGEND,
     Proof,
@@ -22,13 +22,13 @@ from benchmarks.prove import (
     versions,
     write_json,
 )
-from benchmarks.prove.gpu_targets import CompilerMissingError
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.prove",
+        prog="python -m benchmarks.verify.prove",
         description="Compile every kernel for devices that are not there, and judge the result. "
         "Exit codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.",
     )

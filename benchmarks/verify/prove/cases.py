@@ -24,7 +24,7 @@ class Case:
         operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
             "rotate_and_write", "quantized_matmul" or "kept_threshold".
         backend: of the operation.
-        kinds: keys of `benchmarks.prove.targets.KINDS`.
+        kinds: keys of `benchmarks.verify.prove.targets.KINDS`.
         problem: shapes and options.
         requires: the instruction that its kernel must use; None for none.
         quick: the kinds for which it is compiled in a quick run.
@@ -70,7 +70,7 @@ def cases_for(kind: str, *, quick: bool = False, backend: str | None = None) -> 
     """The cases of one kind of device.
 
     Args:
-        kind: a key of `benchmarks.prove.targets.KINDS`.
+        kind: a key of `benchmarks.verify.prove.targets.KINDS`.
         quick: only those of a quick run.
         backend: only those of this backend.
     """

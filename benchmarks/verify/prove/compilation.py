@@ -10,11 +10,11 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from benchmarks.prove.gpu import compile_on_gpu
-from benchmarks.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
-from benchmarks.prove.program import counts
-from benchmarks.prove.proof import Cost, Memory, Proof, Requirements, judge
-from benchmarks.prove.tpu import compile_on_tpu, xla_cost
+from benchmarks.verify.prove.gpu import compile_on_gpu
+from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
+from benchmarks.verify.prove.program import counts
+from benchmarks.verify.prove.proof import Cost, Memory, Proof, Requirements, judge
+from benchmarks.verify.prove.tpu import compile_on_tpu, xla_cost
 
 
 def prove(

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from benchmarks.prove.cases import Attention, Sampling
-from benchmarks.prove.proof import Cost
+from benchmarks.verify.prove.cases import Attention, Sampling
+from benchmarks.verify.prove.proof import Cost
 
 
 def _token_bytes(problem: Attention) -> int:

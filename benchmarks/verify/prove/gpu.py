@@ -11,9 +11,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from benchmarks.prove.deviceless import environment
-from benchmarks.prove.gpu_targets import compile_for, require_compiler
-from benchmarks.prove.proof import KernelUse
+from benchmarks.verify.prove.deviceless import environment
+from benchmarks.verify.prove.gpu_targets import compile_for, require_compiler
+from benchmarks.verify.prove.proof import KernelUse
 
 PTX_INSTRUCTIONS = {
     "wgmma": r"\bwgmma\.mma_async",  # matrix product of a warpgroup, Hopper

@@ -16,7 +16,7 @@ from typing import Any
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from benchmarks.prove.deviceless import compile_for_mesh, environment
+from benchmarks.verify.prove.deviceless import compile_for_mesh, environment
 from pallas_kernels.errors import KernelError
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")

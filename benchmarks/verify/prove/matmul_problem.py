@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.prove.cases import Case, Matmul
-from benchmarks.prove.proof import Cost
+from benchmarks.verify.prove.cases import Case, Matmul
+from benchmarks.verify.prove.proof import Cost
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, quantized_matmul
 from pallas_kernels.quantized_matmul.formats import packed_columns
 

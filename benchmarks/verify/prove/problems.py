@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.prove.cases import Attention, Case, Sampling
-from benchmarks.prove.compilation import prove
-from benchmarks.prove.cost import COSTS
-from benchmarks.prove.matmul_problem import matmul_call, matmul_cost
-from benchmarks.prove.proof import Cost, Proof, Requirements
-from benchmarks.prove.targets import absent_mesh, device_name
+from benchmarks.verify.prove.cases import Attention, Case, Sampling
+from benchmarks.verify.prove.compilation import prove
+from benchmarks.verify.prove.cost import COSTS
+from benchmarks.verify.prove.matmul_problem import matmul_call, matmul_cost
+from benchmarks.verify.prove.proof import Cost, Proof, Requirements
+from benchmarks.verify.prove.targets import absent_mesh, device_name
 from pallas_kernels.hopper.registers import REGISTERS, WARPGROUP_THREADS
 from pallas_kernels.kept_threshold import kept_threshold
 from pallas_kernels.paged_attention import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.prove.program import Counts
+from benchmarks.verify.prove.program import Counts
 
 # where an instruction is asked for, these do as well: the newer tensor cores do what the older did
 STRONGER = {"mma": ("mma", "wgmma", "tcgen05"), "wgmma": ("wgmma",), "tcgen05": ("tcgen05",)}

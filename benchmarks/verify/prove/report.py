@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.prove.proof import Cost, Proof
-from benchmarks.prove.roofline import Bound, bound
+from benchmarks.verify.prove.proof import Cost, Proof
+from benchmarks.verify.prove.roofline import Bound, bound
 
 COMPILERS = (
     "jax",

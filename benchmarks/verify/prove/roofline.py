@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.prove.cases import Attention, Matmul
-from benchmarks.prove.cost import decode_cost, prefill_cost
-from benchmarks.prove.matmul_problem import matmul_cost
-from benchmarks.prove.proof import Cost
-from benchmarks.prove.targets import TARGETS
+from benchmarks.verify.prove.cases import Attention, Matmul
+from benchmarks.verify.prove.cost import decode_cost, prefill_cost
+from benchmarks.verify.prove.matmul_problem import matmul_cost
+from benchmarks.verify.prove.proof import Cost
+from benchmarks.verify.prove.targets import TARGETS
 
 # attention heads and the widest product of Llama-3-8B
 WORK = {
@@ -48,7 +48,7 @@ def bound(cost: Cost, kind: str) -> Bound:
 
     Args:
         cost: the work of one device.
-        kind: a key of `benchmarks.prove.targets.KINDS`.
+        kind: a key of `benchmarks.verify.prove.targets.KINDS`.
     """
     target = TARGETS[kind]
     by_bytes = cost.bytes / target.bandwidth

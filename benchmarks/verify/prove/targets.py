@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax.sharding import Mesh
 
-from benchmarks.prove.gpu_targets import GPU_TARGETS, GpuTarget, gpu_mesh
-from benchmarks.prove.tpu_targets import TPU_TARGETS, TpuTarget, tpu_mesh
+from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, GpuTarget, gpu_mesh
+from benchmarks.verify.prove.tpu_targets import TPU_TARGETS, TpuTarget, tpu_mesh
 from pallas_kernels.errors import KernelError
 
 TARGETS: dict[str, GpuTarget | TpuTarget] = {**GPU_TARGETS, **TPU_TARGETS}

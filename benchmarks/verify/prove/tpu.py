@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from benchmarks.prove.proof import Cost, KernelUse
-from benchmarks.prove.tpu_targets import compile_for
+from benchmarks.verify.prove.proof import Cost, KernelUse
+from benchmarks.verify.prove.tpu_targets import compile_for
 
 # operations of Mosaic TPU; a serialised module names each operation that it holds once
 TPU_OPERATIONS = {"matmul": b"tpu.matmul", "dma": b"tpu.enqueue_dma"}

@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from benchmarks.prove.deviceless import compile_for_mesh, environment
-from benchmarks.prove.gpu_targets import CompilerMissingError
+from benchmarks.verify.prove.deviceless import compile_for_mesh, environment
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from pallas_kernels.errors import KernelError
 
 

@@ -1,7 +1,7 @@
 """Tiles and bytes of a model's linear layers and attention on one core with AMX, counted.
 
-    python -m benchmarks.tile_counts
-    python -m benchmarks.tile_counts --shapes llama-125m --rows 64 512 --bits 16 8 4
+    python -m benchmarks.verify.tile_counts
+    python -m benchmarks.verify.tile_counts --shapes llama-125m --rows 64 512 --bits 16 8 4
 
 The kernels' own source runs against an emulated matrix unit (`emulated_tiles.h`), and every line
 that a tile reads or writes goes through a model of one core's caches: set-associative, the least
@@ -23,7 +23,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from benchmarks.tile_counts.counting import Caches, Counts, Emulator, Layer, Prompt, TileCounts
+from benchmarks.verify.tile_counts.counting import Caches, Counts, Emulator, Layer, Prompt, TileCounts
 
 MIB = 1 << 20
 GROUP = 128  # inputs that share a scale of 4-bit weights
@@ -106,10 +106,10 @@ HEADING = (
 
 def main(words: list[str] | None = None) -> int:
     # imported where it is used: the shapes come with the engine
-    from jaxserve.bench.shapes import SHAPES
+    from jaxserve.bench.model_shapes import SHAPES
 
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tile_counts",
+        prog="python -m benchmarks.verify.tile_counts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

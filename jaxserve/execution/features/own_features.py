@@ -8,7 +8,7 @@ from typing import Any
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features.feature import Facts, Feature, overrides
 from jaxserve.execution.features.traced import FeatureError
-from jaxserve.named_object import object_of_name
+from jaxserve.config.named_object import object_of_name
 
 FIELD, OPTIONS = "features", "feature_config"
 

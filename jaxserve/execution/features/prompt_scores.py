@@ -21,13 +21,13 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.features.logprobs import scored_token
 from jaxserve.execution.layout import array, arrays
-from jaxserve.prompt_embeds import NO_ID
-from jaxserve.reports import PROMPT_SCORES, TokenLogprobs
-from jaxserve.request import Request, RequestState
+from jaxserve.boundary.embeds_span import NO_ID
+from jaxserve.boundary.reports import PROMPT_SCORES, TokenLogprobs
+from jaxserve.request.request import Request, RequestState
 from jaxserve.sampling.logprobs import LogprobRows, score
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 PASSES = 6.0  # over [C, V]: the logits written, and what log-probabilities take
 BLOCK = 64  # region tokens whose logits are held at once

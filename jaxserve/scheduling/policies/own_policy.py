@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 
 from jaxserve.errors import ValidationError
-from jaxserve.named_object import object_of_name
-from jaxserve.scheduling.policies.inputs import PolicyInputs
+from jaxserve.config.named_object import object_of_name
+from jaxserve.scheduling.policies.policy_inputs import PolicyInputs
 from jaxserve.scheduling.policies.policy import Policy
 
 _METHODS = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 
 def _none_found(request: Request) -> int:

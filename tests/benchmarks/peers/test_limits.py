@@ -13,8 +13,8 @@ from benchmarks.peers.report import impossible, make_report, markdown
 from benchmarks.peers.rounds import EngineRecord
 from benchmarks.peers.workload import Cell, fixed_batch, prefill
 from checkpoints import bundled_model_path
-from jaxserve.bench.limits import MARGIN, Limits, measure_limits
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench.device_limits import MARGIN, Limits, measure_limits
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.models.config import ModelConfig
 
 MACHINE = Limits(flops_per_second=100e9, bytes_per_second=10e9, product="a product")

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from benchmarks import ramp, soak
-from benchmarks.edge_load import percentile, running_server
+from benchmarks.verify import soak
+from benchmarks import ramp
+from benchmarks.verify.edge_load import percentile, running_server
 from benchmarks.open_loop import Exchange
 
 

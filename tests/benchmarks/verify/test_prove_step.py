@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from benchmarks import prove_step
+from benchmarks.verify import prove_step
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import memory_document
-from benchmarks.prove import (
+from benchmarks.verify.prove import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
     Cost,
@@ -22,7 +22,7 @@ from benchmarks.prove import (
     Proof,
     device_name,
 )
-from benchmarks.prove.gpu_targets import CompilerMissingError
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from jaxserve.models.linear import PLAIN_LINEAR
 from tests.absent_devices import needs_gpu_compiler
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scheduler_proof import main, prove
+from benchmarks.verify.scheduler_proof import main, prove
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_pool import PagePool
 from jaxserve.scheduling.beams import BeamGroups

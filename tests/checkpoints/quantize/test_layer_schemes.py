@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints import CheckpointError
-from checkpoints.quantize.policy import read_policy, uniform_policy
+from checkpoints.quantize.layer_schemes import read_policy, uniform_policy
 from checkpoints.quantize.schemes import SCHEMES, quantization_config
 from server.commands import quantize
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from checkpoints.quantize.kept import KeptMatrix, config_of, method_of, written
+from checkpoints.quantize.quantized_matrices import KeptMatrix, config_of, method_of, written
 from checkpoints.quantize.rounding import Rounded
 from checkpoints.quantized import Stored
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.bench import commands, limits, measure, sweep
-from jaxserve.bench.limits import Limits
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench import device_limits
+from jaxserve.bench import commands, measure, sweep
+from jaxserve.bench.device_limits import Limits
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, flops_of_items
-from jaxserve.loading import Footprint
+from jaxserve.loading.build import Footprint
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import Row, flops_of
 from server.cli import build_parser, main
@@ -52,7 +53,7 @@ def latency(config, monkeypatch, tmp_path):
         monkeypatch.setattr(commands, "_make_llm", lambda *given: llm)
         monkeypatch.setattr(measure, "run_workload", served)
         found = Limits(1e10, 1e10, "a product")
-        monkeypatch.setattr(limits, "measure_limits", lambda working_set: found)
+        monkeypatch.setattr(device_limits, "measure_limits", lambda working_set: found)
         path = tmp_path / "latency.json"
         words = ["bench", "latency", "--num-iters-warmup", "1", "--num-iters", "3"]
         status = main([*words, "--batch-size", "2", "--output-json", str(path)])

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError, MessageError
 from jaxserve.execution.features import Facts
 from jaxserve.execution.features.mask import Mask
-from jaxserve.execution.packing import Needs
+from jaxserve.execution.row_packer import Needs
 from jaxserve.execution.results import Dispatched, PackedStep, StepResult
-from jaxserve.isolation import wire
+from jaxserve.processes import wire
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import (
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
@@ -29,12 +29,12 @@ from jaxserve.messages import (
     Hypothesis,
     StepOutput,
 )
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import NO_ID, EmbedsSpan
-from jaxserve.reports import POOLING
-from jaxserve.request import End, FinishReason, Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
+from jaxserve.boundary.reports import POOLING
+from jaxserve.request.request import End, FinishReason, Queueing, StopRule
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.scheduler import Scheduler
 from tests.jaxserve.codec import decode, encode
 from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token

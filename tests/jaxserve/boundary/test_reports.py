@@ -11,7 +11,7 @@ import pytest
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.execution.features import Feature
 from jaxserve.execution.features.traced import FeatureError
-from jaxserve.reports import plain
+from jaxserve.boundary.reports import plain
 from tests.jaxserve.execution.engine_facts import FACTS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from jaxserve.observability.step_history import StepHistory, StepRecord
+from jaxserve.boundary.step_history import StepHistory, StepRecord
 
 
 def step(number: int, fetched: float = 0.0) -> StepRecord:

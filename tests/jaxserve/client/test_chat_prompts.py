@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.chat_prompts import chat_prompts
+from jaxserve.client.chat_prompts import chat_prompts
 from jaxserve.errors import ValidationError
 
 USER = {"role": "user", "content": "a"}

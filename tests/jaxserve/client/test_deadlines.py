@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from jaxserve import SamplingParams
-from jaxserve.client import LocalClient
-from jaxserve.deadlines import TIDY, Deadlines
+from jaxserve.client.engine_client import LocalClient
+from jaxserve.client.deadlines import TIDY, Deadlines
 from jaxserve.errors import QueueFullError, ValidationError
-from jaxserve.messages import StepOutput
+from jaxserve.boundary.messages import StepOutput
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
-from jaxserve.request import Queueing
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.request.request import Queueing
+from jaxserve.params.structured_outputs_params import Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
-from tests.jaxserve.test_messages import PAGE_SIZE, SLOTS, VOCAB, make_engine
+from tests.jaxserve.boundary.test_messages import PAGE_SIZE, SLOTS, VOCAB, make_engine
 from tests.resolved_config import resolved_config
 
 TAGS = Thoughts("<t>", "</t>", is_open=True)

@@ -14,18 +14,18 @@ from prometheus_client import generate_latest
 
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
-from jaxserve.client import EngineClient, LocalClient
+from jaxserve.client.engine_client import EngineClient, LocalClient
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
-from jaxserve.loading import Loaded, load_engine
-from jaxserve.messages import Abort, AddGroup, Body, FirstStep, StepOutput
+from jaxserve.loading.build import Loaded, load_engine
+from jaxserve.boundary.messages import Abort, AddGroup, Body, FirstStep, StepOutput
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.output_processor import OutputProcessor
-from jaxserve.request import End, FinishReason
-from jaxserve.thread_client import ThreadClient
+from jaxserve.client.output_processor import OutputProcessor
+from jaxserve.request.request import End, FinishReason
+from jaxserve.client.thread_client import ThreadClient
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.jaxserve.codec import decode, encode
-from tests.jaxserve.test_deadlines import make_client, stub_engine
+from tests.jaxserve.client.test_deadlines import make_client, stub_engine
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_the_same_outputs_from_an_engine_in_a_thread_of_its_own(config) -> None:
 
 @pytest.mark.slow
 def test_an_engine_in_a_thread_that_hangs_is_silent_until_it_goes_on(config, monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.3)
+    monkeypatch.setattr("jaxserve.liveness.silence.SILENT_S", 0.3)
     may_step, step = threading.Event(), Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: may_step.wait(60) and step(engine))
     news = threading.Event()

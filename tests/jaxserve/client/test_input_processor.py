@@ -10,11 +10,11 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import InputProcessor
-from jaxserve.prompt_embeds import NO_ID, EmbedsSpan
-from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
+from jaxserve.client.input_processor import InputProcessor
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.resolved_config import resolved_config
 

@@ -9,16 +9,16 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import PreparedRequest
-from jaxserve.messages import AddGroup, EngineStats, FirstStep, Refusal, StepOutput
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.boundary.messages import AddGroup, EngineStats, FirstStep, Refusal, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.output_processor import OutputProcessor
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.outputs import Logprob, RequestOutput
-from jaxserve.reports import LOGPROBS, TokenLogprobs
-from jaxserve.request import End, FinishReason, Queueing, StopRule
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.boundary.reports import LOGPROBS, TokenLogprobs
+from jaxserve.request.request import End, FinishReason, Queueing, StopRule
+from jaxserve.params.sampling_params import RequestOutputKind
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 

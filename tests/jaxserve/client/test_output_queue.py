@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 
-from jaxserve.output_queue import MOST_TOKENS, MOST_WAITING, OutputQueue
+from jaxserve.client.output_queue import MOST_TOKENS, MOST_WAITING, OutputQueue
 from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.params.sampling_params import RequestOutputKind
 
 
 def output(token: int, *, index: int = 0, last: bool = False) -> RequestOutput:

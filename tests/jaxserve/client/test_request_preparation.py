@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import ValidationError
-from jaxserve.preparing import Preparing
+from jaxserve.client.request_preparation import Preparing
 
 
 class Inputs:

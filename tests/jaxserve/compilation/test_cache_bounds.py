@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.execution import cache_bounds
-from jaxserve.execution.cache_bounds import (
+from jaxserve.compilation import cache_bounds
+from jaxserve.compilation.cache_bounds import (
     ABANDONED_S,
     MARKS,
     MOST_AGE_S,

@@ -19,7 +19,7 @@ import pytest
 from jax._src import compilation_cache as private
 
 from checkpoints import bundled_model_path
-from jaxserve.execution.cache_format import SIGNATURES, cache_format, compression_of
+from jaxserve.compilation.cache_format import SIGNATURES, cache_format, compression_of
 
 ROOT = Path(__file__).parents[3]
 # Of JAX. Another release: look what `jax._src.compilation_cache` compresses with, then add it.

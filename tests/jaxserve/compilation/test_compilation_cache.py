@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import ValidationError
-from jaxserve.execution import compilation_cache
-from jaxserve.execution.cache_format import cache_format
+from jaxserve.compilation import compilation_cache
+from jaxserve.compilation.cache_format import cache_format
 from pallas_kernels.native import own_folder
 from pallas_kernels.native.build import cache_folder
-from tests.jaxserve.execution.test_cache_bounds import named
-from tests.jaxserve.execution.test_cache_format import entry_of, zlib_alone, zstandard_installed
+from tests.jaxserve.compilation.test_cache_bounds import named
+from tests.jaxserve.compilation.test_cache_format import entry_of, zlib_alone, zstandard_installed
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = textwrap.dedent(

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.prove import gpu_targets
-from jaxserve.execution.compiler_options import accepted, compiler_options
+from benchmarks.verify.prove import gpu_targets
+from jaxserve.compilation.compiler_options import accepted, compiler_options
 from tests.absent_devices import needs_gpu_compiler
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from jaxserve import EngineConfig, SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.flags import add_flag
-from jaxserve.sampling_params import CLIENT, SCHEDULER
-from jaxserve.settings import (
+from jaxserve.config.flags import add_flag
+from jaxserve.params.sampling_params import CLIENT, SCHEDULER
+from jaxserve.config.settings import (
     Choice,
     Number,
     PowerOfTwo,
@@ -29,7 +29,7 @@ from jaxserve.settings import (
     setting,
     settings_of,
 )
-from jaxserve.settings_page import page
+from jaxserve.jobs.settings_page import page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "settings.md"
@@ -37,7 +37,7 @@ FOLDER = ROOT / "jaxserve" / "execution" / "features"
 
 
 def test_the_page_is_that_of_the_declarations() -> None:
-    assert page() == PAGE.read_text(), "python -m jaxserve.settings_page > docs/settings.md"
+    assert page() == PAGE.read_text(), "python -m jaxserve.jobs.settings_page > docs/settings.md"
 
 
 @pytest.mark.parametrize("kind", [EngineConfig, SamplingParams])

@@ -11,8 +11,8 @@ import pytest
 
 from jaxserve import AsyncEngineArgs, EngineArgs, EngineConfig, FlexibleArgumentParser
 from jaxserve.errors import ValidationError
-from jaxserve.settings import settings_of
-from jaxserve.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.config.settings import settings_of
+from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
 
 NAMES = Path(__file__).parent / "data" / "vllm_arguments.txt"
 

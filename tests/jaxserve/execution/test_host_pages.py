@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.execution.host_pages import MOVES, SIZE, HostPages, pack_moves
-from jaxserve.execution.state import DeviceState, StateShape
+from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.layer_groups import LayerGroups

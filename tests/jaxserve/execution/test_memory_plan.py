@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.bench.shapes import SHAPES
+from jaxserve.bench.model_shapes import SHAPES
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import FULL, FULL_DECODE
 from jaxserve.execution.memory_plan import (
@@ -16,7 +16,7 @@ from jaxserve.execution.memory_plan import (
     table_bytes,
     temporary_bound,
 )
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 
 GIB = 1 << 30

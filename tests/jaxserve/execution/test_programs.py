@@ -12,7 +12,7 @@ import pytest
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.control import CopyProgram, UploadProgram
-from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
+from jaxserve.loading.defaults import DEFAULTS, PRESET_FACTORS
 from jaxserve.execution.features import (
     FAST,
     FULL,
@@ -36,7 +36,7 @@ from jaxserve.execution.programs import (
     wanted_shapes,
 )
 from jaxserve.execution.runner import Runner
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 from tests.jaxserve.execution.engine_facts import FACTS, blob_layout, fast, result_layout
 
 

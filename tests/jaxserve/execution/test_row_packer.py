@@ -20,14 +20,14 @@ from jaxserve.execution.features import (
     feature_sets,
     make_features,
 )
-from jaxserve.execution.inputs import Blob, BlobLayout
+from jaxserve.execution.step_inputs import Blob, BlobLayout
 from jaxserve.execution.layout import array, arrays
-from jaxserve.execution.packing import RowPacker
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.row_packer import RowPacker
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.memory.manager import PageUpdate
-from jaxserve.prompt_embeds import NO_ID, EmbedsSpan
-from jaxserve.request import Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
+from jaxserve.request.request import Request, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
 from tests.jaxserve.execution.engine_facts import (
     FACTS,

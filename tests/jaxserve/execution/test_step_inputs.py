@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxserve.execution.features import FAST, FULL_DECODE
-from jaxserve.execution.inputs import Result
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_inputs import Result
+from jaxserve.execution.step_shape import StepShape
 from tests.jaxserve.execution.engine_facts import blob_layout, fast, full, result_layout
 
 SHAPES = [

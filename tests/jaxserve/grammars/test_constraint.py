@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.engine.waiting import Waiting
+from jaxserve.engine.waiting_room import Waiting
 from jaxserve.execution.features.feature import Facts, Host, TakenStep
 from jaxserve.execution.features.mask import Mask
-from jaxserve.request import End, FinishReason, StopRule
+from jaxserve.request.request import End, FinishReason, StopRule
 from jaxserve.scheduling.plan import SeenTokens
 from tests.jaxserve.requests import make_request
 

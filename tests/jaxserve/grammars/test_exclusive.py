@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.constrained.suite import allows, compiled
-from jaxserve.grammars.refused import SchemaError
+from jaxserve.grammars.unsupported_keywords import SchemaError
 from jaxserve.grammars.schemas import lowered
 
 A: dict[str, Any] = {"properties": {"kind": {"const": "a"}}, "required": ["kind"]}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import CompilerBusyError, EngineDeadError, ShutdownError, ValidationError
-from jaxserve.grammars import checking
-from jaxserve.grammars.checking import MOST_SHORT, MOST_TRIALS, MOST_TRIES, GrammarChecks
-from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.messages import Body, Control
+from jaxserve.grammars import grammar_checks
+from jaxserve.grammars.grammar_checks import MOST_SHORT, MOST_TRIALS, MOST_TRIES, GrammarChecks
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.messages import Body, Control
 
 TOKENS = Tokens("{}", 9, [2])
 
@@ -74,7 +74,7 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     made = Started()
-    monkeypatch.setattr(checking, "EngineProcess", made)
+    monkeypatch.setattr(grammar_checks, "EngineProcess", made)
     return made
 
 
@@ -120,7 +120,7 @@ def test_a_verdict_is_kept_by_text(checks: GrammarChecks, started: Started) -> N
 
 
 def test_the_number_of_verdicts_is_bounded(checks, started, monkeypatch) -> None:
-    monkeypatch.setattr(checking, "MOST_VERDICTS", 2)
+    monkeypatch.setattr(grammar_checks, "MOST_VERDICTS", 2)
     futures = [submit(checks, text) for text in "abca"]
     process = started.next()
     for _ in "abc":
@@ -132,7 +132,7 @@ def test_the_number_of_verdicts_is_bounded(checks, started, monkeypatch) -> None
 
 
 def test_a_text_may_compile_in_another_notation(checks, started, monkeypatch) -> None:
-    monkeypatch.setattr(checking, "MAX_KEPT_CHARACTERS", 7)
+    monkeypatch.setattr(grammar_checks, "MAX_KEPT_CHARACTERS", 7)
     futures = [submit(checks, "a"), submit(checks, "b")]
     process = started.next()
     for number in range(2):

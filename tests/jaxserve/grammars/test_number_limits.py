@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.constrained.suite import allows, compiled
-from jaxserve.grammars.limits import LARGEST
-from jaxserve.grammars.refused import SchemaError
+from jaxserve.grammars.number_limits import LARGEST
+from jaxserve.grammars.unsupported_keywords import SchemaError
 from jaxserve.grammars.schemas import lowered
 
 HOLDS: dict[str, Callable[[Any, Any], bool]] = {

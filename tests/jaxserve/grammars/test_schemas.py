@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.constrained.suite import allows, compiled
 from jaxserve.grammars.notation import in_notation
-from jaxserve.grammars.refused import SchemaError
+from jaxserve.grammars.unsupported_keywords import SchemaError
 from jaxserve.grammars.schemas import lowered
-from jaxserve.grammars.text import grammar_text
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 DEFS = {"a/b~": {"items": {"uniqueItems": True}}, "unused": {"not": {}}}
 

@@ -7,9 +7,9 @@ import pytest
 
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.constraint import Grammar
-from jaxserve.grammars.text import grammar_text
-from jaxserve.grammars.thinking import Phase, Thinking
-from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
+from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.grammars.thoughts import Phase, Thinking
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
 
 WORDS = -(-FACTS.vocab_size // 32)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.checking import GrammarChecks
-from jaxserve.grammars.text import grammar_text
+from jaxserve.grammars.grammar_checks import GrammarChecks
+from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.trial import BROKEN, COSTLY, DEEP, LARGE, SLOW
-from jaxserve.grammars.verdicts import Tokens
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import FACTS, TOKENS, TinyTokenizer
 
-MODULE = "jaxserve.grammars.child"
+MODULE = "jaxserve.grammars.trial_process"
 INTERSECTION = "start: A\nA: " + " & ".join(rf"/(.|\n)*[a-z]{{{n}}}(.|\n)*/" for n in range(1, 60))
 PATTERNS = {"allOf": [{"type": "string", "pattern": f"[a-z]{{{n}}}"} for n in range(1, 60)]}
 CHAIN = "start:r0\n" + "".join(f"r{i}:r{i + 1}\n" for i in range(5000)) + 'r5000:"ab"'
@@ -139,8 +139,8 @@ def test_the_process_is_small_and_ends_when_its_parent_has_gone(tmp_path: Path) 
     code = f"""
 import sys, time
 sys.path.insert(0, {str(Path.cwd())!r})
-from jaxserve.grammars.checking import GrammarChecks
-from jaxserve.grammars.verdicts import Tokens
+from jaxserve.grammars.grammar_checks import GrammarChecks
+from jaxserve.boundary.grammar_verdicts import Tokens
 from tests.jaxserve.grammars.tiny_tokenizer import FACTS, TinyTokenizer
 checks = GrammarChecks(lambda: Tokens.of(TinyTokenizer(), FACTS))
 checks.submit({grammar_text(StructuredOutputsParams(regex="a"))!r}, "x", 0).result()

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from checkpoints import bundled_model_path
 from jaxserve.isolation.child import ended_at_once
-from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Start, Sync
-from jaxserve.messages import (
+from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, Sync
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
@@ -32,7 +32,7 @@ from jaxserve.messages import (
     PageStats,
     StepOutput,
 )
-from jaxserve.observability.step_times import StepTimes
+from jaxserve.boundary.step_times import StepTimes
 from tests.resolved_config import resolved
 
 KILL, HANG, LATE, SLOW = 50, 51, 52, 53

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.isolation.replay import resumed
-from jaxserve.output_processor import Unfinished
-from tests.jaxserve.isolation.test_wire import ADD
+from jaxserve.client.output_processor import Unfinished
+from tests.jaxserve.processes.test_wire import ADD
 
 GROUP = replace(ADD, beams=None, pooling=None, prompt_embeds=[], output_token_ids=[])
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxserve.config import EngineConfig
-from jaxserve.converting import convert
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.jobs.convert import convert
 from jaxserve.errors import ValidationError
-from jaxserve.loading import load_bare
+from jaxserve.loading.build import load_bare
 from jaxserve.models.quantized_export import QuantizedExport
-from jaxserve.models.stored import named_leaves, with_leaves
+from jaxserve.models.store import named_leaves, with_leaves
 from tests.quantized_models import CASES, quantize_folder
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}

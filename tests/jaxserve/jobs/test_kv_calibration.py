@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from jaxserve import LLM
 from jaxserve.errors import ValidationError
-from jaxserve.kv_calibration import LARGEST, calibrate, save
+from jaxserve.jobs.kv_calibration import LARGEST, calibrate, save
 from jaxserve.models.kv_scales import read_kv_scales
 from server.cli import main
 from tests.tiny_models import VOCAB_SIZE

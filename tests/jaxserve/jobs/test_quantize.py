@@ -12,11 +12,11 @@ import pytest
 from safetensors import safe_open
 
 from checkpoints import CheckpointError, SafetensorsReader, bundled_model_path
-from checkpoints.quantize.policy import Policy, read_policy, uniform_policy
+from checkpoints.quantize.layer_schemes import Policy, read_policy, uniform_policy
 from checkpoints.quantize.schemes import SCHEMES
 from checkpoints.tiny.docstrings import load_docstrings
 from jaxserve.errors import ValidationError
-from jaxserve.quantizing import Calibration, quantize
+from jaxserve.jobs.quantize import Calibration, quantize
 from tests.checkpoints.quantize import decoding
 
 GROUP = 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.pulse import BEAT_S, LATE_S, Pulse
+from jaxserve.liveness.pulse import BEAT_S, LATE_S, Pulse
 from tests.jaxserve.observability.test_step_clock import Clock
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.silence import (
+from jaxserve.liveness.silence import (
     AUTO,
     HUNG_COMPILING_S,
     HUNG_FACTOR,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import pytest
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.execution.defaults import DEFAULTS, resolve
+from jaxserve.loading.defaults import DEFAULTS, resolve
 from jaxserve.execution.programs import wanted_shapes
 from jaxserve.models.config import ModelConfig
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.generation_defaults import generation_defaults
+from jaxserve.loading.generation_defaults import generation_defaults
 
 SAID = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": 2, "max_new_tokens": None}
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxserve import load_progress
-from jaxserve.load_progress import LoadProgress
+from jaxserve.loading import load_progress
+from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.observability.json_log import JsonFormatter
 
 NEVER = 1e6

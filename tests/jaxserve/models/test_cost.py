@@ -7,11 +7,11 @@ import math
 import pytest
 from flax import nnx
 
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import ModelCost, Row, flops_of, seen
 from jaxserve.models.registry import family_of
-from jaxserve.models.stored import named_leaves
+from jaxserve.models.store import named_leaves
 
 
 def config_of(shape, folder, **overrides):

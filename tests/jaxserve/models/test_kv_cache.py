@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from safetensors.numpy import save_file
 
 from checkpoints import CheckpointError
-from jaxserve.bench.shapes import SHAPES
+from jaxserve.bench.model_shapes import SHAPES
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVPages, KVScales
 from jaxserve.models.kv_scales import is_kv_scale, read_kv_scales

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from checkpoints import CheckpointError, SafetensorsReader, TensorMismatchError, aligned_empty
-from jaxserve.converting import convert
+from jaxserve.jobs.convert import convert
 from jaxserve.errors import ValidationError
 from jaxserve.models import Model, ModelConfig, load_model
 from jaxserve.models.registry import FAMILIES

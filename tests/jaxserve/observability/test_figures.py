@@ -24,7 +24,7 @@ from jaxserve.observability.request_lives import (
     RequestLife,
     SequenceLife,
 )
-from jaxserve.observability.step_history import StepRecord
+from jaxserve.boundary.step_history import StepRecord
 
 pytest.importorskip("matplotlib", reason="needs the extra `bench`")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams, seed_words
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams, seed_words
 
 NAN, INF = math.nan, math.inf
 
@@ -211,6 +211,6 @@ def test_seed_words():
 
 
 def test_import_is_free_of_jax():
-    program = "import sys, jaxserve.sampling_params; "
+    program = "import sys, jaxserve.params.sampling_params; "
     program += "assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

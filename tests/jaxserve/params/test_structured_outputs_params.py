@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve import SamplingParams, StructuredOutputsParams
 from jaxserve.errors import ValidationError
-from jaxserve.structured_outputs_params import (
+from jaxserve.params.structured_outputs_params import (
     MAX_CHARACTERS,
     MAX_CHOICE_CHARACTERS,
     MAX_CHOICES,

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from jaxserve.isolation.socket_folders import OWNER, PREFIX, SOCKET, own, remove_stale
+from jaxserve.processes.socket_folders import OWNER, PREFIX, SOCKET, own, remove_stale
 
 
 def made(root: Path, name: str, *files: str) -> Path:

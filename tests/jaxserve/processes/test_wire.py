@@ -11,12 +11,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.config import EngineConfig
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import MessageError
-from jaxserve.grammars.verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.isolation import wire
-from jaxserve.isolation.wire import (
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.processes import wire
+from jaxserve.processes.wire import (
     BODIES,
     Channel,
     ModelSizes,
@@ -27,7 +27,7 @@ from jaxserve.isolation.wire import (
     decode,
     encode,
 )
-from jaxserve.messages import (
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
@@ -42,16 +42,16 @@ from jaxserve.messages import (
     Refusal,
     StepOutput,
 )
-from jaxserve.observability.engine_view import EngineView, QueueView, SlotView
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.observability.work import Work
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import EmbedsSpan
-from jaxserve.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
-from jaxserve.request import End, FinishReason, Queueing, StopRule
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.step_history import StepRecord
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.boundary.work import Work
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.boundary.embeds_span import EmbedsSpan
+from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
+from jaxserve.request.request import End, FinishReason, Queueing, StopRule
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.structured_outputs_params import Thoughts
 from tests.resolved_config import resolved
 
 PARAMS = SamplingParams(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.sampling.sampler import SamplingRows, sample
-from jaxserve.sampling_params import seed_words
+from jaxserve.params.sampling_params import seed_words
 
 DEFAULTS = {
     "temperature": 1.0,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from jaxserve.request import Request, RequestState
+from jaxserve.request.request import Request, RequestState
 from jaxserve.scheduling.client_turns import LOOKS, ClientTurns
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed

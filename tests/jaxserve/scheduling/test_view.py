@@ -6,10 +6,10 @@ import numpy as np
 
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_pool import PagePool, PageState
-from jaxserve.messages import Action, AddGroup, Control
-from jaxserve.observability import engine_view
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.boundary.messages import Action, AddGroup, Control
+from jaxserve.boundary import engine_view
+from jaxserve.request.request import Queueing, Request, StopRule
+from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.scheduling import view as viewing
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.policies import Length

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.tokenization.gguf import gguf_tokenizer
+from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
 from tests.checkpoints.gguf.files import write_gguf
 
 TOKENS = ["<s>", "</s>", "a", "b", "ab"]

@@ -65,7 +65,7 @@ def test_what_is_not_converted_says_how(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValidationError, match="tokenizer_class='Evil' is none of LlamaTokenizer"):
         Tokenizer(tmp_path)
     configured(tmp_path, None)
-    monkeypatch.setattr("jaxserve.tokenization.converted._has_sentencepiece", lambda: False)
+    monkeypatch.setattr("jaxserve.tokenization.older_files._has_sentencepiece", lambda: False)
     with pytest.raises(ValidationError, match=f"with the extra `sentencepiece`.*{command}"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")

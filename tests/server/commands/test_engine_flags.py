@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints import bundled_model_path
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.flags import integer, json_object
+from jaxserve.config.flags import integer, json_object
 from server.cli import build_parser
 from server.commands.engine_flags import SERVER_QUEUE, engine_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import ValidationError
-from jaxserve.vllm_arguments import RENAMED
+from jaxserve.config.vllm_arguments import RENAMED
 from server.cli import build_parser
 from server.commands.vllm_flags import SERVER_NEUTRAL, SERVER_REFUSED, check_vllm_flags
 

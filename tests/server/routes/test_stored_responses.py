@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.keys import ApiKey
-from server.limits import Limits
+from server.client_limits import Limits
 from tests.server.fake_engine import FakeEngine
 from tests.server.named_events import named_events
 from tests.server.routes.responses import PARSERS, ROUTE, ask, prompt

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.prove import CASES, KINDS, Attention, Cost, cases_for
-from benchmarks.prove.cases import Sampling
-from benchmarks.prove.cost import (
+from benchmarks.verify.prove import CASES, KINDS, Attention, Cost, cases_for
+from benchmarks.verify.prove.cases import Sampling
+from benchmarks.verify.prove.cost import (
     decode_and_write_cost,
     decode_cost,
     prefill_cost,
@@ -19,7 +19,7 @@ from benchmarks.prove.cost import (
     threshold_cost,
     write_cost,
 )
-from benchmarks.prove.problems import BUILDERS, POOL_BYTES
+from benchmarks.verify.prove.problems import BUILDERS, POOL_BYTES
 
 
 def test_every_case_is_listed_once_and_for_known_kinds() -> None:

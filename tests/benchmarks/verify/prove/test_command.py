@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import prove
-from benchmarks.prove import __main__ as command
-from benchmarks.prove import gpu_targets, tpu_targets
+from benchmarks.verify import prove
+from benchmarks.verify.prove import __main__ as command
+from benchmarks.verify.prove import gpu_targets, tpu_targets
 from pallas_kernels import KernelError
 
 ROOT = Path(__file__).parents[3]
@@ -71,7 +71,7 @@ def test_unknown_kinds_are_refused() -> None:
 
 def test_the_command_starts() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.prove", "--help"],
+        [sys.executable, "-m", "benchmarks.verify.prove", "--help"],
         cwd=ROOT,
         capture_output=True,
         text=True,

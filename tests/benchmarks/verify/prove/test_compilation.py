@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
-from benchmarks.prove import (
+from benchmarks.verify.prove import (
     Attention,
     Case,
     Requirements,
@@ -21,7 +21,7 @@ from benchmarks.prove import (
     prove,
     prove_case,
 )
-from benchmarks.prove.compilation import count_recomputed
+from benchmarks.verify.prove.compilation import count_recomputed
 from pallas_kernels import write_kv
 from tests.absent_devices import needs_gpu_compiler, needs_tpu_compiler
 

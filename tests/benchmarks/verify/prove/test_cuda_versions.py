@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prove.gpu_targets import GPU_TARGETS, PLUGINS, cuda_of_plugin, target_config
+from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, PLUGINS, cuda_of_plugin, target_config
 
 ROOT = Path(__file__).parents[3]
 

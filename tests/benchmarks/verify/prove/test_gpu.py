@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from benchmarks.prove import KernelUse, gpu
+from benchmarks.verify.prove import KernelUse, gpu
 
 REPORT = """\
 ptxas info    : 0 bytes gmem

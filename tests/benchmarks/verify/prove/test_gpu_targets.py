@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.prove import gpu_targets
+from benchmarks.verify.prove import gpu_targets
 
 
 def executable(folder: Path) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from benchmarks.prove import Requirements, gpu_targets, prove
-from benchmarks.prove.program import counts
+from benchmarks.verify.prove import Requirements, gpu_targets, prove
+from benchmarks.verify.prove.program import counts
 from tests.absent_devices import needs_gpu_compiler
 
 OWN = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from benchmarks.prove import (
+from benchmarks.verify.prove import (
     Cost,
     Counts,
     KernelUse,
@@ -15,7 +15,7 @@ from benchmarks.prove import (
     markdown,
     write_json,
 )
-from benchmarks.prove.proof import judge
+from benchmarks.verify.prove.proof import judge
 
 KERNEL = KernelUse("paged_decode", "mosaic_gpu", 182, 0, 191489, instructions={"wgmma": 12})
 MEMORY = Memory(arguments=1000, results=600, temporaries=50, aliased=500)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prove import KINDS, Cost, bound
-from benchmarks.prove import __main__ as command
-from benchmarks.prove.targets import TARGETS
+from benchmarks.verify.prove import KINDS, Cost, bound
+from benchmarks.verify.prove import __main__ as command
+from benchmarks.verify.prove.targets import TARGETS
 
 PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
 

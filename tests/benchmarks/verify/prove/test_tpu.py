@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from benchmarks.prove.tpu import mosaic_uses
+from benchmarks.verify.prove.tpu import mosaic_uses
 
 
 def line(name: str, module: bytes, *spaces: tuple[int, int]) -> str:

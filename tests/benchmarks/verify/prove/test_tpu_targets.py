@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.prove.tpu_targets import CompilerMissingError, compile_for, tpu_mesh
+from benchmarks.verify.prove.tpu_targets import CompilerMissingError, compile_for, tpu_mesh
 from pallas_kernels import (
     KernelError,
     PrefillLanes,

@@ -17,7 +17,7 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import ValidationError
 from jaxserve.scheduling.policies import FirstComeFirstServed, make_policy
 from tests.jaxserve.scheduling.test_scheduler import make_request, names, simple, start, step
