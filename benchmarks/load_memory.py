@@ -51,7 +51,7 @@ def measure(**settings: Any) -> dict[str, float]:
     """
     import jax
 
-    from jaxserve.loading.build import load_engine
+    from jaxserve.loading.engine_build import load_engine
 
     jax.block_until_ready(jax.device_put(1.0))
     found: dict[str, float] = {"before": peak_bytes()}

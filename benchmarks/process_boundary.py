@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.measure import environment
-from jaxserve.processes.wire import Channel, decode, encode
 from jaxserve.boundary.messages import Begun, EngineStats, PageStats, StepOutput
 from jaxserve.boundary.step_times import StepTimes
+from jaxserve.processes.wire import Channel, decode, encode
 
 PREFIX = 4  # bytes of a frame before the message
 

@@ -31,9 +31,9 @@ def write_models(
     shape: str, dtype: str, quantization: str | None, folder: Path
 ) -> dict[str, float]:
     """The same weights in both formats, quantised in the store; seconds that each took to write."""
-    from checkpoints.store.writer import small_files_of
     from checkpoints.folder_writer import write_folder
-    from jaxserve.loading.build import load_bare
+    from checkpoints.store.writer import small_files_of
+    from jaxserve.loading.engine_build import load_bare
     from jaxserve.models.export import hf_tensors
     from jaxserve.models.store import save_model
 
@@ -58,7 +58,7 @@ def load(folder: str, dtype: str, quantization: str | None) -> dict[str, float]:
     """Load in this process, which should be new: seconds and bytes."""
     import jax
 
-    from jaxserve.loading.build import load_bare
+    from jaxserve.loading.engine_build import load_bare
     from jaxserve.models.store import named_leaves
 
     if Path(folder).name == "orbax":

@@ -11,8 +11,8 @@ from checkpoints.gguf import GGUFReader, is_gguf
 from checkpoints.json_file import read_object
 from checkpoints.quantized import awq, compressed_tensors, fp8, gptq
 from checkpoints.quantized.fields import Fields
-from checkpoints.quantized.reader import QuantizedReader
 from checkpoints.quantized.quantized_matrix import Matrix
+from checkpoints.quantized.reader import QuantizedReader
 from checkpoints.safetensors_reader import ALL_DTYPES, SafetensorsReader
 
 # configs of their own that tools wrote before config.json had a quantization_config

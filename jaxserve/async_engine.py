@@ -12,26 +12,26 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jaxserve.config.engine_config import EngineConfig, Isolation
-from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
-from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
-from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.step_history import StepHistory
+from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.client.output_queue import OutputQueue
+from jaxserve.client.request_preparation import Preparing
+from jaxserve.config.engine_config import EngineConfig, Isolation
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.boundary.step_history import StepHistory
-from jaxserve.client.output_queue import OutputQueue
 from jaxserve.outputs import RequestOutput
-from jaxserve.client.request_preparation import Preparing
-from jaxserve.request.request import Queueing
-from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxserve.processes.launch import EarlyProcess
-    from jaxserve.isolation.process_client import ProcessClient
     from jaxserve.client.thread_client import ThreadClient
+    from jaxserve.isolation.process_client import ProcessClient
+    from jaxserve.processes.launch import EarlyProcess
 
 logger = logging.getLogger(__name__)
 

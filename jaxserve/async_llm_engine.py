@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from jaxserve.async_engine import AsyncEngine
+from jaxserve.client.input_processor import Params, Prompt
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.errors import EngineDeadError
-from jaxserve.client.input_processor import Params, Prompt
-from jaxserve.params.lora_request import LoRARequest, refuse_adapter
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
+from jaxserve.params.lora_request import LoRARequest, refuse_adapter
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 

@@ -12,18 +12,21 @@ from typing import Any
 from flax import nnx
 from tqdm import tqdm
 
-from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.boundary.messages import EngineStats
 from jaxserve.client.chat_prompts import Message, chat_prompts
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import ValidationError
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
-from jaxserve.loading.build import load_engine
-from jaxserve.params.lora_request import LoRARequest, refuse_adapter
-from jaxserve.boundary.messages import EngineStats
+from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
+from jaxserve.client.sleep import Sleep
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.vllm_arguments import own_settings
+from jaxserve.errors import ValidationError
+from jaxserve.loading.engine_build import load_engine
 from jaxserve.models.store import save_model
 from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_values import Metric, metric_values
+from jaxserve.observability.pictures import Pictures
+from jaxserve.observability.profiler_trace import Profile
 from jaxserve.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -31,16 +34,13 @@ from jaxserve.outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
-from jaxserve.observability.pictures import Pictures
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.lora_request import LoRARequest, refuse_adapter
 from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.observability.profiler_trace import Profile
 from jaxserve.params.prompts import TokensPrompt
-from jaxserve.request.request import Queueing
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
-from jaxserve.client.sleep import Sleep
+from jaxserve.request.queueing import Queueing
 from jaxserve.tokenization.tokenizer import Tokenizer
-from jaxserve.config.vllm_arguments import own_settings
 
 
 class LLM(Pictures):

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jaxserve.client.input_processor import Params, PreparedRequest
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.grammar_checks import RETRY_S
-from jaxserve.client.input_processor import Params, PreparedRequest
 from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
@@ -31,6 +31,7 @@ from jaxserve.outputs import (
 )
 from jaxserve.params.sampling_params import SamplingParams
 from server.errors import ApiError
+from server.event_stream import EventStream, merge, until_disconnect
 from server.protocol.body_errors import named
 from server.protocol.requests import GenerationRequest
 from server.protocol.responses import ChunkWriter, finite, response_body, timings, usage
@@ -43,7 +44,6 @@ from server.service import (
     response_id,
     token_text,
 )
-from server.event_stream import EventStream, merge, until_disconnect
 from server.unread_answers import unread_of
 from server.whole_answer import whole_response
 

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from server.client_limits import Limits
 from server.errors import handle_http_exception
 from server.keys import ApiKey
-from server.client_limits import Limits
 from server.middleware import (
     OPEN_PATHS,
     PROBE_PATHS,
@@ -26,12 +26,25 @@ from server.middleware import (
     RootPathMiddleware,
 )
 from server.options import NO_OPTIONS, Options
-from server.routes import stored_responses
-from server.routes import chat, completions, control, documents, embeddings, invocations, messages, models, optional, page, responses, tokens
+from server.request_spans import RequestTracer, TraceMiddleware
+from server.routes import (
+    chat,
+    completions,
+    control,
+    documents,
+    embeddings,
+    invocations,
+    messages,
+    models,
+    optional,
+    page,
+    responses,
+    stored_responses,
+    tokens,
+)
 from server.routes import engine as watched
 from server.service import NO_PARSERS, Service
 from server.tools.choice import Parsers
-from server.request_spans import RequestTracer, TraceMiddleware
 from server.unread_answers import UnreadMiddleware
 
 if TYPE_CHECKING:

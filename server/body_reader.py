@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_rules import MAX_BIAS_ENTRIES
-from server.errors import ApiError, ClientDisconnected
 from server.client_limits import Limits
+from server.errors import ApiError, ClientDisconnected
 
 READ_TIMEOUT_S = 60.0
 QUICK_BYTES = 2**16  # of a body that is parsed and checked in the event loop

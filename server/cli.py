@@ -15,8 +15,8 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import jaxserve
-from jaxserve.errors import ValidationError, lacks_memory
 from jaxserve.config.flags import FlexibleArgumentParser
+from jaxserve.errors import ValidationError, lacks_memory
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.process_end import ended_by_ctrl_c, exit_soon

@@ -12,9 +12,9 @@ from uvicorn.protocols.utils import get_client_addr
 
 from jaxserve.scheduling.ledger import Entry
 from server.admission import Admission, Refused
+from server.client_limits import Limits
 from server.descriptors import Descriptors
 from server.errors import ApiError
-from server.client_limits import Limits
 from server.old_http import end_with_connection
 from server.peer import PeerWatch
 from server.raw_answer import raw_answer, raw_error

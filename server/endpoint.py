@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.event_stream import until_disconnect
 from server.keys import client_name
 from server.protocol.requests import ModelRequest
 from server.service import Service, entry_of
-from server.event_stream import until_disconnect
 
 
 class Answering(Protocol):

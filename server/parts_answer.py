@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
+from server.answer_parts import Kind, Parts, Step
 from server.answers import Piece, check_served
 from server.errors import ApiError
-from server.answer_parts import Kind, Parts, Step
-from server.protocol.chat import ChatCompletionRequest
+from server.event_stream import EventStream
 from server.protocol.body_errors import renamed
+from server.protocol.chat import ChatCompletionRequest
 from server.routes.chat import ChatCompletions
 from server.service import Service
-from server.event_stream import EventStream
 from server.whole_answer import coalesced
 
 QUICK_TOKENS = 32  # whose logprobs the event loop encodes in about a millisecond

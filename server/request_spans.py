@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxserve.errors import ValidationError
 from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:

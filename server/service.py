@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
-from jaxserve.request.request import Queueing
+from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.params.sampling_params import TOKEN_FIELDS
+from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
 from server.body_reader import BodyReader
+from server.client_limits import Limits
 from server.errors import ApiError, as_api_error
 from server.holders import Holders
 from server.keys import ApiKey, Client, KeyRing, client_name
-from server.client_limits import Limits
 from server.middleware import Load
 from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.config.resolved_config import (
     CacheSettings,
     ModelSettings,
@@ -14,6 +13,7 @@ from jaxserve.config.resolved_config import (
     ResolvedConfig,
     SchedulerSettings,
 )
+from jaxserve.loading.generation_defaults import generation_defaults
 
 
 def resolved_config(**settings: Any) -> ResolvedConfig:

@@ -21,8 +21,11 @@ NEVER = [
     ("jaxserve/scheduling", ("jax", "flax", "jaxserve.execution", "jaxserve.models")),
     ("jaxserve/memory", ("jax", "flax", "jaxserve.execution", "jaxserve.scheduling")),
     ("jaxserve/models", ("jaxserve.execution", "jaxserve.scheduling", "jaxserve.engine")),
-    ("jaxserve/execution", ("jaxserve.engine", "jaxserve.loading.build", "jaxserve.llm")),
-    ("jaxserve/engine/loop.py", ("jaxserve.loading.build", "jaxserve.llm", "jaxserve.async_engine")),
+    ("jaxserve/execution", ("jaxserve.engine", "jaxserve.loading.engine_build", "jaxserve.llm")),
+    (
+        "jaxserve/engine/loop.py",
+        ("jaxserve.loading.engine_build", "jaxserve.llm", "jaxserve.async_engine"),
+    ),
     ("jaxserve/boundary/messages.py", ("jax", "jaxserve.execution", "jaxserve.scheduling")),
     ("server/routes", ("jaxserve.memory", "jaxserve.scheduling", "jaxserve.execution")),
 ]

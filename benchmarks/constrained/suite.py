@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.extras import require
+from jaxserve.boundary.grammar_verdicts import Tokens
 from jaxserve.errors import ValidationError
+from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.matchers import mask_of, new_matcher, token_table
 from jaxserve.grammars.notation import in_notation
-from jaxserve.grammars.grammar_text import grammar_text
-from jaxserve.boundary.grammar_verdicts import Tokens
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 END = 256  # the token behind those of the bytes

@@ -38,8 +38,8 @@ STEP_PROOF = "`python -m benchmarks.verify.prove_step --device h200 --shape llam
 
 # where a class of kernels comes from, and what to change first
 CAUSES = {
-    PRODUCTS: "jaxserve/compilation/compiler_options.py: GEMM autotuning; split-K parts that another "
-    "kernel sums (pallas_kernels/linear)",
+    PRODUCTS: "jaxserve/compilation/compiler_options.py: GEMM autotuning; split-K parts that "
+    "another kernel sums (pallas_kernels/linear)",
     "KV write": "jaxserve/models/attention.py: rope, padding and the KV write in one kernel",
     "sampling": "pallas_kernels/kept_threshold: reads of [R, V], loops that leave the graph",
     "copies": "a copy that XLA inserted: " + STEP_PROOF + " counts them; then the operand's layout",
@@ -183,7 +183,9 @@ def of_steps(known: Known) -> Iterator[Finding]:
             graphed = known.facts.get(f"ms {case.replace(UNGRAPHED, FILTERED)}: decode step")
             if graphed and step < GRAPH_GAIN * graphed:
                 found = f"{case}: {step:.3f} ms without graphs, {graphed:.3f} ms with them"
-                do = "graphs do nothing: jaxserve/compilation/compiler_options.py: which thunks are "
+                do = (
+                    "graphs do nothing: jaxserve/compilation/compiler_options.py: which thunks are "
+                )
                 yield Finding(20, found, do + "captured, the smallest size; loops end a graph")
             continue
         if step > ROOFLINE_TARGET * least:

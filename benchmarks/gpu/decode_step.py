@@ -32,8 +32,8 @@ from jaxserve.bench.measure import run_workload
 from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, fixed, random_tokens, uniform
 from jaxserve.client.engine_client import EngineClient
+from jaxserve.config.device_defaults import device_defaults
 from jaxserve.execution import runner
-from jaxserve.loading.defaults import device_defaults
 from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
 from jaxserve.execution.step_shape import StepShape

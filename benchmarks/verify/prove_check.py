@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.verify import prove_step
 from benchmarks.gpu import correctness, decode_step, fused, large, products, smoke
 from benchmarks.gpu.engine import compiling_with
 from benchmarks.gpu.large import Shape, ragged
@@ -35,6 +34,7 @@ from benchmarks.kernel_bench.rows import BF16
 from benchmarks.kernel_bench.tuning import CASES as TUNING_CASES
 from benchmarks.kernel_bench.tuning import alike, build, choices_of, runs_of
 from benchmarks.kernel_bench.worker import entries_of
+from benchmarks.verify import prove_step
 from benchmarks.verify.prove import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
@@ -49,7 +49,7 @@ from benchmarks.verify.prove import (
     write_json,
 )
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, CompilerMissingError
-from jaxserve.loading.defaults import device_defaults
+from jaxserve.config.device_defaults import device_defaults
 from jaxserve.execution.programs import wanted_shapes
 from jaxserve.execution.step_shape import StepShape
 from pallas_kernels import choose_backends

@@ -45,10 +45,10 @@ from benchmarks.verify.prove import (
 )
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from jaxserve.bench.model_shapes import SHAPES
-from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 from jaxserve.compilation.compiler_options import compiler_options
+from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
+from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
-from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     plan_num_pages,
@@ -56,10 +56,11 @@ from jaxserve.execution.memory_plan import (
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
-from jaxserve.execution.step_shape import StepShape
-from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.weights import abstract_model
@@ -111,7 +112,7 @@ class Setting:
         settings = dict(SHAPES[self.shape])
         if self.layers:
             settings["num_hidden_layers"] = self.layers
-        return ModelConfig.from_hf(settings)
+        return model_config_of(settings)
 
     def mesh(self) -> Mesh:
         """A mesh with the engine's axes over devices that are not there."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.boundary.messages import Hypothesis
-from jaxserve.request.request import Request, RequestState, StopRule
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.request.request import Request, RequestState
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.beam_search import BeamSearch
 from tests.jaxserve.scheduling.fake_device import likely_tokens
 

@@ -21,20 +21,22 @@ from functools import partial
 from typing import Any
 
 from benchmarks.verify.proved_search import EOS, VOCAB, Search
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.memory.manager import PageManager
-from jaxserve.memory.page_groups import PageGroups
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.reports import TokenLogprobs
-from jaxserve.request.request import Queueing, Request, RequestState, StopRule
+from jaxserve.memory.manager import PageManager
+from jaxserve.memory.page_groups import PageGroups
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request, RequestState
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import SequenceGroup
-from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.turns import Turns
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token
 

@@ -20,8 +20,8 @@ from checkpoints.gguf.names import (
     interleaved_rows,
     row_order,
 )
-from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 from checkpoints.quantized.quantized_matrix import Matrix, Stored, check_finite, full_rows
+from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 
 BLOCK_NUMBERS = 1 << 20  # that are unpacked at a time
 

@@ -24,8 +24,8 @@ from checkpoints.quantized.awq import SCALE_TYPES, check_divides, expect
 from checkpoints.quantized.fields import Fields, is_listed
 from checkpoints.quantized.fp8 import block_size, e4m3_matrix, static_scale
 from checkpoints.quantized.gptq import group_order
-from checkpoints.quantized.rowwise import RowMatrix
 from checkpoints.quantized.quantized_matrix import Matrix, Stored, check_finite
+from checkpoints.quantized.rowwise import RowMatrix
 from checkpoints.safetensors_reader import SafetensorsReader
 
 PARTS = (

@@ -14,8 +14,8 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.awq import SCALE_TYPES, expect
 from checkpoints.quantized.fields import Fields, is_listed
-from checkpoints.quantized.rowwise import RowMatrix
 from checkpoints.quantized.quantized_matrix import FP8, Matrix, Stored, check_finite
+from checkpoints.quantized.rowwise import RowMatrix
 from checkpoints.safetensors_reader import SafetensorsReader
 
 PARTS = ("weight_scale_inv", "weight_scale", "input_scale")

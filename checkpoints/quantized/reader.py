@@ -8,8 +8,8 @@ import numpy as np
 
 from checkpoints.close import Closing
 from checkpoints.errors import CheckpointError
-from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 from checkpoints.quantized.quantized_matrix import Matrix
+from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 from checkpoints.safetensors_reader import FLOATS, SafetensorsReader
 from checkpoints.text_names import text_name
 

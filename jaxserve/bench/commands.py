@@ -165,11 +165,11 @@ def _throughput_items(options: argparse.Namespace) -> tuple[list[WorkItem], int]
     """The requests, and the tokens that the longest may have."""
     from jaxserve.bench.workloads import fixed, uniform
     from jaxserve.loading.hub import locate
-    from jaxserve.models.config import ModelConfig
+    from jaxserve.models.config_reader import read_model_config
 
     config = options.engine_config(options)
     folder = locate(config).model
-    vocab = ModelConfig.from_folder(folder, config.hf_overrides).vocab_size
+    vocab = read_model_config(folder, config.hf_overrides).vocab_size
     if options.dataset_name != "random":
         items = _dataset_items(options, config, vocab)
         return items, max(len(item.prompt_token_ids) + item.output_len for item in items)

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 
 import jaxserve
-from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.workloads import WorkItem, bytes_moved, flops_of_items
-from jaxserve.errors import JaxServeError
 from jaxserve.client.input_processor import Prompt
+from jaxserve.errors import JaxServeError
 from jaxserve.llm import LLM
+from jaxserve.params.beam_search_params import BeamSearchParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import arrival_times
-from jaxserve.bench.http_client import RequestTimes, Target, open_client, send, wait_until_ready
 from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.http_client import RequestTimes, Target, open_client, send, wait_until_ready
 from jaxserve.bench.serve_options import (
     check,
     dataset_prompts,

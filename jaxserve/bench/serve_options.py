@@ -16,8 +16,8 @@ from typing import Any
 from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS
 from jaxserve.bench.serving_report import METRICS
-from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.config.flags import add_flag
+from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.params.sampling_params import SamplingParams
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}

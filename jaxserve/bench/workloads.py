@@ -11,7 +11,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from jaxserve.loading.build import Footprint
+    from jaxserve.loading.engine_build import Footprint
     from jaxserve.models.config import ModelConfig
 
 
@@ -64,11 +64,11 @@ def uniform(count: int, shortest: int, longest: int, vocab_size: int, seed: int)
 def context_length(config: EngineConfig) -> int:
     """Tokens of prompt and output that an engine takes; fetches config.json where it has to."""
     from jaxserve.loading.hub import locate
-    from jaxserve.models.config import ModelConfig
+    from jaxserve.models.config_reader import read_model_config
 
     if config.max_model_len is not None:
         return config.max_model_len
-    return ModelConfig.from_folder(locate(config).model, config.hf_overrides).max_context_length
+    return read_model_config(locate(config).model, config.hf_overrides).max_context_length
 
 
 def require_room(longest: int, config: EngineConfig) -> None:

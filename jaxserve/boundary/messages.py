@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.errors import ValidationError, Verbatim, shown
+from jaxserve.boundary.embeds_span import EmbedsSpan
 from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work
+from jaxserve.errors import ValidationError, Verbatim, shown
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.boundary.embeds_span import EmbedsSpan
-from jaxserve.request.request import End, Queueing, StopRule
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.params.structured_outputs_params import Thoughts
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import End, StopRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from jaxserve.client.deadlines import Deadlines
-from jaxserve.errors import QueueFullError, ValidationError
-from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -27,20 +25,24 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.model_facts import ModelFacts
-from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.step_history import StepHistory
+from jaxserve.client.deadlines import Deadlines
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.client.output_processor import OutputProcessor
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import QueueFullError, ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_lives import RequestLives
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.boundary.step_history import StepHistory
-from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.outputs import TIMEOUT, RequestOutput
-from jaxserve.request.request import Queueing
-from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger, Work
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxserve.loading.build import Loaded  # imports jax, which a client of a process can do without
+    from jaxserve.loading.engine_build import (
+        Loaded,  # imports jax, which a client of a process can do without
+    )
 
 
 logger = logging.getLogger(__name__)

@@ -12,20 +12,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
-from jaxserve.errors import ValidationError
-from jaxserve.grammars.grammar_checks import GrammarChecks
-from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.boundary.embeds_span import FIELD as EMBEDS
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan, checked_embeds, checked_spans
 from jaxserve.boundary.grammar_verdicts import Tokens
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
-from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.boundary.embeds_span import FIELD as EMBEDS
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan, checked_embeds, checked_spans
-from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
-from jaxserve.request.request import Queueing, StopRule
+from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import ValidationError
+from jaxserve.grammars.grammar_checks import GrammarChecks
+from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
 from jaxserve.params.sampling_params import (
     INT64_MAX,
     INT64_MIN,
@@ -33,8 +32,10 @@ from jaxserve.params.sampling_params import (
     RequestOutputKind,
     SamplingParams,
 )
-from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.params.structured_outputs_params import KINDS, StructuredOutputsParams, Thoughts
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import StopRule
+from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.tokenization.bad_words import bad_word_sequences
 from jaxserve.tokenization.tokenizer import Tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxserve.boundary.embeds_span import NO_ID
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import (
     ERROR,
@@ -9,7 +10,6 @@ from jaxserve.outputs import (
     PositionLogprobs,
     RequestMetrics,
 )
-from jaxserve.boundary.embeds_span import NO_ID
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.tokenization.detokenizer import IncrementalDetokenizer
 from jaxserve.tokenization.stop import StopChecker

@@ -6,9 +6,10 @@ import logging
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from jaxserve.boundary.messages import AddGroup, Hypothesis, StepOutput
+from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, REPORTS, TokenLogprobs
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.client.live_request import LiveRequest, LiveSequence, empty_output
-from jaxserve.boundary.messages import AddGroup, Hypothesis, StepOutput
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_metrics import EndedRequest
 from jaxserve.observability.step_clock import ClientClock
@@ -22,9 +23,8 @@ from jaxserve.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
-from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, REPORTS, TokenLogprobs
-from jaxserve.request.request import End, FinishReason
 from jaxserve.params.sampling_params import RequestOutputKind
+from jaxserve.request.stop_rule import End, FinishReason
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
-from jaxserve.request.request import Queueing
+from jaxserve.request.queueing import Queueing
 
 
 class Preparing:

@@ -14,17 +14,17 @@ from collections import deque
 from collections.abc import Callable
 
 from checkpoints import CheckpointError
+from jaxserve.boundary.messages import Body, Expected, StepOutput
 from jaxserve.client.engine_client import EngineClient
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.engine.pace import Pace
 from jaxserve.errors import EngineDeadError, JaxServeError, ShutdownError
-from jaxserve.loading.build import load_engine
-from jaxserve.boundary.messages import Body, Expected, StepOutput
-from jaxserve.observability.step_clock import ClientClock
-from jaxserve.outputs import RequestOutput
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.liveness.silence import Silence
+from jaxserve.loading.engine_build import load_engine
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 

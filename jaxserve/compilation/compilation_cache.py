@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jaxlib
 
-from jaxserve.errors import ValidationError
 from jaxserve.compilation import cache_bounds
 from jaxserve.compilation.cache_format import (
     UNKNOWN,
@@ -29,6 +28,7 @@ from jaxserve.compilation.cache_format import (
     cache_format,
     compression_of,
 )
+from jaxserve.errors import ValidationError
 from pallas_kernels.native import own_folder
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import ValidationError
 from jaxserve.config.flags import add_flag
 from jaxserve.config.settings import defaults_of, settings_of
 from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.errors import ValidationError
 
 _OWN = settings_of(EngineConfig)
 # what vLLM alone has; None asks for nothing

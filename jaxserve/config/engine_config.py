@@ -8,7 +8,6 @@ from dataclasses import MISSING, dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
-from jaxserve.errors import ValidationError
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.config.settings import (
     Choice,
@@ -23,6 +22,7 @@ from jaxserve.config.settings import (
     setting,
     settings_of,
 )
+from jaxserve.errors import ValidationError
 from jaxserve.liveness.silence import AUTO
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.reports import REPORTS, plain
 from jaxserve.execution.features import Feature, Host, Need, TakenStep, overrides
 from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.results import Dispatched, StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.memory.page_keys import key_tokens
-from jaxserve.boundary.messages import AddGroup
 from jaxserve.models.rope import RopeConfig
-from jaxserve.boundary.reports import REPORTS, plain
 from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import SeenTokens
 

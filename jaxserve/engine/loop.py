@@ -11,14 +11,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 
-from jaxserve.engine.request_intake import Arrivals
-from jaxserve.engine.features import EngineFeatures, Reports
-from jaxserve.engine.integrity import Integrity
-from jaxserve.engine.pace import Pace
-from jaxserve.errors import MessageError, RowError
-from jaxserve.execution.results import Dispatched, PackedStep
-from jaxserve.execution.runner import Runner
-from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.boundary.engine_view import EngineView
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -30,12 +23,19 @@ from jaxserve.boundary.messages import (
     Hypothesis,
     StepOutput,
 )
+from jaxserve.boundary.reports import LOGPROBS
+from jaxserve.boundary.work import Work
+from jaxserve.engine.features import EngineFeatures, Reports
+from jaxserve.engine.integrity import Integrity
+from jaxserve.engine.pace import Pace
+from jaxserve.engine.request_intake import Arrivals
+from jaxserve.errors import MessageError, RowError
+from jaxserve.execution.results import Dispatched, PackedStep
+from jaxserve.execution.runner import Runner
+from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.models.cost import ModelCost, Row
 from jaxserve.observability.busy_window import BusyWindow
-from jaxserve.boundary.engine_view import EngineView
 from jaxserve.observability.step_clock import StepClock, StepRows
-from jaxserve.boundary.work import Work
-from jaxserve.boundary.reports import LOGPROBS
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxserve.execution.runner import Runner
-from jaxserve.execution.step_shape import StepShape
 from jaxserve.boundary.messages import Expected
 from jaxserve.boundary.step_history import StepRecord
+from jaxserve.execution.runner import Runner
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.liveness.pulse import Pulse
-from jaxserve.scheduling.plan import ComputeRows
 from jaxserve.liveness.silence import SLOW_STEP_S
+from jaxserve.scheduling.plan import ComputeRows
 
 WINDOW = 64  # steps of a program
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.boundary.messages import AddGroup, Refusal
 from jaxserve.engine.features import EngineFeatures, shared_of
 from jaxserve.engine.waiting_room import Waiting
-from jaxserve.boundary.messages import AddGroup, Refusal
 from jaxserve.observability.step_clock import StepClock
 from jaxserve.request.request import Request
 from jaxserve.scheduling.beams import BeamGroups

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxserve.execution.step_inputs import Result
-from jaxserve.execution.row_packer import Needs, Packed
 from jaxserve.execution.programs import Program
+from jaxserve.execution.row_packer import Needs, Packed
+from jaxserve.execution.step_inputs import Result
 from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import StepPlan
 

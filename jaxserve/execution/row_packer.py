@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.errors import RowError
 from jaxserve.execution.features import (
     Chunk,
@@ -19,9 +20,10 @@ from jaxserve.execution.features import (
     overrides,
 )
 from jaxserve.execution.step_inputs import Blob, BlobLayout, row_tables
-from jaxserve.boundary.messages import AddGroup
-from jaxserve.request.request import Queueing, Request, StopRule
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.plan import StepPlan
 
 

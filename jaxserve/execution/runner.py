@@ -19,11 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.compilation.compiler_options import accepted, compiler_options
+from jaxserve.compilation.lowered_step_cache import KeptSteps, kept_steps
+from jaxserve.config.device_defaults import device_defaults
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.execution.buffers import DeviceBuffers
-from jaxserve.compilation.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import CopyProgram, UploadProgram
-from jaxserve.loading.defaults import device_defaults
+from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.features import (
     ALL_NAMES,
     Facts,
@@ -36,10 +39,7 @@ from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.host_pages import HostPages, pack_moves
-from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
-from jaxserve.compilation.lowered_step_cache import KeptSteps, kept_steps
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
-from jaxserve.execution.row_packer import RowPacker
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
@@ -50,14 +50,14 @@ from jaxserve.execution.programs import (
     wanted_shapes,
 )
 from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_result
-from jaxserve.execution.step_shape import StepShape
-from jaxserve.execution.device_state import DeviceState, StateShape
+from jaxserve.execution.row_packer import RowPacker
 from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
-from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.execution.features import Feature, NewestTokens, Region, overrides
 from jaxserve.execution.features.traced import traced
 from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
+from jaxserve.execution.parameters import ModelStructure
+from jaxserve.execution.sample_rows import Known, if_wanted, sample_rows
 from jaxserve.execution.step_inputs import (
     BlobLayout,
     Result,
@@ -22,9 +25,6 @@ from jaxserve.execution.step_inputs import (
     StepOutputs,
     contained,
 )
-from jaxserve.execution.parameters import ModelStructure
-from jaxserve.execution.sample_rows import Known, if_wanted, sample_rows
-from jaxserve.execution.device_state import DeviceState
 from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache

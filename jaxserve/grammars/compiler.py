@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.matchers import mask_of, new_matcher, token_table
 from jaxserve.grammars.thoughts import Thinking
-from jaxserve.boundary.grammar_verdicts import Tokens
-from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.params.structured_outputs_params import Thoughts
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import logging
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.grammar_state import GrammarState
 from jaxserve.grammars.thoughts import Thinking
-from jaxserve.boundary.messages import AddGroup
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
 from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.messages import Action, Body, Control
+from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
+from jaxserve.params.structured_outputs_params import FIELD
 from jaxserve.processes.engine_process import EngineProcess
 from jaxserve.processes.launch import Listener
-from jaxserve.boundary.messages import Action, Body, Control
-from jaxserve.params.structured_outputs_params import FIELD
 
 logger = logging.getLogger(__name__)
 

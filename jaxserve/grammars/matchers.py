@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.grammars.grammar_text import library
 from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.grammars.grammar_text import library
 
 # What one grammar may cost llguidance: states of its lexer (1 to 2 kB each), work when it is
 # compiled and at each token. Schemas need few items in a row, an `anyOf` of 400 objects has 400;

@@ -17,12 +17,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.messages import Body
 from jaxserve.grammars.matchers import GrammarError, token_table
 from jaxserve.grammars.trial import Trial
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.processes.oom_score import offer_to_oom_killer
 from jaxserve.processes.wire import Channel
-from jaxserve.boundary.messages import Body
 
 # Of 1000: where memory runs out, the kernel ends a fork of this process, then this process or the
 # engine's, and not the server.

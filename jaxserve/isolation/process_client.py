@@ -12,16 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jaxserve.client.engine_client import EngineClient
-from jaxserve.config.engine_config import EngineConfig, Isolation
-from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
-from jaxserve.client.input_processor import PreparedRequest
-from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import EarlyProcess
-from jaxserve.isolation.replay import resumed
-from jaxserve.isolation.supervisor import Died, Started, Supervisor
-from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
-from jaxserve.processes.wire import MAX_MESSAGE_BYTES, Ready, Sync
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -32,9 +22,19 @@ from jaxserve.boundary.messages import (
     EngineStats,
     StepOutput,
 )
+from jaxserve.client.engine_client import EngineClient
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.named_object import OBJECT_NAME
+from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
+from jaxserve.isolation.replay import resumed
+from jaxserve.isolation.supervisor import Died, Started, Supervisor
+from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
+from jaxserve.processes.engine_process import EngineProcess
+from jaxserve.processes.launch import EarlyProcess
+from jaxserve.processes.wire import MAX_MESSAGE_BYTES, Ready, Sync
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

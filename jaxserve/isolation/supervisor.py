@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from jaxserve.boundary.messages import Body, Expected, StepOutput
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, JaxServeError
+from jaxserve.liveness.pulse import BEAT_S, Pulse
+from jaxserve.liveness.silence import Silence
 from jaxserve.processes.engine_process import EngineProcess
 from jaxserve.processes.launch import EarlyProcess, Listener
 from jaxserve.processes.spare import Spare
 from jaxserve.processes.wire import Ready, Refused, Start
-from jaxserve.boundary.messages import Body, Expected, StepOutput
-from jaxserve.liveness.pulse import BEAT_S, Pulse
-from jaxserve.liveness.silence import Silence
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import numpy as np
 from tqdm import tqdm
 
 from checkpoints import CheckpointError
+from checkpoints.folder_writer import FolderWriter
 from checkpoints.store import is_store
 from checkpoints.store.writer import small_files_of
-from checkpoints.folder_writer import FolderWriter
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
+from jaxserve.loading.engine_build import load_bare
 from jaxserve.loading.hub import names_gguf
-from jaxserve.loading.build import load_bare
 from jaxserve.models.export import hf_tensors
 from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.models.protocol import Model

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from checkpoints import CheckpointError, SafetensorsReader
-from checkpoints.quantized_formats import open_checkpoint
+from checkpoints.folder_writer import FolderWriter
 from checkpoints.json_file import read_object
 from checkpoints.quantize.awq import best_factors, clipped
 from checkpoints.quantize.calibration import activation_scale
@@ -26,12 +26,13 @@ from checkpoints.quantize.layer_schemes import Choice, Policy
 from checkpoints.quantize.rounding import Rounded, round_fp8, round_integers, round_with_zeros
 from checkpoints.quantize.schemes import Scheme, quantization_config
 from checkpoints.quantize.tensors import stored_tensors
+from checkpoints.quantized_formats import open_checkpoint
 from checkpoints.store.writer import small_files_of
-from checkpoints.folder_writer import FolderWriter
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.loading.hub import locate, names_gguf
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.layer_run import LayerRun
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.registry import family_of
@@ -103,7 +104,7 @@ def quantize(
     raw = read_object(files.model / "config.json") or {}
     if raw.get("quantization_config"):
         raise ValidationError("model", str(model), "a model that is not quantised already")
-    config = ModelConfig.from_folder(files.model)
+    config = read_model_config(files.model)
     _check(config, policy, group)
     files.fetch_weights()
     windows = _windows(policy, calibration, files.tokenizer, config.vocab_size)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
-from jaxserve.params.sampling_params import CLIENT, SamplingParams
-from jaxserve.params.sampling_params import SCHEDULER as REQUEST
 from jaxserve.config.settings import Setting, defaults_of, settings_of
 from jaxserve.config.vllm_arguments import ANY, NEUTRAL, REFUSED
+from jaxserve.params.sampling_params import CLIENT, SamplingParams
+from jaxserve.params.sampling_params import SCHEDULER as REQUEST
 
 HEAD = """# Settings and parameters
 

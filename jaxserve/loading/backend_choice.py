@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
-from jaxserve.config.resolved_config import ResolvedConfig
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 
+from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import ValidationError
-from jaxserve.execution.features import ALL_NAMES
-from jaxserve.execution.features.own_features import chosen_features
-from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.config.resolved_config import (
     CacheSettings,
     ModelSettings,
@@ -19,45 +16,17 @@ from jaxserve.config.resolved_config import (
     ResolvedConfig,
     SchedulerSettings,
 )
+from jaxserve.errors import ValidationError
+from jaxserve.execution.features import ALL_NAMES
+from jaxserve.execution.features.own_features import chosen_features
+from jaxserve.models.config import ModelConfig, resolve_dtype
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDefaults:
-    """Measured starting points of one kind of device."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    page_size: int
-    smallest_bucket: int  # XLA:CPU's fast matmul wants at least two rows
-    compile_ahead: int  # programs; a CPU compiles on the cores that serve, so it begins with few
-    compile_in_background: bool  # a GPU drops its graphs whenever something is compiled
-    flops_per_number: float  # that the device computes while it moves a float32 number
-
-
-ALL = 1000  # programs, more than there are
-DEFAULTS = {
-    "cpu": DeviceDefaults(32, 512, 16, 2, 2, True, 100.0),
-    "gpu": DeviceDefaults(256, 2048, 16, 1, ALL, False, 800.0),
-    "tpu": DeviceDefaults(128, 1024, 128, 1, 16, True, 900.0),
-}
-
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
 # the tokens of everybody who decodes, and so does each row more; both raise the throughput.
 PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)}
-
-
-def device_defaults(platform: str) -> DeviceDefaults:
-    """Defaults of a jax platform name.
-
-    Raises:
-        ValidationError: an unknown platform.
-    """
-    kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
-    if kind not in DEFAULTS:
-        raise ValidationError("platform", platform, f"one of {', '.join(DEFAULTS)}")
-    return DEFAULTS[kind]
 
 
 def resolve(

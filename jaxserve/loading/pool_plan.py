@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from jax.sharding import Mesh
 
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.host_memory import available_bytes, host_pool_bytes
 from jaxserve.execution.memory_plan import (
@@ -16,7 +17,6 @@ from jaxserve.execution.memory_plan import (
     plan_num_pages,
 )
 from jaxserve.execution.runner import Runner
-from jaxserve.config.resolved_config import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 

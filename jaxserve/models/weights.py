@@ -23,8 +23,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from checkpoints import TensorMismatchError
-from checkpoints.quantized_formats import open_checkpoint
 from checkpoints.quantized import Checkpoint
+from checkpoints.quantized_formats import open_checkpoint
 from checkpoints.store import is_store
 from jaxserve.config.engine_config import LOAD_FORMATS
 from jaxserve.errors import ValidationError

@@ -8,10 +8,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from jaxserve.boundary.messages import EngineStats
+from jaxserve.boundary.step_times import StepTimes
 from jaxserve.observability.busy_window import BusyWindow
 from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_names import LABELS, MetricNames
-from jaxserve.boundary.step_times import StepTimes
 
 # vLLM's names, whatever kind the device is
 WORK_NAMES = (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxserve.errors import JaxServeError
 from jaxserve.boundary.step_history import StepRecord
+from jaxserve.errors import JaxServeError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

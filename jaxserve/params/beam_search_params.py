@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxserve.config.settings import Number, Whole
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_params import LARGEST_TEMPERATURE
-from jaxserve.config.settings import Number, Whole
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 MAX_BEAM_WIDTH = 1024

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from jaxserve.config.settings import Number, Switch, Texts, Whole, check, setting, settings_of
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_rules import LogitBias, TokenIds
-from jaxserve.config.settings import Number, Switch, Texts, Whole, check, setting, settings_of
 from jaxserve.params.structured_outputs_params import (
     Constraint,
     StructuredOutputsParams,

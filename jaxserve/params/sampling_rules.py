@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxserve.errors import ValidationError
 from jaxserve.config.settings import Number, Whole
+from jaxserve.errors import ValidationError
 
 LOGIT_BIAS_LIMIT = 100.0
 MAX_BIAS_ENTRIES = 2048  # values of logit_bias that all rows of a step have room for

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import threading
 
+from jaxserve.boundary.messages import Body
 from jaxserve.errors import EngineDeadError, MessageError
 from jaxserve.processes.launch import Listener, launch
 from jaxserve.processes.wire import Channel
-from jaxserve.boundary.messages import Body
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 import msgpack
 
-from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import MessageError
 from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
 from jaxserve.boundary.messages import (
     Abort,
@@ -33,7 +31,9 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.reports import REPORTS
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import MessageError
 from jaxserve.params.sampling_params import SamplingParams
 
 MAX_MESSAGE_BYTES = 1 << 30

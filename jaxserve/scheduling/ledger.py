@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
-from jaxserve.errors import QueueFullError
 from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import QueueFullError
 from jaxserve.scheduling.policies import make_policy
 
 FIRST = -(2**63)  # the priority that goes before all others

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxserve.memory.manager import PageUpdate
 from jaxserve.memory.tier import Move
-from jaxserve.request.request import End, Request
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import End
 
 
 @dataclass(slots=True)

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from jaxserve.boundary.messages import PageStats
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
-from jaxserve.boundary.messages import PageStats
-from jaxserve.request.request import End, Request, RequestState
+from jaxserve.request.request import Request, RequestState
+from jaxserve.request.stop_rule import End
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.slot_transfer import GivingWay
 from jaxserve.scheduling.group import HeldPages, SequenceGroup
-from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from jaxserve.scheduling.resources import Resources, StepResource
 from jaxserve.scheduling.room import Room
+from jaxserve.scheduling.slot_transfer import GivingWay
 from jaxserve.scheduling.slots import Slots
+from jaxserve.scheduling.step_limits import SchedulerLimits
 
 
 class Scheduler:

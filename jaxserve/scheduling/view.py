@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.memory.manager import PageManager
 from jaxserve.boundary.engine_view import (
     MAX_CELLS,
     MAX_SLOTS,
@@ -15,6 +14,7 @@ from jaxserve.boundary.engine_view import (
     QueueView,
     SlotView,
 )
+from jaxserve.memory.manager import PageManager
 from jaxserve.request.request import Request
 from jaxserve.scheduling.scheduler import Scheduler
 

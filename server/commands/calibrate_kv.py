@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from jaxserve.errors import JaxServeError
 from jaxserve.config.flags import integer
+from jaxserve.errors import JaxServeError
 from server.commands.engine_flags import (
     ONE_AT_A_TIME,
     add_engine_flags,

@@ -8,10 +8,10 @@ import os
 from typing import Any
 
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES
-from jaxserve.errors import ValidationError
 from jaxserve.config.flags import integer
-from server.keys import ApiKey, read_keys
+from jaxserve.errors import ValidationError
 from server.client_limits import Limits
+from server.keys import ApiKey, read_keys
 
 KEY_VARIABLE = "JAXSERVE_API_KEY"
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
-from jaxserve.errors import ValidationError
 from jaxserve.config.flags import add_flag
 from jaxserve.config.settings import settings_of
+from jaxserve.errors import ValidationError
 
 # Defaults of commands that run one request after the other: two programs serve any step of one
 # slot, and none is being compiled any more when the command wants to end.

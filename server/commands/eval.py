@@ -150,7 +150,7 @@ def _logits(args: argparse.Namespace) -> Any:
         second = replace(second, quantization=args.b_quantization)
     from jaxserve.evaluation.comparison import compare
     from jaxserve.evaluation.windows import sliding_windows
-    from jaxserve.loading.build import load_bare
+    from jaxserve.loading.engine_build import load_bare
     from jaxserve.tokenization.tokenizer import Tokenizer
 
     a, files = load_bare(first)

@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 from jaxserve.config.engine_config import Isolation, check_seconds, check_step_timeout
-from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.config.flags import integer, number
-from jaxserve.processes.launch import EarlyProcess
 from jaxserve.config.settings import Whole
+from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
+from jaxserve.processes.launch import EarlyProcess
 from server.commands.config_file import SHIPPED
 from server.commands.edge_flags import add_edge_flags, api_keys, edge_limits
 from server.commands.engine_flags import (

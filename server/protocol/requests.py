@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.errors import ValidationError
 from jaxserve.client.input_processor import Params
+from jaxserve.errors import ValidationError
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from server.protocol.beams import (

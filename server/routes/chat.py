@@ -11,8 +11,8 @@ from starlette.responses import Response
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import SamplingParams
-from server.endpoint import answer
 from server.answers import COMMON_FIELDS, Answer, Piece
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs

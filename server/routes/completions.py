@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.outputs import CompletionOutput
-from server.endpoint import answer
 from server.answers import COMMON_FIELDS, Answer, Piece
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.logprobs import Position, completion_logprobs, prompt_logprobs

@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from server.answer_parts import Begun, Grown, Kind, Part, Step
 from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
-from server.answer_parts import Begun, Grown, Kind, Part, Step
+from server.event_stream import until_disconnect
 from server.parts_answer import PartsAnswer
 from server.protocol.anthropic_blocks import block, delta
 from server.protocol.anthropic_errors import anthropic_error
@@ -20,7 +21,6 @@ from server.protocol.anthropic_request import CountTokensRequest, MessagesReques
 from server.protocol.body_errors import renamed
 from server.protocol.responses import dumps
 from server.service import Service
-from server.event_stream import until_disconnect
 
 TIME_IS_OVER = "timeout was over before the answer was complete"
 

@@ -14,15 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
-from server.endpoint import answer
+from server.answer_parts import Begun, Ended, Grown, Kind, Part, Step
 from server.answers import Piece
 from server.body_reader import QUICK_BYTES
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError, as_api_error
-from server.answer_parts import Begun, Ended, Grown, Kind, Part, Step
+from server.event_stream import until_disconnect
 from server.parts_answer import PartsAnswer
-from server.protocol.conversation import Conversation
 from server.protocol.body_errors import renamed
+from server.protocol.conversation import Conversation
 from server.protocol.response_items import add_items, item_id, output_content, output_item
 from server.protocol.responses import PIECE, Encoded, dumped_in_pieces, dumps
 from server.protocol.responses_request import (
@@ -34,7 +35,6 @@ from server.protocol.responses_request import (
 from server.response_store import Kept, Owner, with_tools
 from server.routes.stored_responses import unknown_response
 from server.service import Service, client_of
-from server.event_stream import until_disconnect
 from server.whole_answer import WholeResponse, coalesced
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from jaxserve.errors import ValidationError
 from jaxserve.params.structured_outputs_params import Thoughts
 from server.protocol.tools import AUTO, NONE, REQUIRED, AskedTools
-from server.reasoning.thought_counter import ThoughtCounter
 from server.reasoning.registry import REASONING_PARSERS
 from server.reasoning.tags import ReasoningParser
+from server.reasoning.thought_counter import ThoughtCounter
 from server.tools.demanded_calls import ArgumentsParser, ListParser
 from server.tools.message import MessageReader
 from server.tools.reader import ToolParser

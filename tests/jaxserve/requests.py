@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxserve.boundary.messages import AddGroup
-from jaxserve.request.request import Queueing, Request, StopRule
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.group import SequenceGroup
 
 NOW = Queueing(0.0)

@@ -12,11 +12,11 @@ import jax.monitoring
 import pytest
 
 from jaxserve import LLM, RequestOutput, SamplingParams
+from jaxserve.boundary.messages import Expected
+from jaxserve.boundary.reports import PROMPT_SCORES
 from jaxserve.engine.pace import Pace
 from jaxserve.errors import ValidationError
-from jaxserve.boundary.messages import Expected
 from jaxserve.liveness.pulse import Pulse
-from jaxserve.boundary.reports import PROMPT_SCORES
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 

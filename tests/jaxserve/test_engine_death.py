@@ -16,7 +16,7 @@ from jaxserve.async_engine import AsyncEngine
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.programs import Program
-from jaxserve.loading.build import load_engine
+from jaxserve.loading.engine_build import load_engine
 
 SIZES: dict[str, Any] = {
     "model": str(bundled_model_path()),

@@ -11,8 +11,8 @@ import pytest
 from checkpoints import CheckpointError, bundled_model_path
 from checkpoints.quantize.layer_schemes import uniform_policy
 from jaxserve import LLM, SamplingParams
-from jaxserve.jobs.convert import convert
 from jaxserve.errors import ValidationError
+from jaxserve.jobs.convert import convert
 from jaxserve.jobs.quantize import quantize
 from jaxserve.tokenization.tokenizer import Tokenizer
 from server.cli import build_parser

@@ -23,8 +23,8 @@ from checkpoints.store import RECORD_FILE, is_store, read_record
 from checkpoints.store.publish import partial_folder
 from checkpoints.store.reader import restore_store
 from checkpoints.store.writer import write_store
-from jaxserve.jobs.convert import convert
 from jaxserve.errors import ValidationError
+from jaxserve.jobs.convert import convert
 
 ROOT = Path(__file__).parents[2]
 ARRAYS = {
@@ -273,7 +273,7 @@ from pathlib import Path
 import jax, numpy as np
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.jobs.convert import convert
-from jaxserve.loading.build import load_bare
+from jaxserve.loading.engine_build import load_bare
 from jaxserve.models.store import named_leaves
 folder, out, quantization = sys.argv[1], sys.argv[2], sys.argv[3] or None
 convert(folder, out, tensor_parallel_size=8, quantization=quantization, use_tqdm=False)
@@ -328,9 +328,9 @@ def test_a_quantised_checkpoint_is_kept_as_it_is_loaded(scheme: str, tmp_path: P
     from checkpoints import bundled_model_path
     from checkpoints.quantize.layer_schemes import uniform_policy
     from jaxserve.config.engine_config import EngineConfig
-    from jaxserve.loading.build import load_bare
-    from jaxserve.models.store import named_leaves, save_model
     from jaxserve.jobs.quantize import quantize
+    from jaxserve.loading.engine_build import load_bare
+    from jaxserve.models.store import named_leaves, save_model
 
     source, out = tmp_path / "quantised", tmp_path / "store"
     model = str(bundled_model_path())

@@ -10,9 +10,9 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.errors import ValidationError
 from jaxserve.grammars import forced_tokens
-from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.params.structured_outputs_params import Thoughts
 
 pytestmark = pytest.mark.slow

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from jaxserve.client import live_request
-from jaxserve.client import output_processor
 from jaxserve import SamplingParams
-from jaxserve.client.input_processor import InputProcessor
 from jaxserve.boundary.messages import Abort, StepOutput
+from jaxserve.client import live_request, output_processor
+from jaxserve.client.input_processor import InputProcessor
+from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.client.output_processor import OutputProcessor
-from jaxserve.request.request import Request
 from jaxserve.params.sampling_params import RequestOutputKind
+from jaxserve.request.request import Request
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from tests.jaxserve.boundary.test_messages import SLOTS, VOCAB, make_engine
 from tests.resolved_config import resolved_config

@@ -11,14 +11,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.client.input_processor import InputProcessor, PreparedRequest
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import EngineDeadError
-from jaxserve.client.input_processor import InputProcessor, PreparedRequest
 from jaxserve.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.request.request import Queueing
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger, Work
 from tests.resolved_config import resolved_config
 

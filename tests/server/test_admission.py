@@ -16,10 +16,10 @@ from jaxserve.errors import QueueFullError
 from jaxserve.scheduling.ledger import Entry, Ledger
 from server.admission import Admission, Refused
 from server.app import create_app
+from server.client_limits import Limits
 from server.connection import Connection
 from server.engine_route import engine_paths
 from server.keys import ApiKey
-from server.client_limits import Limits
 from server.options import Options
 from tests.resolved_config import resolved_config
 from tests.server.fake_engine import FakeEngine

@@ -13,8 +13,8 @@ from jaxserve.outputs import ERROR, NOT_COMPILED, CompletionOutput, RequestOutpu
 from jaxserve.params.sampling_params import TOKEN_FIELDS
 from server.answers import check_served
 from server.app import create_app
-from server.errors import ApiError, as_api_error
 from server.client_limits import Limits
+from server.errors import ApiError, as_api_error
 from tests.server.fake_engine import FakeEngine
 
 JSON = {"content-type": "application/json"}

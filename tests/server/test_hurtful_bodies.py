@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from server import body_reader as bodies
 from server.app import create_app
 from server.body_reader import KEY, MAX_CONTAINERS, MAX_WEIGHT
-from server.errors import ApiError
 from server.client_limits import Limits
+from server.errors import ApiError
 from server.protocol.responses import dumped_in_pieces
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_errors import CHAT, COMPLETIONS, JSON, OK_CHAT, assert_error

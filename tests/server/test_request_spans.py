@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.errors import ValidationError
-from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.boundary.messages import AddGroup
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxserve.request.request import Queueing, StopRule
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import StopRule
 from server.app import create_app
 from server.request_spans import RequestTracer
 from tests.server.fake_engine import FakeEngine

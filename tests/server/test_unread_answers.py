@@ -18,16 +18,16 @@ from starlette.testclient import TestClient
 
 from server import unread_answers
 from server.app import create_app
+from server.client_limits import Limits
 from server.connection import Connection as RealConnection
 from server.keys import ApiKey
-from server.client_limits import Limits
 from server.unread_answers import PIECE_BYTES, UNCOUNTED_BYTES, Unread, UnreadAnswers
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import running_server
 from tests.server.test_connection import serving
 from tests.server.test_errors import assert_error
-from tests.server.test_many_connections import connect, post
 from tests.server.test_event_stream import COMPLETIONS, Connection, wait_for
+from tests.server.test_many_connections import connect, post
 
 # choices that each tell the same of their prompt
 MANY = {"prompt": [5] * 1900, "prompt_logprobs": 20, "n": 25, "max_tokens": 1}

@@ -23,7 +23,14 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from benchmarks.verify.tile_counts.counting import Caches, Counts, Emulator, Layer, Prompt, TileCounts
+from benchmarks.verify.tile_counts.counting import (
+    Caches,
+    Counts,
+    Emulator,
+    Layer,
+    Prompt,
+    TileCounts,
+)
 
 MIB = 1 << 20
 GROUP = 128  # inputs that share a scale of 4-bit weights

@@ -18,8 +18,8 @@ from jaxserve.execution.features.feature import (
     SpecialRow,
 )
 from jaxserve.execution.layout import array, arrays
-from jaxserve.request.request import Request
 from jaxserve.params.sampling_rules import MAX_BIAS_ENTRIES
+from jaxserve.request.request import Request
 from jaxserve.scheduling.turns import Turns
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
     Chunk,
@@ -25,8 +26,8 @@ from jaxserve.execution.layout import array, arrays
 from jaxserve.grammars.constraint import Constraint, Demand, start_compiling
 from jaxserve.grammars.forced_tokens import forced_tokens
 from jaxserve.grammars.masks import GrammarMasks
-from jaxserve.boundary.messages import AddGroup
-from jaxserve.request.request import End, FinishReason, Request
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import End, FinishReason
 
 if TYPE_CHECKING:
     from jaxserve.execution.step_shape import StepShape

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxserve.config.named_object import object_of_name
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features.feature import Facts, Feature, overrides
 from jaxserve.execution.features.traced import FeatureError
-from jaxserve.config.named_object import object_of_name
 
 FIELD, OPTIONS = "features", "feature_config"
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxserve.boundary.reports import POOLING
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
     Chunk,
@@ -22,7 +23,6 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.layout import array, arrays
 from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.boundary.reports import POOLING
 from jaxserve.request.request import Request, RequestState
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxserve.boundary.embeds_span import NO_ID
+from jaxserve.boundary.reports import PROMPT_SCORES, TokenLogprobs
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
     Chunk,
@@ -21,8 +23,6 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.features.logprobs import scored_token
 from jaxserve.execution.layout import array, arrays
-from jaxserve.boundary.embeds_span import NO_ID
-from jaxserve.boundary.reports import PROMPT_SCORES, TokenLogprobs
 from jaxserve.request.request import Request, RequestState
 from jaxserve.sampling.logprobs import LogprobRows, score
 

@@ -11,9 +11,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
+from jaxserve.params.sampling_params import seed_words
 from jaxserve.request.request import Request
 from jaxserve.sampling.sampler import SamplingRows, Threshold, sample
-from jaxserve.params.sampling_params import seed_words
 from pallas_kernels import Backends, kept_threshold
 
 if TYPE_CHECKING:

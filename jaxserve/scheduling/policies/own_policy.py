@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-from jaxserve.errors import ValidationError
 from jaxserve.config.named_object import object_of_name
-from jaxserve.scheduling.policies.policy_inputs import PolicyInputs
+from jaxserve.errors import ValidationError
 from jaxserve.scheduling.policies.policy import Policy
+from jaxserve.scheduling.policies.policy_inputs import PolicyInputs
 
 _METHODS = tuple(
     name

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from benchmarks.verify import soak
 from benchmarks import ramp
-from benchmarks.verify.edge_load import percentile, running_server
 from benchmarks.open_loop import Exchange
+from benchmarks.verify import soak
+from benchmarks.verify.edge_load import percentile, running_server
 
 
 def test_the_rate_rises_evenly_and_stays() -> None:

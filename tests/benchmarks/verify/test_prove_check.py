@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from benchmarks.verify import prove_check
 from benchmarks.gpu import decode_step
 from benchmarks.kernel_bench.cases import DecodeCase, MatmulCase, PrefillCase
 from benchmarks.kernel_bench.tuning import choices_of
 from benchmarks.kernel_bench.worker import entries_of
+from benchmarks.verify import prove_check
 from benchmarks.verify.prove import EXIT_FAILED, EXIT_UNAVAILABLE, Proof
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from jaxserve.execution.features import FAST

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from benchmarks.verify import prove_step
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import memory_document
+from benchmarks.verify import prove_step
 from benchmarks.verify.prove import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.bench import device_limits
-from jaxserve.bench import commands, measure, sweep
+from jaxserve.bench import commands, device_limits, measure, sweep
 from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, flops_of_items
-from jaxserve.loading.build import Footprint
-from jaxserve.models.config import ModelConfig
+from jaxserve.loading.engine_build import Footprint
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.cost import Row, flops_of
 from server.cli import build_parser, main
 
@@ -23,7 +22,7 @@ PHASES = {"device_idle": 0.0, "plan": 0.0}
 
 @pytest.fixture
 def config(tmp_path):
-    return ModelConfig.from_folder(write_config("llama-125m", tmp_path))
+    return read_model_config(write_config("llama-125m", tmp_path))
 
 
 def test_flops_of_requests(config):

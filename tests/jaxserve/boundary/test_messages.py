@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.engine.loop import Engine
-from jaxserve.errors import EngineDeadError, MessageError
-from jaxserve.execution.features import Facts
-from jaxserve.execution.features.mask import Mask
-from jaxserve.execution.row_packer import Needs
-from jaxserve.execution.results import Dispatched, PackedStep, StepResult
-from jaxserve.processes import wire
-from jaxserve.memory.manager import PageManager
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -29,13 +21,22 @@ from jaxserve.boundary.messages import (
     Hypothesis,
     StepOutput,
 )
-from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
 from jaxserve.boundary.reports import POOLING
-from jaxserve.request.request import End, FinishReason, Queueing, StopRule
+from jaxserve.engine.loop import Engine
+from jaxserve.errors import EngineDeadError, MessageError
+from jaxserve.execution.features import Facts
+from jaxserve.execution.features.mask import Mask
+from jaxserve.execution.results import Dispatched, PackedStep, StepResult
+from jaxserve.execution.row_packer import Needs
+from jaxserve.memory.manager import PageManager
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import SamplingParams
-from jaxserve.scheduling.step_limits import SchedulerLimits
+from jaxserve.processes import wire
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from tests.jaxserve.codec import decode, encode
 from tests.jaxserve.scheduling.fake_device import FakeDevice, next_token
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.boundary.reports import plain
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.execution.features import Feature
 from jaxserve.execution.features.traced import FeatureError
-from jaxserve.boundary.reports import plain
 from tests.jaxserve.execution.engine_facts import FACTS
 
 

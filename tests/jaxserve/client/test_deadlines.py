@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from jaxserve import SamplingParams
-from jaxserve.client.engine_client import LocalClient
-from jaxserve.client.deadlines import TIDY, Deadlines
-from jaxserve.errors import QueueFullError, ValidationError
 from jaxserve.boundary.messages import StepOutput
+from jaxserve.client.deadlines import TIDY, Deadlines
+from jaxserve.client.engine_client import LocalClient
+from jaxserve.errors import QueueFullError, ValidationError
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
-from jaxserve.request.request import Queueing
 from jaxserve.params.structured_outputs_params import Thoughts
+from jaxserve.request.queueing import Queueing
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.jaxserve.boundary.test_messages import PAGE_SIZE, SLOTS, VOCAB, make_engine
 from tests.resolved_config import resolved_config

@@ -14,18 +14,18 @@ from prometheus_client import generate_latest
 
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
+from jaxserve.boundary.messages import Abort, AddGroup, Body, FirstStep, StepOutput
 from jaxserve.client.engine_client import EngineClient, LocalClient
+from jaxserve.client.output_processor import OutputProcessor
+from jaxserve.client.thread_client import ThreadClient
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
-from jaxserve.loading.build import Loaded, load_engine
-from jaxserve.boundary.messages import Abort, AddGroup, Body, FirstStep, StepOutput
+from jaxserve.loading.engine_build import Loaded, load_engine
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.client.output_processor import OutputProcessor
-from jaxserve.request.request import End, FinishReason
-from jaxserve.client.thread_client import ThreadClient
+from jaxserve.request.stop_rule import End, FinishReason
 from jaxserve.tokenization.tokenizer import Tokenizer
-from tests.jaxserve.codec import decode, encode
 from tests.jaxserve.client.test_deadlines import make_client, stub_engine
+from tests.jaxserve.codec import decode, encode
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.errors import ValidationError
-from jaxserve.client.input_processor import InputProcessor
 from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
+from jaxserve.client.input_processor import InputProcessor
+from jaxserve.errors import ValidationError
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.resolved_config import resolved_config

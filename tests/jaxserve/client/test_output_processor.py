@@ -8,17 +8,18 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
-from jaxserve.errors import ValidationError
-from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.boundary.messages import AddGroup, EngineStats, FirstStep, Refusal, StepOutput
+from jaxserve.boundary.reports import LOGPROBS, TokenLogprobs
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.client.output_processor import OutputProcessor
+from jaxserve.errors import ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.boundary.step_times import StepTimes
-from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.outputs import Logprob, RequestOutput
-from jaxserve.boundary.reports import LOGPROBS, TokenLogprobs
-from jaxserve.request.request import End, FinishReason, Queueing, StopRule
 from jaxserve.params.sampling_params import RequestOutputKind
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 

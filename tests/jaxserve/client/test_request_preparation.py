@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.errors import ValidationError
 from jaxserve.client.request_preparation import Preparing
+from jaxserve.errors import ValidationError
 
 
 class Inputs:

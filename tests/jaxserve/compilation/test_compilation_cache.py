@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.errors import ValidationError
 from jaxserve.compilation import compilation_cache
 from jaxserve.compilation.cache_format import cache_format
+from jaxserve.errors import ValidationError
 from pallas_kernels.native import own_folder
 from pallas_kernels.native.build import cache_folder
 from tests.jaxserve.compilation.test_cache_bounds import named

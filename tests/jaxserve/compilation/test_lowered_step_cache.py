@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from jaxserve.compilation import lowered_step_cache as module
 from jaxserve.compilation.cache_bounds import STEPS
-from jaxserve.execution.features.bias import Bias
 from jaxserve.compilation.lowered_step_cache import KeptSteps, kept_steps
+from jaxserve.execution.features.bias import Bias
 from pallas_kernels.native import own_folder
 
 pytest.importorskip("flatbuffers", reason="jax.export writes nothing without it: nothing is KEPT")
@@ -157,7 +157,10 @@ def test_where_nothing_is_kept_the_log_says_why(tmp_path, caplog):
     assert kept_steps(None, mesh, "", ()) is None
     assert "there is no compilation cache" in caplog.text
     assert kept_steps(tmp_path, mesh, "", (Bias.__module__, Own.__module__)) is None
-    assert "are made by tests.jaxserve.compilation.test_lowered_step_cache, whose sources" in caplog.text
+    assert (
+        "are made by tests.jaxserve.compilation.test_lowered_step_cache, whose sources"
+        in caplog.text
+    )
 
 
 @pytest.mark.slow

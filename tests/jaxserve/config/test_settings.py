@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from jaxserve import EngineConfig, SamplingParams
-from jaxserve.errors import ValidationError
 from jaxserve.config.flags import add_flag
-from jaxserve.params.sampling_params import CLIENT, SCHEDULER
 from jaxserve.config.settings import (
     Choice,
     Number,
@@ -29,7 +27,9 @@ from jaxserve.config.settings import (
     setting,
     settings_of,
 )
+from jaxserve.errors import ValidationError
 from jaxserve.jobs.settings_page import page
+from jaxserve.params.sampling_params import CLIENT, SCHEDULER
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "settings.md"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from jaxserve import AsyncEngineArgs, EngineArgs, EngineConfig, FlexibleArgumentParser
-from jaxserve.errors import ValidationError
 from jaxserve.config.settings import settings_of
 from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.errors import ValidationError
 
 NAMES = Path(__file__).parent / "data" / "vllm_arguments.txt"
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from jaxserve.boundary.messages import Expected
+from jaxserve.boundary.step_history import StepRecord
 from jaxserve.engine.pace import WINDOW, Pace
 from jaxserve.execution.flops import StepFlops
-from jaxserve.execution.row_packer import Needs
 from jaxserve.execution.results import PackedStep
+from jaxserve.execution.row_packer import Needs
 from jaxserve.execution.step_shape import StepShape
-from jaxserve.boundary.messages import Expected
-from jaxserve.observability import step_clock
-from jaxserve.boundary.step_history import StepRecord
 from jaxserve.liveness.pulse import BEAT_S, Pulse
-from jaxserve.scheduling.plan import ComputeRows
 from jaxserve.liveness.silence import AUTO, Silence
+from jaxserve.observability import step_clock
+from jaxserve.scheduling.plan import ComputeRows
 from tests.jaxserve.observability.test_step_clock import STEP_S, Clock, Run, SimulatedDevice
 
 LARGE = StepShape(4, 64, 4, frozenset(), 0)

@@ -11,7 +11,7 @@ import torch
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.evaluation.comparison import compare, forward
-from jaxserve.loading.build import load_bare
+from jaxserve.loading.engine_build import load_bare
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxserve.execution.features import FAST, FULL, FULL_DECODE, Facts, make_features
-from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.row_packer import RowPacker
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
 from jaxserve.execution.step_shape import StepShape
 
 VOCAB, SLOTS, PAGE_SIZE = 20, 4, 16

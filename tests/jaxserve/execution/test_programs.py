@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from jaxserve.config.device_defaults import DEFAULTS
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.control import CopyProgram, UploadProgram
-from jaxserve.loading.defaults import DEFAULTS, PRESET_FACTORS
 from jaxserve.execution.features import (
     FAST,
     FULL,
@@ -37,6 +37,7 @@ from jaxserve.execution.programs import (
 )
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
+from jaxserve.loading.defaults import PRESET_FACTORS
 from tests.jaxserve.execution.engine_facts import FACTS, blob_layout, fast, result_layout
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
 from jaxserve.errors import RowError
 from jaxserve.execution.features import (
     FAST,
@@ -20,14 +21,14 @@ from jaxserve.execution.features import (
     feature_sets,
     make_features,
 )
-from jaxserve.execution.step_inputs import Blob, BlobLayout
 from jaxserve.execution.layout import array, arrays
 from jaxserve.execution.row_packer import RowPacker
+from jaxserve.execution.step_inputs import Blob, BlobLayout
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.memory.manager import PageUpdate
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
-from jaxserve.request.request import Request, StopRule
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
 from tests.jaxserve.execution.engine_facts import (
     FACTS,

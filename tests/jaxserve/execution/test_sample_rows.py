@@ -11,8 +11,9 @@ from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.row_packer import RowPacker
 from jaxserve.execution.sample_rows import FEW_SPECIAL, Known, sample_rows
 from jaxserve.execution.step_shape import StepShape
-from jaxserve.request.request import Request, StopRule
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.plan import ComputeRows, SampleRows, StepPlan
 from tests.jaxserve.execution.engine_facts import blob_layout, fast, full
 from tests.jaxserve.requests import make_request

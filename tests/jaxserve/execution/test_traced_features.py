@@ -11,10 +11,10 @@ import pytest
 
 from jaxserve.execution.features import Feature, Need, make_features
 from jaxserve.execution.features.traced import FeatureError, traced
-from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
-from jaxserve.execution.step_inputs import BlobLayout
 from jaxserve.execution.layout import array, arrays
+from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
 from jaxserve.execution.sample_rows import Known, sample_rows
+from jaxserve.execution.step_inputs import BlobLayout
 from jaxserve.execution.step_shape import StepShape
 from tests.jaxserve.execution.engine_facts import FACTS, PAGE_SIZE
 

@@ -11,10 +11,10 @@ from jaxserve.execution.features.feature import Facts, Need, SpecialRow, TakenSt
 from jaxserve.execution.features.mask import Mask, MaskInputs
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.constraint import Constraint
-from jaxserve.request.request import StopRule
 from jaxserve.params.sampling_params import SamplingParams
-from jaxserve.scheduling.plan import SeenTokens
 from jaxserve.params.structured_outputs_params import Thoughts
+from jaxserve.request.stop_rule import StopRule
+from jaxserve.scheduling.plan import SeenTokens
 from tests.jaxserve.requests import make_request
 
 PIECES = [b"<t>", b"</t>", b"<", b"t>", b"/t", b">", b"a", b" ", b"b</t>c"]

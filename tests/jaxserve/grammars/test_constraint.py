@@ -11,7 +11,7 @@ import numpy as np
 from jaxserve.engine.waiting_room import Waiting
 from jaxserve.execution.features.feature import Facts, Host, TakenStep
 from jaxserve.execution.features.mask import Mask
-from jaxserve.request.request import End, FinishReason, StopRule
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.plan import SeenTokens
 from tests.jaxserve.requests import make_request
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.messages import Body, Control
 from jaxserve.errors import CompilerBusyError, EngineDeadError, ShutdownError, ValidationError
 from jaxserve.grammars import grammar_checks
 from jaxserve.grammars.grammar_checks import MOST_SHORT, MOST_TRIALS, MOST_TRIES, GrammarChecks
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.boundary.messages import Body, Control
 
 TOKENS = Tokens("{}", 9, [2])
 

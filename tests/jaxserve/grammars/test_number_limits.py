@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.constrained.suite import allows, compiled
 from jaxserve.grammars.number_limits import LARGEST
-from jaxserve.grammars.unsupported_keywords import SchemaError
 from jaxserve.grammars.schemas import lowered
+from jaxserve.grammars.unsupported_keywords import SchemaError
 
 HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "minimum": ge,

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from jaxserve.boundary.grammar_verdicts import Tokens
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.grammar_checks import GrammarChecks
 from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.trial import BROKEN, COSTLY, DEEP, LARGE, SLOW
-from jaxserve.boundary.grammar_verdicts import Tokens
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import FACTS, TOKENS, TinyTokenizer
 

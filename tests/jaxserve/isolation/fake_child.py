@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 
 from checkpoints import bundled_model_path
-from jaxserve.isolation.child import ended_at_once
-from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, Sync
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -33,6 +31,8 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.step_times import StepTimes
+from jaxserve.isolation.child import ended_at_once
+from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, Sync
 from tests.resolved_config import resolved
 
 KILL, HANG, LATE, SLOW = 50, 51, 52, 53

@@ -19,10 +19,10 @@ import pytest
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
-from jaxserve.processes.launch import EarlyProcess, Listener
 from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.processes.launch import EarlyProcess, Listener
 from tests.jaxserve.isolation.fake_child import (
     HANG,
     KILL,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.isolation.replay import resumed
 from jaxserve.client.output_processor import Unfinished
+from jaxserve.isolation.replay import resumed
+from jaxserve.params.beam_search_params import BeamSearchParams
 from tests.jaxserve.processes.test_wire import ADD
 
 GROUP = replace(ADD, beams=None, pooling=None, prompt_embeds=[], output_token_ids=[])

@@ -23,7 +23,7 @@ from jaxserve import (
 from jaxserve.client.engine_client import EngineClient, LocalClient
 from jaxserve.config.engine_config import Isolation
 from jaxserve.isolation.process_client import ProcessClient
-from jaxserve.loading.build import load_engine
+from jaxserve.loading.engine_build import load_engine
 from jaxserve.observability.step_clock import ClientClock
 
 CONFIG = EngineConfig.from_settings(

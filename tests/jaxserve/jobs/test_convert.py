@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.jobs.convert import convert
 from jaxserve.errors import ValidationError
-from jaxserve.loading.build import load_bare
+from jaxserve.jobs.convert import convert
+from jaxserve.loading.engine_build import load_bare
 from jaxserve.models.quantized_export import QuantizedExport
 from jaxserve.models.store import named_leaves, with_leaves
 from tests.quantized_models import CASES, quantize_folder

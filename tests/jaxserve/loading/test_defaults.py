@@ -5,17 +5,18 @@ from __future__ import annotations
 import jax
 import pytest
 
+from jaxserve.config.device_defaults import DEFAULTS
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.loading.defaults import DEFAULTS, resolve
 from jaxserve.execution.programs import wanted_shapes
-from jaxserve.models.config import ModelConfig
+from jaxserve.loading.defaults import resolve
+from jaxserve.models.config_reader import read_model_config
 
 
 @pytest.mark.parametrize(("preset", "factor"), [("chat", 0.5), ("balanced", 1.0), ("bulk", 2.0)])
 def test_presets_scale_what_is_left_open(preset, factor, model_folder):
     folder = str(model_folder("llama_gqa"))
-    model, device = ModelConfig.from_folder(folder), jax.devices()[0]
+    model, device = read_model_config(folder), jax.devices()[0]
     cpu = DEFAULTS["cpu"]
     resolved = resolve(EngineConfig(model=folder, preset=preset), model, device)
     assert resolved.scheduler.max_num_seqs == cpu.max_num_seqs * factor
@@ -37,7 +38,7 @@ class Gpu:
 def test_a_gpu_compiles_everything_before_it_serves(model_folder):
     """What is compiled later would make it drop the graphs of all programs."""
     folder = str(model_folder("llama_gqa"))
-    model = ModelConfig.from_folder(folder)
+    model = read_model_config(folder)
     resolved = resolve(EngineConfig(model=folder), model, Gpu())
     wanted = wanted_shapes(
         resolved.scheduler.max_num_seqs, resolved.scheduler.max_num_batched_tokens, 1

@@ -19,9 +19,9 @@ import pytest
 from safetensors.numpy import load, save
 
 from checkpoints import bundled_model_path
-from jaxserve.loading import build
 from jaxserve import EngineConfig
 from jaxserve.errors import HubError, UnsupportedModelError, ValidationError
+from jaxserve.loading import engine_build
 from jaxserve.loading.hub import Hub, is_hub_id, locate
 from tests.hub_server import COMMIT, HubServer, serve_hub
 
@@ -205,9 +205,9 @@ def test_what_cannot_be_served_is_refused_before_the_weights(
     value: Any,
     error: type[Exception],
 ) -> None:
-    monkeypatch.setattr(build, "locate", lambda config, told: locate(config, hub, told))
+    monkeypatch.setattr(engine_build, "locate", lambda config, told: locate(config, hub, told))
     with pytest.raises(error):
-        build.load_engine(EngineConfig(model="o/bundled", **{setting: value}))
+        engine_build.load_engine(EngineConfig(model="o/bundled", **{setting: value}))
     assert server.requests and not server.asked("GET", ".safetensors")
 
 
@@ -219,10 +219,10 @@ def test_a_head_that_the_config_denies_is_found_once_the_weights_are_here(
     tensors = load(BUNDLED["model.safetensors"])
     tensors["lm_head.weight"] = -tensors["model.embed_tokens.weight"]
     server.repositories["o/headed"] = BUNDLED | {"model.safetensors": save(tensors)}
-    monkeypatch.setattr(build, "locate", lambda config, told: locate(config, hub, told))
+    monkeypatch.setattr(engine_build, "locate", lambda config, told: locate(config, hub, told))
     sizes = {"max_num_seqs": 1, "max_model_len": 64, "num_pages": 32, "skip_tokenizer_init": True}
     for model in ("o/headed", str(hub.fetch_small_files("o/headed", None))):
-        loaded = build.load_engine(EngineConfig(model=model, **sizes))  # type: ignore[arg-type]
+        loaded = engine_build.load_engine(EngineConfig(model=model, **sizes))  # type: ignore[arg-type]
         assert not loaded.decided.model.tie_word_embeddings
         assert loaded.engine.runner.weight_bytes > 1.02 * sum(
             value.nbytes for name, value in tensors.items() if name != "lm_head.weight"

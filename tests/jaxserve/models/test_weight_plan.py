@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 from checkpoints.quantized import Stored
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weight_plan import (
@@ -106,7 +106,7 @@ def test_which_checkpoints_are_products_of_integers(
 def test_activations_that_are_not_rounded_are_told_in_one_line(
     form: LinearForm, stored: Stored, told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = ModelConfig.from_hf(
+    config = model_config_of(
         {
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": 64,

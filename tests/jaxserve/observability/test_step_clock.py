@@ -6,17 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.engine.loop import Engine
-from jaxserve.execution.row_packer import Needs
-from jaxserve.execution.results import Dispatched, PackedStep, StepResult
-from jaxserve.memory.manager import PageManager
 from jaxserve.boundary.messages import AddGroup, FirstStep
-from jaxserve.observability import step_clock
-from jaxserve.observability.step_clock import ClientClock, StepClock
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.boundary.step_times import StepTimes
-from jaxserve.request.request import Queueing, StopRule
+from jaxserve.engine.loop import Engine
+from jaxserve.execution.results import Dispatched, PackedStep, StepResult
+from jaxserve.execution.row_packer import Needs
+from jaxserve.memory.manager import PageManager
+from jaxserve.observability import step_clock
+from jaxserve.observability.step_clock import ClientClock, StepClock
 from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 
 STEP_S = 4.0

@@ -11,22 +11,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from jaxserve.params.beam_search_params import BeamSearchParams
-from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import MessageError
+from jaxserve.boundary.embeds_span import EmbedsSpan
+from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
 from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
-from jaxserve.processes import wire
-from jaxserve.processes.wire import (
-    BODIES,
-    Channel,
-    ModelSizes,
-    Ready,
-    Refused,
-    Start,
-    Sync,
-    decode,
-    encode,
-)
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -42,16 +29,30 @@ from jaxserve.boundary.messages import (
     Refusal,
     StepOutput,
 )
-from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.errors import MessageError
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.boundary.embeds_span import EmbedsSpan
-from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
-from jaxserve.request.request import End, FinishReason, Queueing, StopRule
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.params.structured_outputs_params import Thoughts
+from jaxserve.processes import wire
+from jaxserve.processes.wire import (
+    BODIES,
+    Channel,
+    ModelSizes,
+    Ready,
+    Refused,
+    Start,
+    Sync,
+    decode,
+    encode,
+)
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from tests.resolved_config import resolved
 
 PARAMS = SamplingParams(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.request.request import End, FinishReason, StopRule
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 
 
 def test_what_ends_a_request() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import ValidationError
 from jaxserve.config.flags import integer, json_object
+from jaxserve.errors import ValidationError
 from server.cli import build_parser
 from server.commands.engine_flags import SERVER_QUEUE, engine_config
 

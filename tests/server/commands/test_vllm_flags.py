@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.errors import ValidationError
 from jaxserve.config.vllm_arguments import RENAMED
+from jaxserve.errors import ValidationError
 from server.cli import build_parser
 from server.commands.vllm_flags import SERVER_NEUTRAL, SERVER_REFUSED, check_vllm_flags
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.outputs import Logprob
+from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.sampling_params import RequestOutputKind
 from server.app import create_app
 from server.options import Options

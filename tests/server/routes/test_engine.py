@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.boundary.messages import EngineStats, PageStats
 from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.messages import EngineStats, PageStats
 from jaxserve.boundary.step_history import StepHistory, StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work

@@ -12,8 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.app import create_app
-from server.keys import ApiKey
 from server.client_limits import Limits
+from server.keys import ApiKey
 from tests.server.fake_engine import FakeEngine
 from tests.server.named_events import named_events
 from tests.server.routes.responses import PARSERS, ROUTE, ask, prompt

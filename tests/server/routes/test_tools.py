@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.errors import ValidationError
 from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.errors import ValidationError
 from jaxserve.outputs import GRAMMAR, CompletionOutput, RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind
 from server.app import create_app

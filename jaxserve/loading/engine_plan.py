@@ -9,19 +9,21 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import Mesh
 
-from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from checkpoints.quantized import Checkpoint
+from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from checkpoints.store import is_store
 from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
+from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for
 from jaxserve.loading.defaults import resolve
-from jaxserve.loading.pool_plan import plan_pool
-from jaxserve.execution.runner import Runner
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
 from jaxserve.loading.load_progress import LoadProgress
+from jaxserve.loading.pool_plan import plan_pool
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.layer_groups import LayerGroups
@@ -34,7 +36,6 @@ from jaxserve.models.weight_plan import (
     plan_weights,
 )
 from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
-from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
@@ -162,7 +163,7 @@ def choose(
     if stored:
         written = stored_quantization(files.model, asked.quantization)
         asked = replace(asked, quantization=written)
-    model = ModelConfig.from_folder(files.model, asked.hf_overrides)
+    model = read_model_config(files.model, asked.hf_overrides)
     model = replace(model, attention_window=asked.attention_window)
     device = mesh.devices.flat[0]
     quantized = None if stored else quantization_of(files.model)

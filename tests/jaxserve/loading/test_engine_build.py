@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from checkpoints import bundled_model_path
-from jaxserve.loading import build
 from jaxserve import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.loading import pool_plan
 from jaxserve.execution.host_memory import RESERVE_BYTES
 from jaxserve.execution.runner import Runner
+from jaxserve.loading import engine_build, pool_plan
+from jaxserve.loading.engine_build import load_engine
 from jaxserve.loading.load_progress import LoadProgress, Told
-from jaxserve.loading.build import load_engine
 from pallas_kernels import Backends
 
 CHOSEN = Backends(decode="native", prefill="reference", write_kv="xla", reason="as told")
@@ -41,7 +40,7 @@ def test_a_start_says_what_it_does_and_which_kernels_were_chosen_and_why(
                 yield lambda done, total: heard.append((doing, done, total))
 
     monkeypatch.setattr(Runner, "warm_up", warm_up)
-    monkeypatch.setattr(build, "LoadProgress", Recorded)
+    monkeypatch.setattr(engine_build, "LoadProgress", Recorded)
     lines: list[str] = []
     phases: list[str] = []
     heard: list[tuple[str, int, int]] = []
@@ -63,7 +62,7 @@ def test_a_start_says_what_it_does_and_which_kernels_were_chosen_and_why(
 def test_half_on_a_cpu_is_said_to_be_slow(caplog: pytest.LogCaptureFixture) -> None:
     for dtype, said in (("float16", 1), ("bfloat16", 0)):
         caplog.clear()
-        build.load_bare(EngineConfig(model=str(bundled_model_path()), dtype=dtype))
+        engine_build.load_bare(EngineConfig(model=str(bundled_model_path()), dtype=dtype))
         assert caplog.text.count("a CPU has no products of it") == said
 
 
@@ -85,7 +84,7 @@ def test_memory_that_is_not_there_is_refused_before_the_weights(
     def load_model(*args: Any, **kwargs: Any) -> None:
         pytest.fail("weights were read")
 
-    monkeypatch.setattr(build, "load_model", load_model)
+    monkeypatch.setattr(engine_build, "load_model", load_model)
     monkeypatch.setattr(pool_plan, "available_bytes", lambda **share: RESERVE_BYTES)
     with pytest.raises(ValidationError, match=r"of memory are needed and 1\.07 GB are available"):
         load_engine(EngineConfig(model=FOLDER, skip_tokenizer_init=True), backends=CHOSEN)

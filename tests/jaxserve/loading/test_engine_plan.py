@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from jaxserve.loading import decide
 from jaxserve import EngineConfig
-from jaxserve.loading.decide import Decided, decide
 from jaxserve.engine.loop import Engine
-from jaxserve.loading import pool_plan
+from jaxserve.loading import engine_plan, pool_plan
+from jaxserve.loading.engine_build import build, load_engine
+from jaxserve.loading.engine_plan import Decided, decide
 from jaxserve.loading.hub import locate
 from jaxserve.loading.load_progress import LoadProgress
-from jaxserve.loading import build, load_engine
 from jaxserve.models.config import ModelConfig
 from jaxserve.parallel.mesh import make_mesh
 from tests.jaxserve import oracle
@@ -123,8 +122,8 @@ def test_another_process_builds_the_same_engine_from_it_and_decides_nothing(
 
     monkeypatch.setattr(ModelConfig, "from_folder", fails)
     monkeypatch.setattr(pool_plan, "available_bytes", fails)
-    monkeypatch.setattr(decide, "open_checkpoint", fails)
-    monkeypatch.setattr(decide, "backends_for", fails)
+    monkeypatch.setattr(engine_plan, "open_checkpoint", fails)
+    monkeypatch.setattr(engine_plan, "backends_for", fails)
     second = built(from_json(text))
     assert tokens(first) == tokens(second)
     assert first.runner.state_shape() == second.runner.state_shape()

@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxserve.config.engine_config import EngineConfig
-from jaxserve.loading.decide import Decided, choose, decide, fetch_weights
-from jaxserve.engine.loop import Engine
 from jaxserve.compilation import compilation_cache
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.engine.loop import Engine
 from jaxserve.execution.features import ALL_NAMES
 from jaxserve.execution.features.own_features import chosen_features
 from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.loading.engine_plan import Decided, choose, decide, fetch_weights
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.memory.manager import PageManager
@@ -33,11 +34,10 @@ from jaxserve.models.cost import ModelCost
 from jaxserve.models.weights import load_model
 from jaxserve.observability.busy_window import BusyWindow
 from jaxserve.parallel.mesh import make_mesh
-from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.policies import PolicyInputs, make_policy
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
 from pallas_kernels import Backends
 
@@ -83,7 +83,7 @@ def load_engine(
         progress: told one line a phase.
         backends: kernels to use; chosen from the device and `config` when None.
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
-        keep_steps: do not trace what an earlier start has traced, see `compilation/lowered_step_cache.py`.
+        keep_steps: do not trace what an earlier start has traced (`lowered_step_cache.py`).
         shown: whether a start that takes long says in between what it is doing.
 
     Raises:
