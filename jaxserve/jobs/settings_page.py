@@ -17,7 +17,8 @@ from jaxserve.params.sampling_params import SCHEDULER as REQUEST
 
 HEAD = """# Settings and parameters
 
-Made from the declarations in `jaxserve/config/engine_config.py` and `jaxserve/params/sampling_params.py` by
+Made from the declarations in `jaxserve/config/engine_config.py` and
+`jaxserve/params/sampling_params.py` by
 
 ```bash
 python -m jaxserve.jobs.settings_page

@@ -19,7 +19,7 @@ from jaxserve.memory.tier import Move
 from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import Fork, StepPlan
 from tests.jaxserve.host_tier import HostTier
-from tests.jaxserve.loading.test_decide import CASE, asked_for, built, decided_for
+from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, built, decided_for
 from tests.jaxserve.test_step_contract import finish, request
 
 HOST_PAGES, PAGES = 24, 14

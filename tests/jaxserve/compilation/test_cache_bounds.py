@@ -214,7 +214,7 @@ def test_what_a_living_process_may_use_stays(
 
 def test_a_process_marks_what_it_uses_until_it_ends(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib; from jaxserve.execution import cache_bounds as c\n"
+        "import sys, pathlib; from jaxserve.compilation import cache_bounds as c\n"
         "c.mark(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(

@@ -81,7 +81,7 @@ SWITCHING = textwrap.dedent(
     """
     import os, sys
     import jax, jax.numpy as jnp
-    from jaxserve.execution import cache_bounds, compilation_cache
+    from jaxserve.compilation import cache_bounds, compilation_cache
     for number, setting in enumerate([sys.argv[1], "off", sys.argv[1]]):
         compilation_cache.use(setting)
         before = len(os.listdir(sys.argv[1]))
