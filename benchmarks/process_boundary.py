@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.measure import environment
-from jaxserve.boundary.messages import Begun, EngineStats, PageStats, StepOutput
+from jaxserve.boundary.messages import EngineStats, FirstSteps, PageStats, StepOutput
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.processes.wire import Channel, decode, encode
 
@@ -58,7 +58,7 @@ def round_trip(streams: int, steps: int) -> list[float]:
         channel, seconds = Channel(ours), []
         for _ in range(steps):
             begin = time.perf_counter()
-            channel.send(Begun([]))
+            channel.send(FirstSteps([]))
             assert channel.receive() is not None
             seconds.append(time.perf_counter() - begin)
         channel.close()

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """A context manager that gives itself and is closed at the end."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.step_history import StepHistory
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
 from jaxserve.client.output_queue import OutputQueue
-from jaxserve.client.request_preparation import Preparing
+from jaxserve.client.request_preparation import RequestPreparation
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
@@ -71,7 +71,7 @@ class AsyncEngine:
         self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self._draining = False
-        self._preparing = Preparing()
+        self._preparing = RequestPreparation()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
         self._looking: asyncio.Future[EngineView] | None = None

@@ -20,7 +20,7 @@ class Kind(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class AnswerPart:
     """One part.
 
     Attributes:
@@ -44,25 +44,25 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    part: Part
+class PartBegin:
+    part: AnswerPart
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    part: Part
+class PartGrowth:
+    part: AnswerPart
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    part: Part
+class PartEnd:
+    part: AnswerPart
 
 
-Step = Begun | Grown | Ended
+Step = PartBegin | PartGrowth | PartEnd
 
 
-class Parts:
+class AnswerParts:
     """Makes parts of one answer's text.
 
     Args:
@@ -74,8 +74,8 @@ class Parts:
 
     def __init__(self, reader: MessageReader):
         self._reader = reader
-        self.parts: list[Part] = []
-        self._open: Part | None = None
+        self.parts: list[AnswerPart] = []
+        self._open: AnswerPart | None = None
 
     def feed(self, text: str, *, last: bool, cut: bool = False) -> list[Step]:
         """What more text does.
@@ -92,7 +92,7 @@ class Parts:
             self._add(delta, steps)
         if last:
             if not self.parts:
-                self._begin(Part(Kind.TEXT, 0), steps)
+                self._begin(AnswerPart(Kind.TEXT, 0), steps)
             self.parts[-1].whole = not cut
             self._end(steps)
         return steps
@@ -101,7 +101,7 @@ class Parts:
         match delta:
             case CallBegin(_, name):
                 call_id = self._reader.new_call_id()
-                self._begin(Part(Kind.CALL, len(self.parts), name, call_id), steps)
+                self._begin(AnswerPart(Kind.CALL, len(self.parts), name, call_id), steps)
             case CallArguments(_, text):
                 self._grow(text, steps)
             case Content(text):
@@ -113,21 +113,21 @@ class Parts:
         if not text:
             return
         if self._open is None or self._open.kind is not kind:
-            self._begin(Part(kind, len(self.parts)), steps)
+            self._begin(AnswerPart(kind, len(self.parts)), steps)
         self._grow(text, steps)
 
-    def _begin(self, part: Part, steps: list[Step]) -> None:
+    def _begin(self, part: AnswerPart, steps: list[Step]) -> None:
         self._end(steps)
         self.parts.append(part)
         self._open = part
-        steps.append(Begun(part))
+        steps.append(PartBegin(part))
 
     def _grow(self, text: str, steps: list[Step]) -> None:
         assert self._open is not None
         self._open.pieces.append(text)
-        steps.append(Grown(self._open, text))
+        steps.append(PartGrowth(self._open, text))
 
     def _end(self, steps: list[Step]) -> None:
         if self._open is not None:
-            steps.append(Ended(self._open))
+            steps.append(PartEnd(self._open))
             self._open = None

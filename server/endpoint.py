@@ -15,7 +15,7 @@ from server.protocol.requests import ModelRequest
 from server.service import Service, entry_of
 
 
-class Answering(Protocol):
+class Answerable(Protocol):
     """What `answer` needs of an answer.
 
     Attributes:
@@ -30,7 +30,7 @@ class Answering(Protocol):
 
 
 # What makes the answer to a body of the type that goes with it.
-Kind = Callable[[Service, Any, Request], Answering]
+Kind = Callable[[Service, Any, Request], Answerable]
 
 
 async def answer(

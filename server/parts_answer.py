@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from server.answer_parts import Kind, Parts, Step
+from server.answer_parts import AnswerParts, Kind, Step
 from server.answers import Piece, check_served
 from server.errors import ApiError
 from server.event_stream import EventStream
@@ -44,7 +44,7 @@ class PartsAnswer(ChatCompletions):
         if chat.use_beam_search:
             raise ValidationError("use_beam_search", True, "false")
         super().__init__(service, chat, request)
-        self.parts: Parts
+        self.parts: AnswerParts
         self.final: CompletionOutput | None = None
         self._thought_tokens = 0
 
@@ -105,7 +105,7 @@ class PartsAnswer(ChatCompletions):
     async def check_and_prepare(self) -> None:
         with renamed(self.api_field):
             await super().check_and_prepare()
-        self.parts = Parts(self._reader(0))
+        self.parts = AnswerParts(self._reader(0))
         self._cached = 0
 
     async def respond(self, request: Request) -> Response:

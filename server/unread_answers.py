@@ -22,7 +22,7 @@ UNCOUNTED_BYTES = 2**14  # that any connection may hold
 LOOK_S = 0.25  # between two looks while something is unread
 
 
-class Unread:
+class UnreadAnswer:
     """One answer on its way to its client.
 
     Args:
@@ -111,7 +111,7 @@ class UnreadAnswers:
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
         self.most, self.clock = most, clock
-        self._watched: set[Unread] = set()
+        self._watched: set[UnreadAnswer] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -119,7 +119,7 @@ class UnreadAnswers:
         """What is unread of all answers, but for what any connection may hold."""
         return sum(one.num_bytes() for one in self._watched)
 
-    def watch(self, answer: Unread) -> None:
+    def watch(self, answer: UnreadAnswer) -> None:
         """Look at an answer until it is settled."""
         if answer not in self._watched:
             self._watched.add(answer)
@@ -127,12 +127,12 @@ class UnreadAnswers:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
 
-    def tells(self, answer: Unread) -> None:
+    def tells(self, answer: UnreadAnswer) -> None:
         """A client is given a piece of an answer, which it may leave unread."""
         self.watch(answer)
         answer.since = min(answer.since, self.clock())
 
-    def took(self, answer: Unread) -> None:
+    def took(self, answer: UnreadAnswer) -> None:
         """The client has made room for a piece of an answer."""
         if answer.is_settled():
             self._watched.discard(answer)
@@ -153,7 +153,7 @@ class UnreadAnswers:
             total += size
         if total <= self.most:
             return
-        clients: defaultdict[str, list[Unread]] = defaultdict(list)
+        clients: defaultdict[str, list[UnreadAnswer]] = defaultdict(list)
         for answer in self._watched:
             clients[answer.client()].append(answer)
         sizes = {name: sum(one.seen for one in answers) for name, answers in clients.items()}
@@ -200,7 +200,7 @@ class UnreadMiddleware:
             return
         answers, state = self._answers, scope.setdefault("state", {})
         # the key's client is known further in, and asked for later
-        answer = Unread(answers, state.get("transport"), lambda: client_name(scope))
+        answer = UnreadAnswer(answers, state.get("transport"), lambda: client_name(scope))
         state["unread"] = answer
         announced = 0
 
@@ -236,13 +236,13 @@ class UnreadMiddleware:
             answers.took(answer)
 
 
-def unread_of(request: Request) -> Unread:
+def unread_of(request: Request) -> UnreadAnswer:
     """The answer to a request, as far as it is not read."""
-    found: Unread = request.state.unread
+    found: UnreadAnswer = request.state.unread
     return found
 
 
-def _slowest(answers: list[Unread]) -> Unread:
+def _slowest(answers: list[UnreadAnswer]) -> UnreadAnswer:
     """Of one client's answers the one of which nothing was taken for longest.
 
     One is passed over where cutting it would free next to nothing.

@@ -19,7 +19,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayerScheme:
     """What becomes of a layer: a scheme (None: it is kept), and how static scales are found."""
 
     scheme: Scheme | None
@@ -35,10 +35,10 @@ class Policy:
         layers: exceptions of single layers: (first, last, part) -> choice; the last one counts.
     """
 
-    parts: Mapping[str, Choice]
-    layers: Mapping[tuple[int, int, str], Choice] = field(default_factory=dict)
+    parts: Mapping[str, LayerScheme]
+    layers: Mapping[tuple[int, int, str], LayerScheme] = field(default_factory=dict)
 
-    def of(self, layer: int, part: str) -> Choice:
+    def of(self, layer: int, part: str) -> LayerScheme:
         """The choice for "attention" or "mlp" of a layer."""
         chosen = self.parts[part]
         for (first, last, name), choice in self.layers.items():
@@ -83,7 +83,7 @@ def read_policy(file: str | Path) -> Policy:
         if name in KEPT and value != KEEP:
             raise CheckpointError(file, f"{name}={value!r} is not supported: {KEEP!r}")
     parts = {part: _choice(file, part, values.get(part, KEEP)) for part in QUANTISED}
-    layers: dict[tuple[int, int, str], Choice] = {}
+    layers: dict[tuple[int, int, str], LayerScheme] = {}
     exceptions = values.get("layers", {})
     if not isinstance(exceptions, dict):
         raise CheckpointError(file, f"layers={exceptions!r} is not supported: an object")
@@ -99,7 +99,7 @@ def read_policy(file: str | Path) -> Policy:
     return _checked(file, Policy(parts, layers))
 
 
-def _choice(file: Path, name: str, value: Any) -> Choice:
+def _choice(file: Path, name: str, value: Any) -> LayerScheme:
     if isinstance(value, str):
         value = {"scheme": value}
     if not isinstance(value, dict) or not set(value) <= {"scheme", "calibration"}:
@@ -115,7 +115,7 @@ def _choice(file: Path, name: str, value: Any) -> Choice:
         raise CheckpointError(
             file, f"{name}.calibration={method!r} is not supported: one of {allowed}"
         )
-    return Choice(None if scheme == KEEP else SCHEMES[scheme], method)
+    return LayerScheme(None if scheme == KEEP else SCHEMES[scheme], method)
 
 
 def _checked(file: Path, policy: Policy) -> Policy:

@@ -13,10 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from checkpoints.quantize.rounding import Rounded
+from checkpoints.quantize.rounding import RoundedMatrix
 from checkpoints.quantize.schemes import SCHEMES, quantization_config
 from checkpoints.quantize.tensors import awq_tensors, gptq_tensors, packed
-from checkpoints.quantized import Stored
+from checkpoints.quantized import Encoding
 
 COMPRESSED = "compressed-tensors"
 BLOCK_ROWS = (128, 64, 32, 16)  # of the blocks of e4m3 whose rows share a scale
@@ -32,7 +32,7 @@ class KeptMatrix:
         shape: [out, in].
     """
 
-    stored: Stored
+    stored: Encoding
     shape: tuple[int, int]
 
     @property
@@ -57,7 +57,7 @@ class KeptMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class MatrixTensors:
     """The tensors of a matrix by the last parts of their names, and its scheme's description."""
 
     tensors: dict[str, np.ndarray]
@@ -83,10 +83,10 @@ def method_of(matrices: Collection[KeptMatrix], source: str | None) -> str:
 def written(
     method: str,
     matrix: KeptMatrix,
-    rounded: Rounded,
+    rounded: RoundedMatrix,
     floats: np.dtype,
     input_scale: float | None,
-) -> Written:
+) -> MatrixTensors:
     """The tensors of one matrix.
 
     Args:
@@ -109,8 +109,8 @@ def written(
             zeros=_unsigned(zeros, matrix.bits),
         )
         if method == "awq":
-            return Written(awq_tensors(unsigned, floats), {})
-        return Written(gptq_tensors(unsigned, floats, matrix.bits), {})
+            return MatrixTensors(awq_tensors(unsigned, floats), {})
+        return MatrixTensors(gptq_tensors(unsigned, floats, matrix.bits), {})
     own: dict[str, np.ndarray] = {}
     scales, block = rounded.scales, None
     if matrix.is_packed:
@@ -133,7 +133,7 @@ def written(
     own["weight_scale"] = np.ascontiguousarray(scales).astype(floats)
     if input_scale is not None:
         own["input_scale"] = np.array([input_scale], np.float32)
-    return Written(own, _group(matrix, block))
+    return MatrixTensors(own, _group(matrix, block))
 
 
 def config_of(

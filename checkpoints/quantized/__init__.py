@@ -1,6 +1,12 @@
 """Quantised checkpoints: a file a format (table: `checkpoints/quantized_formats.py`)."""
 
-from checkpoints.quantized.quantized_matrix import ELEMENTS, INT4_ZERO, Matrix, Stored, dequantized
+from checkpoints.quantized.quantized_matrix import (
+    ELEMENTS,
+    INT4_ZERO,
+    Encoding,
+    Matrix,
+    dequantized,
+)
 from checkpoints.quantized.reader import QuantizedReader
 from checkpoints.quantized.tensor_parts import Checkpoint, Part, TensorReader
 
@@ -8,10 +14,10 @@ __all__ = [
     "ELEMENTS",
     "INT4_ZERO",
     "Checkpoint",
+    "Encoding",
     "Matrix",
     "Part",
     "QuantizedReader",
-    "Stored",
     "TensorReader",
     "dequantized",
 ]

@@ -18,7 +18,7 @@ INT4_ZERO = 8  # the element of "int4" that stands for zero where there are no z
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Encoding:
     """How the elements of a matrix [out, in] are to be understood.
 
     A value is (element - zero) * scale, or element * scale - offset.
@@ -65,7 +65,7 @@ class Matrix(Protocol):
     def by_rows(self) -> bool: ...
 
     @property
-    def stored(self) -> Stored: ...
+    def stored(self) -> Encoding: ...
 
     def elements(self, rows: slice) -> np.ndarray:
         """[rows, in] in the type that `ELEMENTS` names; column j is of input order()[j]."""

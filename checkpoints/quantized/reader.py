@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from checkpoints.close import Closing
+from checkpoints.close import Closeable
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.quantized_matrix import Matrix
 from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
@@ -14,7 +14,7 @@ from checkpoints.safetensors_reader import FLOATS, SafetensorsReader
 from checkpoints.text_names import text_name
 
 
-class QuantizedReader(Closing):
+class QuantizedReader(Closeable):
     """The tensors of a checkpoint of which some are quantised.
 
     Attributes:

@@ -19,7 +19,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 
 if TYPE_CHECKING:
-    from jaxserve.bench.measure import Measured
+    from jaxserve.bench.measure import Measurement
     from jaxserve.bench.workloads import WorkItem
     from jaxserve.llm import LLM
 
@@ -106,7 +106,7 @@ def run_latency(options: argparse.Namespace) -> int:
     vocab = llm.model_config.vocab_size
     sizes = options.batch_size, options.input_len, options.output_len, vocab
 
-    def run(number: int) -> Measured:
+    def run(number: int) -> Measurement:
         """Batch `number`, with prompts of its own: what was served before may be cached."""
         items = fixed(*sizes, f"{options.seed} {number}")
         return run_workload(llm, items, n=options.n, use_beam_search=options.use_beam_search)
@@ -237,7 +237,7 @@ def _make_llm(options: argparse.Namespace, longest: int) -> Any:
     return LLM(**asdict(config) | {"skip_tokenizer_init": True})
 
 
-def _utilisation(llm: LLM, run: Measured) -> dict[str, Any]:
+def _utilisation(llm: LLM, run: Measurement) -> dict[str, Any]:
     """MFU and the share of the bandwidth, against what this device does now, and what is wrong."""
     from jaxserve.bench.device_limits import measure_limits
     from jaxserve.models.cost import weight_numbers

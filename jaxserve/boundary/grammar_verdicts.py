@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class GrammarTokens:
     """The first message: the tokens that grammars are for.
 
     Attributes:
@@ -27,7 +27,7 @@ class Tokens:
     ends: list[int]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, model: ModelFacts) -> Tokens:
+    def of(cls, tokenizer: Tokenizer, model: ModelFacts) -> GrammarTokens:
         """Those of a model; a tokenizer may know tokens that the model has no logit of."""
         count = max(model.vocab_size, tokenizer.vocab_size)
         return cls(tokenizer.to_json(), count, sorted(eos_token_ids(model, tokenizer)))
@@ -56,7 +56,7 @@ class TryGrammar:
 
 
 @dataclass(frozen=True, slots=True)
-class TakesLong:
+class SlowGrammar:
     """A grammar goes on being compiled behind the others: one more may begin.
 
     Attributes:

@@ -99,7 +99,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class FirstSteps:
     """Who is in the step that is about to run and may not have been in one before.
 
     An engine that runs alone in its process says so: if the process dies, its client knows who was
@@ -111,7 +111,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class StepEstimate:
     """What the steps in flight may take; it holds until the next one is sent.
 
     An engine that runs alone in its process says so before a step of which it changes, so that long

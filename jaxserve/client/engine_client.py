@@ -36,12 +36,12 @@ from jaxserve.observability.request_lives import RequestLives
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import TIMEOUT, RequestOutput
 from jaxserve.request.queueing import Queueing
-from jaxserve.scheduling.ledger import Ledger, Work
+from jaxserve.scheduling.ledger import Ledger, RequestWork
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxserve.loading.engine_build import (
-        Loaded,  # imports jax, which a client of a process can do without
+        LoadedEngine,  # imports jax, which a client of a process can do without
     )
 
 
@@ -334,11 +334,11 @@ class EngineClient(ABC):
         return stats._replace(times=self._clock.add_to(stats.times))
 
 
-def _work(group: AddGroup) -> Work:
+def _work(group: AddGroup) -> RequestWork:
     turn = group.queueing
     num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
     compiles, asked = _compiles(group), group.num_output_asked
-    return Work(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
+    return RequestWork(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
 
 
 def _compiles(group: AddGroup) -> bool:
@@ -361,7 +361,7 @@ class LocalClient(EngineClient):
 
     refuses_late = False
 
-    def __init__(self, loaded: Loaded):
+    def __init__(self, loaded: LoadedEngine):
         config = loaded.decided.config
         asked = config.asked
         super().__init__(asked.model_names[0], asked.metrics_prefix, ClientClock())

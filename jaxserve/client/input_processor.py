@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxserve.boundary.embeds_span import FIELD as EMBEDS
 from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan, checked_embeds, checked_spans
-from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
@@ -97,7 +97,7 @@ class InputProcessor:
         self._numbers = itertools.count()  # next() is atomic: prepare() runs in threads
         self._checks: GrammarChecks | None = None
         if tokenizer is not None:
-            self._checks = GrammarChecks(lambda: Tokens.of(tokenizer, model))
+            self._checks = GrammarChecks(lambda: GrammarTokens.of(tokenizer, model))
             weakref.finalize(self, self._checks.close)  # also where nothing calls `close`
 
     @staticmethod

@@ -30,7 +30,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-class Processed(NamedTuple):
+class StepEffects(NamedTuple):
     """What one step means to the callers, and to the engine.
 
     `stopped` are sequences that met a stop string, or an error, and the request of each: the engine
@@ -42,7 +42,7 @@ class Processed(NamedTuple):
     refused: dict[str, Exception]
 
 
-class Unfinished(NamedTuple):
+class RequestProgress(NamedTuple):
     """What has come of a request that goes on.
 
     Attributes:
@@ -98,7 +98,7 @@ class OutputProcessor:
         self._live[prepared.request_id] = live
         self._metrics.record_prompt(len(prepared.group.prompt_token_ids))
 
-    def process(self, step: StepOutput) -> Processed:
+    def process(self, step: StepOutput) -> StepEffects:
         """Take in one step's tokens."""
         self._clock.begin_text()
         outputs: list[RequestOutput] = []
@@ -143,15 +143,15 @@ class OutputProcessor:
                     outputs.append(output)
         self._metrics.record_tokens(num_tokens, last_times, now)
         self._clock.end_text()
-        return Processed(outputs, stopped, refused)
+        return StepEffects(outputs, stopped, refused)
 
-    def unfinished(self, request_id: str) -> Unfinished:
+    def unfinished(self, request_id: str) -> RequestProgress:
         """What has come of a live request."""
         live, tokens = self._live[request_id], dict[str, list[int]]()
         for name, sequence in zip(live.sequence_ids, live.sequences):
             if name in self._by_sequence:
                 tokens[name] = [] if sequence is None else sequence.token_ids
-        return Unfinished(self.group(request_id), tokens, live.prompt_logprobs is not None)
+        return RequestProgress(self.group(request_id), tokens, live.prompt_logprobs is not None)
 
     def num_generated(self, request_id: str) -> int:
         """Tokens so far of all sequences of a request; 0 of one that is not live."""

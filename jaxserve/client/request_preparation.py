@@ -8,7 +8,7 @@ from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequ
 from jaxserve.request.queueing import Queueing
 
 
-class Preparing:
+class RequestPreparation:
     """Prepares requests of one event loop; used by its thread.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from checkpoints import CheckpointError
-from jaxserve.boundary.messages import Body, Expected, StepOutput
+from jaxserve.boundary.messages import Body, StepEstimate, StepOutput
 from jaxserve.client.engine_client import EngineClient
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.engine.loop import Engine
@@ -151,7 +151,7 @@ class ThreadClient(EngineClient):
             self._silence.heard()
             self._notify()
 
-    def _expect(self, expected: Expected) -> None:
+    def _expect(self, expected: StepEstimate) -> None:
         self._silence.expect(expected.seconds, compiles=expected.compiles)
 
     def _handle_sent(self, engine: Engine, *, wait: bool) -> None:

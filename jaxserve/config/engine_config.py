@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.config.settings import (
-    Choice,
+    Integer,
+    Integers,
     Number,
+    OneOf,
     PowerOfTwo,
     Switch,
     Text,
-    Whole,
-    Wholes,
     check,
     defaults_of,
     setting,
@@ -219,20 +219,20 @@ class EngineConfig:
     )
     dtype: str = setting(
         "auto",
-        Choice(DTYPES),
+        OneOf(DTYPES),
         "Type of weights and activations; auto takes the checkpoint's.",
         reader=MODEL,
     )
     load_format: str = setting(
         "auto",
-        Choice(LOAD_FORMATS),
+        OneOf(LOAD_FORMATS),
         "auto reads what the folder holds, safetensors or a store of jaxserve convert; safetensors "
         "and orbax read that alone, dummy makes random weights.",
         reader=MODEL,
     )
     quantization: str | None = setting(
         None,
-        Choice(QUANTIZATIONS),
+        OneOf(QUANTIZATIONS),
         "Of the linear layers' weights: int8, int4 and fp8 round them when they are loaded; awq, "
         "gptq, compressed-tensors, fp8 and gguf name what the checkpoint is, which it says itself "
         "where this is none.",
@@ -240,27 +240,27 @@ class EngineConfig:
     )
     seed: int = setting(
         0,
-        Whole(-(2**63), 2**63 - 1),
+        Integer(-(2**63), 2**63 - 1),
         "Seed of dummy weights and of requests that bring none.",
         reader=MODEL,
     )
     max_model_len: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Longest prompt plus output, in tokens; none: the model's own limit, or what the KV cache "
         "holds.",
         reader=MODEL,
     )
     attention_window: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Newest tokens that each layer attends to, whatever the model's own windows are where "
         "these are larger; none: the model's own.",
         reader=MODEL,
     )
     tensor_parallel_size: int = setting(
         1,
-        Whole(1),
+        Integer(1),
         "Devices that the model is sharded over.",
         reader=MODEL,
     )
@@ -272,7 +272,7 @@ class EngineConfig:
     )
     num_pages: int | None = setting(
         None,
-        Whole(2),
+        Integer(2),
         "KV pages, trash page included; none: what memory holds.",
         reader=CACHE,
     )
@@ -293,13 +293,13 @@ class EngineConfig:
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Size of the KV cache; takes the place of gpu_memory_utilization.",
         reader=CACHE,
     )
     kv_cache_dtype: str = setting(
         "auto",
-        Choice(KV_CACHE_DTYPES),
+        OneOf(KV_CACHE_DTYPES),
         "How keys and values are stored: auto as dtype, int8 with a scale a token and head, "
         "fp8_e4m3 (fp8 for short) with a scale a layer, see kv_cache_scales.",
         reader=CACHE,
@@ -327,25 +327,25 @@ class EngineConfig:
     )
     max_num_seqs: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Slots: the most requests that run at once; none: by device and preset.",
         reader=SCHEDULER,
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Token budget of one step; none: by device and preset.",
         reader=SCHEDULER,
     )
     prefill_chunk: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Most prompt tokens of one step; none: the whole budget.",
         reader=SCHEDULER,
     )
     preset: str = setting(
         "balanced",
-        Choice(PRESETS),
+        OneOf(PRESETS),
         "What sizes that are left open are chosen for: chat puts latency first, bulk throughput, "
         "balanced neither.",
         reader=SCHEDULER,
@@ -366,27 +366,27 @@ class EngineConfig:
     )
     length_classes: tuple[int, ...] = setting(
         (128, 512),
-        Wholes(2, 1),
+        Integers(2, 1),
         "Of the policy length: prompt tokens left to compute from which a request is of the second "
         "and of the third class.",
         reader=SCHEDULER,
     )
     output_classes: tuple[int, ...] = setting(
         (4096, 32768),
-        Wholes(2, 1),
+        Integers(2, 1),
         "Of the policy length: n times max_tokens from which a request is at least of the second "
         "and of the third class; a max_tokens that is not said counts as 1.",
         reader=SCHEDULER,
     )
     length_shares: tuple[int, ...] = setting(
         (6, 3, 1),
-        Wholes(3, 1),
+        Integers(3, 1),
         "Of the policy length: the classes' shares of the prompt tokens that are computed.",
         reader=SCHEDULER,
     )
     max_overtaken_tokens: int = setting(
         32768,
-        Whole(0),
+        Integer(0),
         "Of the policy length: most tokens that later arrivals may be given before a request is "
         "next.",
         reader=SCHEDULER,
@@ -420,7 +420,7 @@ class EngineConfig:
     )
     max_logprobs: int = setting(
         20,
-        Whole(-1),
+        Integer(-1),
         "Most logprobs a request may ask for; -1 lifts the limit to the vocabulary.",
         reader=PROGRAMS,
     )
@@ -455,7 +455,7 @@ class EngineConfig:
     )
     compile_ahead: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Programs that are compiled before the engine is ready; none: by device, all on a GPU, "
         "which drops its recorded CUDA graphs when it compiles.",
         reader=PROGRAMS,
@@ -483,14 +483,14 @@ class EngineConfig:
     )
     max_num_queued_reqs: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Most requests that may wait; more are refused, but for clients that have less than their "
         "share of them. The default of serve is 2048.",
         reader=SERVER,
     )
     max_num_queued_tokens: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Most prompt tokens that may wait; a request beyond is refused, unless none waits or its "
         "client has less than its share of them. The default of serve is 1M.",
         reader=SERVER,
@@ -505,14 +505,14 @@ class EngineConfig:
     )
     max_beam_width: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Most beams of one search; a wider one is refused. None: as many as max_logprobs lets one "
         "have.",
         reader=SERVER,
     )
     metrics_prefix: str = setting(
         "jaxserve",
-        Choice(("jaxserve", "vllm")),
+        OneOf(("jaxserve", "vllm")),
         "What the names of metrics begin with, before a colon; vllm: dashboards that know vLLM's "
         "find them.",
         reader=SERVER,
@@ -542,7 +542,7 @@ class EngineConfig:
     )
     stream_interval: int = setting(
         1,
-        Whole(1),
+        Integer(1),
         "Of streams: tokens that each output brings at least, but for the first and the last; a "
         "request's own value wins.",
         reader=SERVER,

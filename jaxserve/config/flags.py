@@ -9,14 +9,14 @@ import sys
 from typing import Any
 
 from jaxserve.config.settings import (
-    Choice,
+    Integer,
+    Integers,
     Number,
+    OneOf,
     PowerOfTwo,
     Setting,
     Switch,
     Texts,
-    Whole,
-    Wholes,
     defaults_of,
     settings_of,
 )
@@ -112,17 +112,17 @@ def add_flag(
         case Switch():
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, **how)
             return
-        case Choice(names) if item.optional:
+        case OneOf(names) if item.optional:
             words = (*names, "none")  # over that of a file
             how |= {"type": named, "metavar": "{" + ",".join(words) + "}"}
             group.add_argument(*flags, choices=(*names, None), **how)
             return
-        case Choice(names):
+        case OneOf(names):
             group.add_argument(*flags, choices=names, **how)
             return
-        case Whole() | PowerOfTwo():
+        case Integer() | PowerOfTwo():
             how["type"] = limit if item.optional else signed
-        case Wholes(count):
+        case Integers(count):
             how |= {"type": signed, "nargs": count}
         case Number():
             how["type"] = number if item.optional else float

@@ -44,7 +44,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Integer:
     """Integers."""
 
     metavar: ClassVar[str] = "N"
@@ -77,7 +77,7 @@ class PowerOfTwo:
     allowed: ClassVar[str] = "a power of two"
 
     def checked(self, name: str, value: Any) -> int:
-        number = Whole(1).checked(name, value)
+        number = Integer(1).checked(name, value)
         if number & (number - 1):
             raise ValidationError(name, value, self.allowed)
         return number
@@ -121,7 +121,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OneOf:
     """One of some names."""
 
     metavar: ClassVar[str] = "NAME"
@@ -189,7 +189,7 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wholes:
+class Integers:
     """A tuple of `count` integers."""
 
     metavar: ClassVar[str] = "N"
@@ -203,7 +203,7 @@ class Wholes:
     def checked(self, name: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list | tuple) or len(value) != self.count:
             raise ValidationError(name, value, self.allowed)
-        return tuple(Whole(self.least).checked(name, number) for number in value)
+        return tuple(Integer(self.least).checked(name, number) for number in value)
 
 
 @dataclass(frozen=True, slots=True)

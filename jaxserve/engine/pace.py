@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxserve.boundary.messages import Expected
+from jaxserve.boundary.messages import StepEstimate
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
@@ -75,7 +75,7 @@ class Pace:
         pulse: of this process: a step during which it was stopped says nothing of the next.
     """
 
-    def __init__(self, runner: Runner, tell: Callable[[Expected], None], pulse: Pulse):
+    def __init__(self, runner: Runner, tell: Callable[[StepEstimate], None], pulse: Pulse):
         self._flops, self._table = runner.step_flops, runner.programs
         self._tell, self._pulse = tell, pulse
         self._programs = {
@@ -126,4 +126,4 @@ class Pace:
         expected = seconds, bool(self._in_flight) and self._table.is_compiling
         if expected != self._told:
             self._told = expected
-            self._tell(Expected(*expected))
+            self._tell(StepEstimate(*expected))

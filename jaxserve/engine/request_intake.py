@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxserve.boundary.messages import AddGroup, Refusal
 from jaxserve.engine.features import EngineFeatures, shared_of
-from jaxserve.engine.waiting_room import Waiting
+from jaxserve.engine.waiting_room import WaitingRoom
 from jaxserve.observability.step_clock import StepClock
 from jaxserve.request.request import Request
 from jaxserve.scheduling.beams import BeamGroups
@@ -23,7 +23,7 @@ ABORTS_A_STEP = 2048
 BEGIN_WAIT_S = 0.005  # that a step without other work waits for what features have begun
 
 
-class Arrivals:
+class RequestIntake:
     """Queues what messages ask for.
 
     Args:
@@ -38,7 +38,7 @@ class Arrivals:
     ):
         self._scheduler, self._features = scheduler, features
         self._beams, self._clock = beams, clock
-        self._waiting = Waiting()
+        self._waiting = WaitingRoom()
         self._to_abort: list[str] = []
         # sequences that ended with an error of their own, see `StepOutput.failed`
         self._failed: dict[str, Refusal | None] = {}

@@ -20,7 +20,7 @@ class _Waiting(NamedTuple):
         return all(future.done() for future in self.begun.values())
 
 
-class Ready(NamedTuple):
+class ReadyGroup(NamedTuple):
     """A message whose requests may be queued, and those of its sequences that have ended before."""
 
     asked: AddGroup
@@ -28,7 +28,7 @@ class Ready(NamedTuple):
     aborted: list[str]
 
 
-class Waiting:
+class WaitingRoom:
     """What is not queued yet. Used by the engine's thread."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Waiting:
         self._aborted[sequence_id] = True
         return True
 
-    def take(self, seconds: float = 0.0) -> list[Ready]:
+    def take(self, seconds: float = 0.0) -> list[ReadyGroup]:
         """The messages that need not wait any longer; waits for the first of them for so long."""
         if seconds:
             futures = [future for one in self._waiting for future in one.begun.values()]
@@ -60,7 +60,7 @@ class Waiting:
         for one in waiting:
             if one.is_done:
                 ids = one.asked.sequence_ids
-                ready.append(Ready(*one, [name for name in ids if self._aborted.pop(name)]))
+                ready.append(ReadyGroup(*one, [name for name in ids if self._aborted.pop(name)]))
             else:
                 self._waiting.append(one)
         return ready

@@ -134,7 +134,7 @@ def predicted_cost(
     return tokens * numbers_per_token + sum(costs)
 
 
-class Wanted(NamedTuple):
+class ProgramQuery(NamedTuple):
     """What a step asks of its program; the fields are those of `StepShape`."""
 
     num_decode: int
@@ -174,7 +174,7 @@ class ProgramTable:
         self._compile = compile_program
         self._cost = cost
         self._programs: dict[StepShape, Program] = {}
-        self._choices: dict[Wanted, Program] = {}
+        self._choices: dict[ProgramQuery, Program] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()  # a program that is there too late is not kept
         self._thread: threading.Thread | None = None
@@ -268,7 +268,7 @@ class ProgramTable:
         self._programs, self._choices = {**self._programs, shape: program}, {}
         return before
 
-    def select(self, wanted: Wanted) -> Program:
+    def select(self, wanted: ProgramQuery) -> Program:
         """The cheapest compiled program that holds the step."""
         choices = self._choices
         program = choices.get(wanted)

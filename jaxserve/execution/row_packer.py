@@ -27,7 +27,7 @@ from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.plan import StepPlan
 
 
-class Needs(NamedTuple):
+class StepNeeds(NamedTuple):
     """What a plan asks of its program, and where its rows go.
 
     Attributes:
@@ -48,7 +48,7 @@ class Needs(NamedTuple):
         return [Chunk(rows.requests[r], rows.starts[r], rows.lengths[r]) for r in self.lanes]
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """A plan as the operand of a program.
 
     Attributes:
@@ -157,7 +157,7 @@ class RowPacker:
                 values = feature.token_row_of(request)
                 self._token_table.write(self._token_rows[slot], feature.name, values)
 
-    def needs(self, plan: StepPlan) -> Needs:
+    def needs(self, plan: StepPlan) -> StepNeeds:
         """What the plan asks of its program; learns of new slot owners."""
         features = self._fast
         rows, samples = plan.rows, plan.samples
@@ -189,7 +189,7 @@ class RowPacker:
                 if needed_now:
                     features |= needed_now
                     special.append((index, needed_now))
-        return Needs(features, special, single, lanes)
+        return StepNeeds(features, special, single, lanes)
 
     def _needed_by_chunk(self, chunk: Chunk) -> set[str]:
         if chunk.request.request_id in self._left_out:
@@ -212,7 +212,7 @@ class RowPacker:
         owner = self._owner[slot]
         return owner is None or owner.slot != slot
 
-    def pack(self, plan: StepPlan, needs: Needs, layout: BlobLayout) -> Packed:
+    def pack(self, plan: StepPlan, needs: StepNeeds, layout: BlobLayout) -> PackedRows:
         """Write a plan into a fresh blob, since a compiled call may read NumPy memory in place."""
         shape, rows = layout.shape, plan.rows
         is_plain = not plan.tokens and not needs.special and shape.num_queries == 1
@@ -220,7 +220,7 @@ class RowPacker:
         if is_plain and last and last.layout is layout and last.slots == rows.slots:
             flat = last.blob.copy()
             self._pack_updates(plan, layout.updates(flat))
-            return Packed(flat, range(plan.num_decode))
+            return PackedRows(flat, range(plan.num_decode))
         flat = np.zeros(layout.size, np.int32)
         blob = layout.views(flat)
         step = blob.step
@@ -254,7 +254,7 @@ class RowPacker:
             self._pack_features(plan, needs, layout, blob, places)
         if is_plain:
             self._last = PlainStep(layout, rows.slots, flat)
-        return Packed(flat, places)
+        return PackedRows(flat, places)
 
     def _pack_updates(self, plan: StepPlan, updates: np.ndarray) -> None:
         updates[0], updates[1:] = self._trash, 0
@@ -262,7 +262,7 @@ class RowPacker:
             flat = np.fromiter(chain.from_iterable(plan.page_updates), np.int32)
             updates[:, : len(plan.page_updates)] = flat.reshape(-1, 3).T
 
-    def _pack_lanes(self, plan: StepPlan, needs: Needs, layout: BlobLayout, blob: Blob) -> None:
+    def _pack_lanes(self, plan: StepPlan, needs: StepNeeds, layout: BlobLayout, blob: Blob) -> None:
         step, rows = blob.step, plan.rows
         step.lane_slot[:] = self._trash
         step.token_lane[:] = layout.shape.num_lanes
@@ -280,7 +280,7 @@ class RowPacker:
             begin = end
 
     def _pack_samples(
-        self, plan: StepPlan, needs: Needs, layout: BlobLayout, blob: Blob
+        self, plan: StepPlan, needs: StepNeeds, layout: BlobLayout, blob: Blob
     ) -> Sequence[int]:
         """Say who samples from the region; where the program has each sample of the plan."""
         shape, step, samples = layout.shape, blob.step, plan.samples
@@ -305,7 +305,7 @@ class RowPacker:
             count += 1
         return places
 
-    def chunks(self, plan: StepPlan, needs: Needs) -> list[Chunk]:
+    def chunks(self, plan: StepPlan, needs: StepNeeds) -> list[Chunk]:
         """Those of the prefill region, in its order; those of requests that are left out idle."""
         return [
             c._replace(request=self._idle) if c.request.request_id in self._left_out else c
@@ -313,7 +313,12 @@ class RowPacker:
         ]
 
     def _pack_features(
-        self, plan: StepPlan, needs: Needs, layout: BlobLayout, blob: Blob, places: Sequence[int]
+        self,
+        plan: StepPlan,
+        needs: StepNeeds,
+        layout: BlobLayout,
+        blob: Blob,
+        places: Sequence[int],
     ) -> None:
         shape, samples = layout.shape, plan.samples
         if shape.num_special:

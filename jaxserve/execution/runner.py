@@ -43,13 +43,13 @@ from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
+    ProgramQuery,
     ProgramTable,
-    Wanted,
     lanes_for,
     predicted_cost,
     wanted_shapes,
 )
-from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_result
+from jaxserve.execution.results import PackedStep, StepInFlight, StepResult, step_result
 from jaxserve.execution.row_packer import RowPacker
 from jaxserve.execution.step import StepSpec, run_step
 from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
@@ -324,7 +324,7 @@ class Runner:
     def pack(self, plan: StepPlan) -> PackedStep:
         """Choose the program of a plan and fill its operand; a plan is packed once."""
         needs = self.packer.needs(plan)
-        wanted = Wanted(
+        wanted = ProgramQuery(
             plan.num_decode + len(needs.single),
             sum(plan.rows.lengths[row] for row in needs.lanes),
             max(len(needs.lanes), len(plan.samples) - plan.num_decode if needs.lanes else 0),
@@ -341,7 +341,7 @@ class Runner:
             message, cause = self._death
             raise EngineDeadError(message) from cause
 
-    def dispatch(self, plan: StepPlan, packed: PackedStep | None = None) -> Dispatched:
+    def dispatch(self, plan: StepPlan, packed: PackedStep | None = None) -> StepInFlight:
         """Start a step on the device; returns before it has run.
 
         Raises:
@@ -357,7 +357,7 @@ class Runner:
                 if arrays is not None:
                     self.write_rows(feature.name, 0, arrays)
         result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)
-        return Dispatched(plan, step, *result)
+        return StepInFlight(plan, step, *result)
 
     def _before(self, plan: StepPlan) -> Iterator[tuple[str, np.ndarray]]:
         """Commands that come before the step, with their operands."""
@@ -431,7 +431,7 @@ class Runner:
             raise
         return result
 
-    def fetch(self, dispatched: Dispatched) -> StepResult:
+    def fetch(self, dispatched: StepInFlight) -> StepResult:
         """Wait for a dispatched step and bring its result to the host.
 
         Raises:

@@ -17,7 +17,7 @@ from jaxserve.execution.step_inputs import Blob, BlobLayout, contained
 FEW_SPECIAL = 8  # special rows that are worth a branch of their own
 
 
-class Known(NamedTuple):
+class SampleFacts(NamedTuple):
     """What is known of all R samples of a step; the fields are those of `Rows`."""
 
     slot: jax.Array
@@ -30,7 +30,7 @@ def sample_rows(
     features: Sequence[Feature],
     layout: BlobLayout,
     given: Blob,
-    known: Known,
+    known: SampleFacts,
     logits: jax.Array,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The token of each row, and what the features report on the special rows.
@@ -66,7 +66,7 @@ def sample_rows(
 def _special_rows(
     features: Sequence[Feature],
     layout: BlobLayout,
-    known: Known,
+    known: SampleFacts,
     logits: jax.Array,
     tokens: jax.Array,
     given: Blob,
@@ -146,7 +146,9 @@ def _conditional(flag: jax.Array, work: Callable[[], Any], otherwise: Callable[[
     return jax.lax.platform_dependent(cpu=choose, tpu=choose, default=work)
 
 
-def _rows(layout: BlobLayout, given: Blob, known: Known, places: jax.Array | None = None) -> Rows:
+def _rows(
+    layout: BlobLayout, given: Blob, known: SampleFacts, places: jax.Array | None = None
+) -> Rows:
     """The samples at int32[M] places, or all of them."""
     shape, table = layout.shape, given.rows
     if shape.num_queries > 1:

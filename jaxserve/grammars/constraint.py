@@ -10,7 +10,7 @@ from jaxserve.boundary.messages import AddGroup
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.grammar_state import GrammarState
-from jaxserve.grammars.thoughts import Thinking
+from jaxserve.grammars.thoughts import ThoughtTracker
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Grammar:
         matcher: Any | None,
         eos_token_ids: list[int],
         num_words: int,
-        thinking: Thinking | None = None,
+        thinking: ThoughtTracker | None = None,
     ):
         self._matcher = matcher
         self._eos, self._num_words = eos_token_ids, num_words

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import Action, Body, Control
 from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
 from jaxserve.params.structured_outputs_params import FIELD
@@ -75,7 +75,7 @@ class GrammarChecks:
         tokens: what grammars are for; asked for when the process is started, in a thread.
     """
 
-    def __init__(self, tokens: Callable[[], Tokens]):
+    def __init__(self, tokens: Callable[[], GrammarTokens]):
         self._tokens = tokens
         self._lock = threading.Lock()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -178,7 +178,7 @@ class GrammarChecks:
             self._short.add(number)
             self._tell(TryGrammar(number, asked.text))
 
-    def _tell(self, body: Tokens | TryGrammar | Control) -> None:
+    def _tell(self, body: GrammarTokens | TryGrammar | Control) -> None:
         assert self._process is not None
         self._process.send(body)
 
@@ -257,7 +257,7 @@ class GrammarChecks:
 
     def _take(self, body: Body) -> None:
         with self._lock:
-            assert isinstance(body, TakesLong | Verdict)
+            assert isinstance(body, SlowGrammar | Verdict)
             self._short.discard(body.number)
             requests = self._judge(body) if isinstance(body, Verdict) else []
             self._send_some()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.grammars.matchers import shown
-from jaxserve.grammars.thoughts import Phase, Thinking
+from jaxserve.grammars.thoughts import Phase, ThoughtTracker
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class GrammarState:
         matcher: Any | None,
         eos_token_ids: list[int],
         num_words: int,
-        thinking: Thinking | None = None,
+        thinking: ThoughtTracker | None = None,
         *,
         num_seen: int = 0,
     ):

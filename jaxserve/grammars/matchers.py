@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.grammars.grammar_text import library
 
 # What one grammar may cost llguidance: states of its lexer (1 to 2 kB each), work when it is
@@ -26,7 +26,7 @@ class GrammarError(ValueError):
     """A grammar does not compile; says why in llguidance's words."""
 
 
-def token_table(tokens: Tokens) -> Any:
+def token_table(tokens: GrammarTokens) -> Any:
     """llguidance's own tokenizer: a second's work for a large vocabulary.
 
     Raises:

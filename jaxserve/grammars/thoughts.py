@@ -21,7 +21,7 @@ class Phase(Enum):
     ANSWER = "the constrained text"
 
 
-class Thinking:
+class ThoughtTracker:
     """Follows one sequence up to its answer.
 
     Args:
@@ -45,12 +45,12 @@ class Thinking:
             self.phase = Phase.ANSWER if begin is None else Phase.FIRST
 
     @classmethod
-    def of(cls, thoughts: Thoughts, tokenizer: Tokenizer) -> Thinking:
+    def of(cls, thoughts: Thoughts, tokenizer: Tokenizer) -> ThoughtTracker:
         """That of a sequence without output."""
         added = {text: token for token, text in tokenizer.added_tokens.items()}
         return cls(thoughts, added.get(thoughts.begin), tokenizer.byte_table.__getitem__)
 
-    def copied(self) -> Thinking:
+    def copied(self) -> ThoughtTracker:
         """One of another sequence, which has begun as this one."""
         return copy.copy(self)
 

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import Body
 from jaxserve.grammars.matchers import GrammarError, token_table
 from jaxserve.grammars.trial import Trial
@@ -76,11 +76,11 @@ class Trials:
                 was_long = trial.is_long
                 trial.pass_time()
                 if not was_long:
-                    self._say(TakesLong(number))
+                    self._say(SlowGrammar(number))
 
     def _take(self, body: Body) -> bool:
         match body:
-            case Tokens():
+            case GrammarTokens():
                 try:
                     self._table = token_table(body)
                 except GrammarError as error:
@@ -103,7 +103,7 @@ class Trials:
         allowed = trial.close()
         self._say(Verdict(number, allowed, trial.is_late, trial.notation, trial.note))
 
-    def _say(self, body: TakesLong | Verdict) -> None:
+    def _say(self, body: SlowGrammar | Verdict) -> None:
         self._channel.send(body)
 
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from jaxserve.boundary.messages import AddGroup, Begun, Body
+from jaxserve.boundary.messages import AddGroup, Body, FirstSteps
 from jaxserve.errors import JaxServeError, lacks_memory
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.observability.json_log import JSON, JsonFormatter
 from jaxserve.observability.repeated import RepeatedFilter
 from jaxserve.processes.oom_score import offer_to_oom_killer
-from jaxserve.processes.wire import Channel, ModelSizes, Ready, Refused, Start, Sync
+from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, StartRefusal, Sync
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     try:
         loaded = load_engine(start.config, with_tokenizer=False, keep_steps=True)
     except (JaxServeError, CheckpointError, OSError) as error:
-        channel.send(Refused(str(error)))
+        channel.send(StartRefusal(str(error)))
         return 1
     engine, decided, model = loaded.engine, loaded.decided, loaded.decided.model
     probe(engine, decided.config.scheduler.max_model_len)
@@ -93,7 +93,7 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
                 engine.handle(body)
             except Exception:  # ends the process; only who is to blame is told before
                 if isinstance(body, AddGroup):  # whoever it is, it is that one
-                    channel.send(Begun(body.sequence_ids))
+                    channel.send(FirstSteps(body.sequence_ids))
                 raise
             if engine.is_closed:
                 return 0

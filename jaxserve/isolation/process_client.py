@@ -16,10 +16,10 @@ from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Body,
     Control,
     EngineStats,
+    FirstSteps,
     StepOutput,
 )
 from jaxserve.client.engine_client import EngineClient
@@ -28,7 +28,7 @@ from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.named_object import OBJECT_NAME
 from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
 from jaxserve.isolation.replay import resumed
-from jaxserve.isolation.supervisor import Died, Started, Supervisor
+from jaxserve.isolation.supervisor import EngineDeath, EngineStart, Supervisor
 from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
@@ -223,9 +223,9 @@ class ProcessClient(EngineClient):
         while events:
             event = events.popleft()
             match event:
-                case Started(process):
+                case EngineStart(process):
                     self._started(process)
-                case Died(how):
+                case EngineDeath(how):
                     self._died(how)
                 case _:
                     self._outputs += self._take_body(event)
@@ -234,13 +234,13 @@ class ProcessClient(EngineClient):
         match body:
             case StepOutput():
                 return self._take(body)
-            case Begun():
+            case FirstSteps():
                 self._take_begun(body)
             case Sync():
                 self._settled()
         return []
 
-    def _take_begun(self, body: Begun) -> None:
+    def _take_begun(self, body: FirstSteps) -> None:
         self._begun.update(map(_number, body.sequence_ids))
         if len(self._begun) > self._tidy_at:  # most of them have ended
             live = {self._number_of(name) for name in self._processor.live_requests()}

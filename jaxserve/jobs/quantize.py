@@ -22,8 +22,8 @@ from checkpoints.json_file import read_object
 from checkpoints.quantize.awq import best_factors, clipped
 from checkpoints.quantize.calibration import activation_scale
 from checkpoints.quantize.gptq import gptq, hessian
-from checkpoints.quantize.layer_schemes import Choice, Policy
-from checkpoints.quantize.rounding import Rounded, round_fp8, round_integers, round_with_zeros
+from checkpoints.quantize.layer_schemes import LayerScheme, Policy
+from checkpoints.quantize.rounding import RoundedMatrix, round_fp8, round_integers, round_with_zeros
 from checkpoints.quantize.schemes import Scheme, quantization_config
 from checkpoints.quantize.tensors import stored_tensors
 from checkpoints.quantized_formats import open_checkpoint
@@ -240,7 +240,9 @@ class _Worker:
         for place, variable in places:
             part, inside = str(place[2]), place[2:-1]
             own = self._names(place, variable)
-            choice = self._policy.of(layer, part) if part in self._policy.parts else Choice(None)
+            choice = (
+                self._policy.of(layer, part) if part in self._policy.parts else LayerScheme(None)
+            )
             is_linear = inside in PROJECTIONS.values() and place[-1] == "weight"
             if not is_linear or choice.scheme is None:
                 if variable.get_metadata("fill") is None:
@@ -261,7 +263,7 @@ class _Worker:
 
     def _rounded(
         self,
-        choice: Choice,
+        choice: LayerScheme,
         names: Sequence[str],
         tensors: dict[str, np.ndarray],
         x: np.ndarray | None,
@@ -287,7 +289,9 @@ class _Worker:
             found |= stored_tensors(module, scheme, rounded, self._scale_dtype, input_scale)
         return found
 
-    def _round(self, scheme: Scheme, weight: np.ndarray, second: np.ndarray | None) -> Rounded:
+    def _round(
+        self, scheme: Scheme, weight: np.ndarray, second: np.ndarray | None
+    ) -> RoundedMatrix:
         group = self._group if scheme.grouped else None
         if scheme.name == "int4-awq":
             return round_with_zeros(weight, group, self._scale_dtype)

@@ -24,7 +24,7 @@ from jaxserve.execution.host_memory import check_limits, trim
 from jaxserve.execution.runner import Runner
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.loading.engine_plan import Decided, choose, decide, fetch_weights
+from jaxserve.loading.engine_plan import EnginePlan, choose, decide, fetch_weights
 from jaxserve.loading.hub import ModelFiles, locate
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.memory.manager import PageManager
@@ -56,11 +56,11 @@ class Footprint(NamedTuple):
     kv_bytes_per_token: int
 
 
-class Loaded(NamedTuple):
+class LoadedEngine(NamedTuple):
     """An engine that is ready, and what was decided on the way."""
 
     engine: Engine
-    decided: Decided
+    decided: EnginePlan
     tokenizer: Tokenizer | None
     footprint: Footprint
     seconds: float
@@ -75,7 +75,7 @@ def load_engine(
     with_tokenizer: bool = True,
     keep_steps: bool = False,
     shown: bool = True,
-) -> Loaded:
+) -> LoadedEngine:
     """Load weights, plan memory, compile and warm up.
 
     Args:
@@ -118,11 +118,11 @@ def load_engine(
     gc.freeze()
     trim()
     footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
-    return Loaded(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
+    return LoadedEngine(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
 
 
 def build(
-    decided: Decided,
+    decided: EnginePlan,
     mesh: Mesh,
     report: LoadProgress,
     *,
@@ -195,7 +195,7 @@ def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
     return files
 
 
-def _load_weights(decided: Decided, mesh: Mesh, report: LoadProgress) -> Model:
+def _load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model:
     """The weights, of the checkpoint or made up."""
     begin = time.monotonic()
     asked = decided.config.asked
@@ -266,7 +266,7 @@ def _compile(
     report.say(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
 
 
-def _footprint(decided: Decided, mesh: Mesh, runner: Runner) -> Footprint:
+def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:
     model, settings = decided.model, decided.config.model
     weights = runner.weight_bytes * mesh.shape["model"]
     if not model.tie_word_embeddings or settings.quantization == "int8":  # a head of its own

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class EnginePlan:
     """What was decided by the files, the memory and the devices of one process.
 
     Plain data, without secrets: every process that finds the same files in the same places, and
@@ -113,7 +113,7 @@ def decide(
     *,
     backends: Backends | None = None,
     with_tokenizer: bool = True,
-) -> tuple[Decided, Runner, Tokenizer | None]:
+) -> tuple[EnginePlan, Runner, Tokenizer | None]:
     """Decide all that is open, and fetch the weights; all that can be refused is refused before.
 
     Args:
@@ -152,7 +152,7 @@ def choose(
     mesh: Mesh,
     report: LoadProgress,
     backends: Backends | None = None,
-) -> Decided:
+) -> EnginePlan:
     """Settings, formats and kernels, from config.json and the kind of device; no memory yet.
 
     Raises:
@@ -209,7 +209,7 @@ def choose(
             plan = stored_plan(files.model, form)
         else:
             plan = plan_weights(model, form, dtype, checkpoint)
-    return Decided(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
+    return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
 
 
 def fetch_weights(files: ModelFiles, report: LoadProgress) -> None:
@@ -223,8 +223,8 @@ def fetch_weights(files: ModelFiles, report: LoadProgress) -> None:
 
 
 def _planned(
-    chosen: Decided, files: ModelFiles, mesh: Mesh, report: LoadProgress
-) -> tuple[Decided, Runner]:
+    chosen: EnginePlan, files: ModelFiles, mesh: Mesh, report: LoadProgress
+) -> tuple[EnginePlan, Runner]:
     """The decision with pages and context for the memory that there is, and its runner."""
     config = chosen.config
     defaults = generation_defaults(config.asked, files.model)
@@ -246,7 +246,7 @@ def _planned(
     return replace(chosen, config=config), runner
 
 
-def _kv_scales(chosen: Decided, files: ModelFiles) -> KVScales | None:
+def _kv_scales(chosen: EnginePlan, files: ModelFiles) -> KVScales | None:
     """The scales of the KV cache, where the format wants some: programs hold them."""
     if not chosen.kv_format.static_scales:
         return None

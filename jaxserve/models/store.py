@@ -15,7 +15,7 @@ from flax import nnx
 
 from checkpoints import CheckpointError
 from checkpoints.gguf import is_gguf
-from checkpoints.quantized import Stored
+from checkpoints.quantized import Encoding
 from checkpoints.store import is_store, read_record
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
@@ -192,7 +192,7 @@ def holds_integers(path: Path) -> bool | None:
     about = read_record(path).about
     try:
         formats = [
-            WeightFormat(Stored(**w["stored"]), bool(w["native"]))
+            WeightFormat(Encoding(**w["stored"]), bool(w["native"]))
             for w in about["weights"].values()
         ]
     except (KeyError, TypeError, AttributeError) as error:
@@ -215,7 +215,7 @@ def stored_plan(path: Path, form: LinearForm) -> Plan:
     plan: dict[Place, WeightFormat] = {}
     try:
         for name, values in read_record(path).about["weights"].items():
-            format = WeightFormat(Stored(**values["stored"]), bool(values["native"]))
+            format = WeightFormat(Encoding(**values["stored"]), bool(values["native"]))
             if format.native != (form.backend == "native") and not format.is_channel8:
                 raise CheckpointError(
                     path, f"kept for other kernels than {form.backend}: convert again here", name

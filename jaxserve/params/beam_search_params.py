@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config.settings import Number, Whole
+from jaxserve.config.settings import Integer, Number
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_params import LARGEST_TEMPERATURE
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
@@ -55,9 +55,9 @@ class BeamSearchParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        self.beam_width = Whole(1, MAX_BEAM_WIDTH).checked("beam_width", self.beam_width)
+        self.beam_width = Integer(1, MAX_BEAM_WIDTH).checked("beam_width", self.beam_width)
         if self.max_tokens is not None:
-            self.max_tokens = Whole(1).checked("max_tokens", self.max_tokens)
+            self.max_tokens = Integer(1).checked("max_tokens", self.max_tokens)
         self.temperature = Number(0.0, LARGEST_TEMPERATURE).checked("temperature", self.temperature)
         self.length_penalty = Number(-LARGEST_LENGTH_PENALTY, LARGEST_LENGTH_PENALTY).checked(
             "length_penalty", self.length_penalty

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from jaxserve.config.settings import Number, Switch, Texts, Whole, check, setting, settings_of
+from jaxserve.config.settings import Integer, Number, Switch, Texts, check, setting, settings_of
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_rules import LogitBias, TokenIds
 from jaxserve.params.structured_outputs_params import (
@@ -83,7 +83,7 @@ class SamplingParams:
         ValidationError: a value has the wrong type or lies outside its range.
     """
 
-    n: int = setting(1, Whole(1, MAX_COMPLETIONS), "Completions a prompt.", reader=CLIENT)
+    n: int = setting(1, Integer(1, MAX_COMPLETIONS), "Completions a prompt.", reader=CLIENT)
     presence_penalty: float = setting(
         0.0,
         Number(-2.0, 2.0),
@@ -116,7 +116,7 @@ class SamplingParams:
     )
     top_k: int = setting(
         0,
-        Whole(-1),
+        Integer(-1),
         "Sample from the k most likely tokens; 0 and -1 are off.",
         reader=SAMPLING,
     )
@@ -128,7 +128,7 @@ class SamplingParams:
     )
     seed: int | None = setting(
         None,
-        Whole(INT64_MIN, INT64_MAX),
+        Integer(INT64_MIN, INT64_MAX),
         "Makes the request reproducible; none or -1 leaves the choice to the engine.",
         reader=SAMPLING,
     )
@@ -149,26 +149,26 @@ class SamplingParams:
     )
     max_tokens: int | None = setting(
         16,
-        Whole(1),
+        Integer(1),
         "Most tokens to generate; none fills up to max_model_len.",
         reader=SCHEDULER,
         optional=True,
     )
     min_tokens: int = setting(
         0,
-        Whole(0),
+        Integer(0),
         "End-of-sequence and stop tokens are not generated before this many tokens, also with "
         "ignore_eos.",
         reader=MASK,
     )
     logprobs: int | None = setting(
         None,
-        Whole(-1),
+        Integer(-1),
         "Log-probabilities to return for each generated token, -1 for the vocabulary.",
         reader=LOGPROBS,
     )
     prompt_logprobs: int | None = setting(
-        None, Whole(-1), "The same for each prompt token.", reader=SCORES
+        None, Integer(-1), "The same for each prompt token.", reader=SCORES
     )
     detokenize: bool = setting(True, Switch(), "Make text from the tokens.", reader=CLIENT)
     skip_special_tokens: bool = setting(
@@ -185,7 +185,7 @@ class SamplingParams:
     )
     stream_interval: int | None = setting(
         None,
-        Whole(1),
+        Integer(1),
         "Of a stream: tokens that each output brings at least, but for the first and the last.",
         reader=CLIENT,
     )
@@ -220,7 +220,7 @@ class SamplingParams:
     )
     thinking_token_budget: int | None = setting(
         None,
-        Whole(-1, 2**63 - 1),
+        Integer(-1, 2**63 - 1),
         "Most tokens of thoughts, behind which their closing tag is forced; -1: any number.",
         reader=MASK,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxserve.config.settings import Number, Whole
+from jaxserve.config.settings import Integer, Number
 from jaxserve.errors import ValidationError
 
 LOGIT_BIAS_LIMIT = 100.0
@@ -33,7 +33,7 @@ class TokenIds:
             return []
         if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
             raise ValidationError(name, value, "a list of token ids")
-        ids = [Whole(0).checked(name, token) for token in value]
+        ids = [Integer(0).checked(name, token) for token in value]
         if len(ids) < self.least:
             raise ValidationError(name, ids, self.allowed)
         if self.most is not None and len(ids) > self.most:
@@ -72,7 +72,7 @@ class LogitBias:
 def _token_id(key: Any) -> int | None:
     """A key of a mapping as a token id; None if it is none."""
     try:
-        token = int(key) if isinstance(key, str) else Whole(0).checked("", key)
+        token = int(key) if isinstance(key, str) else Integer(0).checked("", key)
     except ValueError:
         return None
     return token if token >= 0 else None

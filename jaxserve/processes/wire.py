@@ -20,14 +20,14 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 import msgpack
 
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import (
     Abort,
     AddGroup,
-    Begun,
     Body,
     Control,
-    Expected,
+    FirstSteps,
+    StepEstimate,
     StepOutput,
 )
 from jaxserve.boundary.reports import REPORTS
@@ -89,7 +89,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StartRefusal:
     """The engine cannot be loaded, as it is configured; the text is for people."""
 
     kind: ClassVar[str] = "refused"
@@ -104,8 +104,19 @@ class Sync:
 
 
 BODIES = (
-    *(AddGroup, Abort, Control, StepOutput, Begun, Expected, Start, Ready, Refused, Sync),
-    *(Tokens, TryGrammar, TakesLong, Verdict),
+    *(
+        AddGroup,
+        Abort,
+        Control,
+        StepOutput,
+        FirstSteps,
+        StepEstimate,
+        Start,
+        Ready,
+        StartRefusal,
+        Sync,
+    ),
+    *(GrammarTokens, TryGrammar, SlowGrammar, Verdict),
 )
 
 

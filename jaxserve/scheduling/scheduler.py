@@ -22,7 +22,7 @@ from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from jaxserve.scheduling.resources import Resources, StepResource
 from jaxserve.scheduling.room import Room
-from jaxserve.scheduling.slot_transfer import GivingWay
+from jaxserve.scheduling.slot_transfer import SlotTransfer
 from jaxserve.scheduling.slots import Slots
 from jaxserve.scheduling.step_limits import SchedulerLimits
 
@@ -81,7 +81,7 @@ class Scheduler:
         self.running = self._slots.running
         self._held = HeldPages(pages.pool)
         self._room = Room(pages, self._resources, limits.max_model_len)
-        self._giving_way = GivingWay(self.waiting, self._slots, pages, self._room, self._held)
+        self._giving_way = SlotTransfer(self.waiting, self._slots, pages, self._room, self._held)
         self._forks: list[Fork] = []  # to be done before the next step
         self._preempted: list[Request] = []
         self._num_computed = 0  # tokens of all running requests

@@ -16,7 +16,7 @@ from jaxserve.scheduling.room import Room
 from jaxserve.scheduling.slots import Slots
 
 
-class GivingWay:
+class SlotTransfer:
     """Finds the requests that begin in the place of others.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxserve.config.engine_config import Isolation, check_seconds, check_step_timeout
 from jaxserve.config.flags import integer, number
-from jaxserve.config.settings import Whole
+from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
 from jaxserve.processes.launch import EarlyProcess
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         if args.load_timeout is not None:
             check_seconds("--load-timeout", args.load_timeout)
         if args.num_workers is not None:
-            Whole(1).checked("--num-workers", args.num_workers)
+            Integer(1).checked("--num-workers", args.num_workers)
         if not 0 <= args.shutdown_timeout < math.inf:
             raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
         edge_limits(args)

@@ -25,7 +25,7 @@ from server.protocol.beams import (
     check_with_beams,
     check_without_beams,
 )
-from server.protocol.response_format import Asked, constraint
+from server.protocol.response_format import FormatFields, constraint
 from server.protocol.unsupported import check_unsupported
 
 logger = logging.getLogger("jaxserve.server")
@@ -226,7 +226,7 @@ class GenerationRequest(SamplingRequest):
             raise ValidationError("prompt_logprobs", self.prompt_logprobs, "only without stream")
         check_request_id(self.request_id)
 
-    def constraint(self) -> Asked | None:
+    def constraint(self) -> FormatFields | None:
         """What the text must be. Raises ValidationError."""
         return constraint(self.structured_outputs, self.response_format)
 

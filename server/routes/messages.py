@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from server.answer_parts import Begun, Grown, Kind, Part, Step
+from server.answer_parts import AnswerPart, Kind, PartBegin, PartGrowth, Step
 from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
@@ -98,10 +98,10 @@ class Messages(PartsAnswer):
 
     def step_events(self, step: Step) -> list[bytes]:
         part = step.part
-        if isinstance(step, Begun):
-            empty = block(Part(part.kind, part.index, part.name, part.call_id))
+        if isinstance(step, PartBegin):
+            empty = block(AnswerPart(part.kind, part.index, part.name, part.call_id))
             return [_event("content_block_start", index=part.index, content_block=empty)]
-        if isinstance(step, Grown):
+        if isinstance(step, PartGrowth):
             told = delta(part, step.text)
             return [_event("content_block_delta", index=part.index, delta=told)]
         return [_event("content_block_stop", index=part.index)]

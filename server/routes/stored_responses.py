@@ -11,7 +11,7 @@ from starlette.routing import Route
 from jaxserve.errors import ValidationError
 from server.errors import ApiError
 from server.protocol.responses_request import is_response_id
-from server.response_store import Kept, Owner
+from server.response_store import Owner, StoredResponse
 from server.service import Service, client_of
 from server.whole_answer import WholeResponse, coalesced
 
@@ -22,7 +22,7 @@ def unknown_response(name: str, param: str) -> ApiError:
     return ApiError(404, text, param=param)
 
 
-def _found(request: Request) -> tuple[Service, Owner, str, Kept]:
+def _found(request: Request) -> tuple[Service, Owner, str, StoredResponse]:
     service, owner = Service.of(request), client_of(request)
     name = request.path_params["response_id"]
     kept = service.responses.get(owner, name) if is_response_id(name) else None

@@ -21,7 +21,7 @@ from server.app import create_app
 from server.client_limits import Limits
 from server.connection import Connection as RealConnection
 from server.keys import ApiKey
-from server.unread_answers import PIECE_BYTES, UNCOUNTED_BYTES, Unread, UnreadAnswers
+from server.unread_answers import PIECE_BYTES, UNCOUNTED_BYTES, UnreadAnswer, UnreadAnswers
 from tests.server.fake_engine import FakeEngine
 from tests.server.server_process import running_server
 from tests.server.test_connection import serving
@@ -54,7 +54,7 @@ def test_the_slowest_reader_is_cut_off_where_all_is_too_much(
         now = [0.0]
         answers = UnreadAnswers(100_000, lambda: now[0])
         pipes = [Pipe(UNCOUNTED_BYTES + 1), Pipe(), Pipe(), Pipe()]
-        waiting = [Unread(answers, pipe) for pipe in pipes]  # type: ignore[arg-type]
+        waiting = [UnreadAnswer(answers, pipe) for pipe in pipes]  # type: ignore[arg-type]
         for second, answer in enumerate(waiting):
             now[0] = second
             answer.keep(20_000)
@@ -85,8 +85,8 @@ def test_many_answers_to_one_client_cost_no_other_its_own() -> None:
         now, most = [0.0], 100 * PIECE_BYTES
         answers = UnreadAnswers(most, lambda: now[0])
 
-        def answer_to(client: str, held: int = 0) -> Unread:
-            return Unread(answers, Pipe(held), lambda: client)  # type: ignore[arg-type]
+        def answer_to(client: str, held: int = 0) -> UnreadAnswer:
+            return UnreadAnswer(answers, Pipe(held), lambda: client)  # type: ignore[arg-type]
 
         paused, many = answer_to("a", 2 * PIECE_BYTES), [answer_to("b") for _ in range(4)]
         made, small = answer_to("c"), answer_to("b", UNCOUNTED_BYTES + 1)
@@ -112,7 +112,7 @@ def test_an_answer_is_not_slow_while_it_is_made() -> None:
     async def main() -> None:
         now = [0.0]
         answers = UnreadAnswers(100_000, lambda: now[0])
-        made, told = (Unread(answers, Pipe()) for _ in range(2))  # type: ignore[arg-type]
+        made, told = (UnreadAnswer(answers, Pipe()) for _ in range(2))  # type: ignore[arg-type]
         made.keep(60_000)
         now[0] = 1.0
         told.keep(60_000)

@@ -24,7 +24,7 @@ from jaxserve.sampling.sampler import PORTABLE, Threshold
 from jaxserve.scheduling.plan import SeenTokens
 
 if TYPE_CHECKING:
-    from jaxserve.execution.results import Dispatched
+    from jaxserve.execution.results import StepInFlight
     from jaxserve.execution.step_shape import StepShape
     from jaxserve.grammars.compiler import GrammarCompiler
     from jaxserve.memory.page_keys import KeySpan
@@ -127,7 +127,7 @@ class TakenStep(NamedTuple):
     outputs: dict[str, Any]
     special: dict[int, int]
     chunks: list[Chunk]
-    step: Dispatched
+    step: StepInFlight
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from checkpoints.quantize.quantized_matrices import KeptMatrix, config_of, method_of, written
-from checkpoints.quantize.rounding import Rounded
-from checkpoints.quantized import Stored
+from checkpoints.quantize.rounding import RoundedMatrix
+from checkpoints.quantized import Encoding
 
 F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
-INT4 = KeptMatrix(Stored("int4", 16, "integer"), (24, 64))
-INT8 = KeptMatrix(Stored("int8", 16), (24, 64))
-ROUNDED_ROWS = KeptMatrix(Stored("int8", activations="int8"), (24, 64))
-FP8 = KeptMatrix(Stored("fp8", activations="fp8"), (24, 64))
+INT4 = KeptMatrix(Encoding("int4", 16, "integer"), (24, 64))
+INT8 = KeptMatrix(Encoding("int8", 16), (24, 64))
+ROUNDED_ROWS = KeptMatrix(Encoding("int8", activations="int8"), (24, 64))
+FP8 = KeptMatrix(Encoding("fp8", activations="fp8"), (24, 64))
 
 
 def of(matrix: KeptMatrix, **changes: object) -> KeptMatrix:
@@ -62,7 +62,7 @@ def test_scales_are_written_in_a_type_that_holds_them(
     scale: float, method: str, dtype: np.dtype
 ) -> None:
     elements = np.zeros((24, 64), np.uint8)
-    rounded = Rounded(elements, np.full((24, 4), scale, np.float32))
+    rounded = RoundedMatrix(elements, np.full((24, 4), scale, np.float32))
     made = written(method, of(INT4, zeros="none"), rounded, BF16, None).tensors
     found = made["scales" if method == "awq" else "weight_scale"]
     assert found.dtype == dtype and (found.astype(np.float32) == np.float32(scale)).all()
@@ -74,7 +74,7 @@ def test_schemes_that_differ_name_their_modules() -> None:
         module: written(
             "compressed-tensors",
             matrix,
-            Rounded(np.zeros(matrix.shape, np.int8), np.ones((24, matrix.stored.groups(64)))),
+            RoundedMatrix(np.zeros(matrix.shape, np.int8), np.ones((24, matrix.stored.groups(64)))),
             F16,
             None,
         ).group
@@ -100,7 +100,7 @@ def test_schemes_that_differ_name_their_modules() -> None:
 )
 def test_activations_keep_the_type_that_their_scale_is_for(matrix: KeptMatrix, kind: str) -> None:
     groups = matrix.stored.groups(64)
-    rounded = Rounded(np.zeros(matrix.shape, np.int8), np.ones((24, groups), np.float32))
+    rounded = RoundedMatrix(np.zeros(matrix.shape, np.int8), np.ones((24, groups), np.float32))
     if matrix.stored.zeros == "integer":
         rounded = rounded._replace(zeros=np.zeros((24, groups), np.int16))
     scale = 0.5 if matrix.stored.static else None

@@ -44,7 +44,7 @@ def latency(config, monkeypatch, tmp_path):
         def served(llm, items, **how):
             batches.append(items)
             work = {"num_steps": 8, "bytes_read": 4e9, "flops": 3e9}
-            return measure.Measured(seconds, 2, 64, 16, phase_seconds=PHASES, **work)
+            return measure.Measurement(seconds, 2, 64, 16, phase_seconds=PHASES, **work)
 
         llm = SimpleNamespace(
             model_config=config, footprint=Footprint(3 * 10**8, 100), close=lambda: None

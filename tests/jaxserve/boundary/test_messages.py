@@ -15,9 +15,9 @@ from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Body,
     Control,
+    FirstSteps,
     Hypothesis,
     StepOutput,
 )
@@ -26,8 +26,8 @@ from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError, MessageError
 from jaxserve.execution.features import Facts
 from jaxserve.execution.features.mask import Mask
-from jaxserve.execution.results import Dispatched, PackedStep, StepResult
-from jaxserve.execution.row_packer import Needs
+from jaxserve.execution.results import PackedStep, StepInFlight, StepResult
+from jaxserve.execution.row_packer import StepNeeds
 from jaxserve.memory.manager import PageManager
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
@@ -63,11 +63,11 @@ class FakeRunner:
     def pack(self, plan: Any) -> None:
         """Nothing to do."""
 
-    def dispatch(self, plan: Any, packed: None) -> Dispatched:
+    def dispatch(self, plan: Any, packed: None) -> StepInFlight:
         tokens: Any = SimpleNamespace(tokens=self.device.run(plan)[0], is_ready=lambda: True)
         nothing: Any = None
-        step = PackedStep(nothing, Needs(frozenset(), [], [], []), nothing)
-        return Dispatched(plan, step, tokens, {})
+        step = PackedStep(nothing, StepNeeds(frozenset(), [], [], []), nothing)
+        return StepInFlight(plan, step, tokens, {})
 
     def fetch(self, step: Any) -> StepResult:
         return StepResult(step.result.tokens, None, {}, {})
@@ -255,9 +255,9 @@ def test_what_is_sent_to_a_closed_engine() -> None:
 def test_who_may_be_in_a_step_for_the_first_time_is_told_before_it() -> None:
     engine, told = make_engine(overlap=False), list[list[str]]()
 
-    def hear(begun: Begun) -> None:
+    def hear(begun: FirstSteps) -> None:
         body = decode(encode(begun))
-        assert isinstance(body, Begun)
+        assert isinstance(body, FirstSteps)
         told.append(body.sequence_ids)
 
     engine.announce = hear

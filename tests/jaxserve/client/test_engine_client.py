@@ -20,7 +20,7 @@ from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.client.thread_client import ThreadClient
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
-from jaxserve.loading.engine_build import Loaded, load_engine
+from jaxserve.loading.engine_build import LoadedEngine, load_engine
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.request.stop_rule import End, FinishReason
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def config(model_folder) -> EngineConfig:
 class CodedClient(LocalClient):
     """All that passes between it and its engine is bytes."""
 
-    def __init__(self, loaded: Loaded):
+    def __init__(self, loaded: LoadedEngine):
         super().__init__(loaded)
         self.sent: list[Body] = []
 

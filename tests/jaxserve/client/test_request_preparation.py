@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.client.request_preparation import Preparing
+from jaxserve.client.request_preparation import RequestPreparation
 from jaxserve.errors import ValidationError
 
 
@@ -33,7 +33,7 @@ class Inputs:
 
 def test_many_that_are_tried_take_no_thread() -> None:
     inputs: Any = Inputs()
-    preparing = Preparing()
+    preparing = RequestPreparation()
 
     def prepare(prompt: str, params: str = "") -> Any:
         return preparing.prepare(inputs, prompt, params, "id", None)  # type: ignore[arg-type]

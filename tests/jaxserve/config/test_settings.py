@@ -14,14 +14,14 @@ import pytest
 from jaxserve import EngineConfig, SamplingParams
 from jaxserve.config.flags import add_flag
 from jaxserve.config.settings import (
-    Choice,
+    Integer,
+    Integers,
     Number,
+    OneOf,
     PowerOfTwo,
     Switch,
     Text,
     Texts,
-    Whole,
-    Wholes,
     check,
     defaults_of,
     setting,
@@ -58,17 +58,17 @@ def test_who_reads_a_parameter_is_there() -> None:
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        (Whole(1, 3), [1, 3], [0, 4, True, "1", 1.0, None]),
-        (Whole(), [-(2**70)], ["", 0.5]),
+        (Integer(1, 3), [1, 3], [0, 4, True, "1", 1.0, None]),
+        (Integer(), [-(2**70)], ["", 0.5]),
         (PowerOfTwo(), [1, 2, 64], [0, 3, -2, True]),
         (Number(0.0, 1.0), [0, 1.0], [-0.1, 1.1, math.nan, math.inf, True, "0"]),
         (Number(above=0.0), [1e-300, 10], [0, -1, math.inf, 10**400]),
-        (Choice(("a", "b")), ["a"], ["c", "", None, ["a"]]),
+        (OneOf(("a", "b")), ["a"], ["c", "", None, ["a"]]),
         (Switch(), [True, False], [0, 1, "true", None]),
         (Text(), ["a"], ["", None, b"a"]),
         (Texts(), [["a"], ()], ["a", [""], [1], {"a": 1}, 5]),
         (Texts(single=True), ["a", ["a", "b"], None], ["", [None]]),
-        (Wholes(2, 1), [(1, 2), [3, 4]], [(1,), (0, 1), (1, True), "12", None]),
+        (Integers(2, 1), [(1, 2), [3, 4]], [(1,), (0, 1), (1, True), "12", None]),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -83,7 +83,7 @@ def test_a_rule_holds(rule: Any, good: list[Any], bad: list[Any]) -> None:
 
 @dataclass
 class Made:
-    size: int = setting(4, Whole(1), "How many.", reader="r")
+    size: int = setting(4, Integer(1), "How many.", reader="r")
     words: list[str] = setting(list, Texts(), "Which.", reader="r")
     rate: float | None = setting(None, Number(above=0.0), "How fast.", reader="r")
     loud: bool = setting(False, Switch(), "How loud.", reader="r")

@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.row_packer import RowPacker
-from jaxserve.execution.sample_rows import FEW_SPECIAL, Known, sample_rows
+from jaxserve.execution.sample_rows import FEW_SPECIAL, SampleFacts, sample_rows
 from jaxserve.execution.step_shape import StepShape
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.request.request import Request
@@ -68,7 +68,7 @@ def run(requests: list[Request], logits: np.ndarray, shape: StepShape):
 
     @jax.jit
     def sampled(blob, history, logits):
-        known = Known(jnp.asarray(slots), jnp.asarray(positions), prompt_lens, history)
+        known = SampleFacts(jnp.asarray(slots), jnp.asarray(positions), prompt_lens, history)
         tokens, outputs = sample_rows(
             make_features(FACTS), layout, layout.read(blob), known, logits
         )

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import Body, Control
 from jaxserve.errors import CompilerBusyError, EngineDeadError, ShutdownError, ValidationError
 from jaxserve.grammars import grammar_checks
 from jaxserve.grammars.grammar_checks import MOST_SHORT, MOST_TRIALS, MOST_TRIES, GrammarChecks
 
-TOKENS = Tokens("{}", 9, [2])
+TOKENS = GrammarTokens("{}", 9, [2])
 
 
 class Process:
@@ -47,7 +47,7 @@ class Process:
 
     def asked(self) -> TryGrammar:
         found = self.sent.get(timeout=30)
-        return self.asked() if isinstance(found, Tokens) else found
+        return self.asked() if isinstance(found, GrammarTokens) else found
 
     def is_asked_nothing(self) -> bool:
         return self.sent.empty()
@@ -94,7 +94,7 @@ def fill(checks: GrammarChecks, started: Started) -> tuple[Process, list[Future[
     futures = [submit(checks, f"long {number}", "mallory") for number in range(MOST_TRIALS)]
     process = started.next()
     for _ in futures:
-        process.say(TakesLong(process.asked().number))
+        process.say(SlowGrammar(process.asked().number))
     return process, futures
 
 
@@ -148,7 +148,7 @@ def test_what_takes_long_lets_others_begin(checks: GrammarChecks, started: Start
     process = started.next()
     numbers = [process.asked().number for _ in range(MOST_SHORT)]
     assert process.is_asked_nothing()
-    process.say(TakesLong(numbers[0]))
+    process.say(SlowGrammar(numbers[0]))
     assert process.asked().text == f"{MOST_SHORT}"
     process.say(Verdict(numbers[0], None))
     futures[0].result(30)
@@ -183,7 +183,7 @@ def test_a_stopping_server_tries_nothing_behind_texts_that_take_long(checks, sta
     short.result(30)
     futures = [submit(checks, f"long {number}") for number in range(MOST_TRIALS)]
     for _ in futures:
-        process.say(TakesLong(process.asked().number))
+        process.say(SlowGrammar(process.asked().number))
     behind = submit(checks, "behind")
     checks.drain()
     with pytest.raises(ShutdownError):
@@ -211,7 +211,7 @@ def test_a_text_is_tried_again_where_the_process_dies(checks, started) -> None:
 
 @pytest.mark.parametrize("why", ["process", "tokens"])
 def test_no_request_waits_for_a_process_that_cannot_be_started(started, why) -> None:
-    def tokens() -> Tokens:
+    def tokens() -> GrammarTokens:
         if why == "tokens":
             raise MemoryError
         return TOKENS

@@ -8,7 +8,7 @@ import pytest
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.constraint import Grammar
 from jaxserve.grammars.grammar_text import grammar_text
-from jaxserve.grammars.thoughts import Phase, Thinking
+from jaxserve.grammars.thoughts import Phase, ThoughtTracker
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
 
@@ -24,7 +24,7 @@ def token_bytes(token: int) -> bytes:
 def grammar(is_open: bool, begin: int | None) -> Grammar:
     compiler = GrammarCompiler(TinyTokenizer, FACTS)  # type: ignore[arg-type]
     text = grammar_text(StructuredOutputsParams(choice=["abc"]))
-    thinking = Thinking(Thoughts("<t>", "</t>", is_open), begin, token_bytes)
+    thinking = ThoughtTracker(Thoughts("<t>", "</t>", is_open), begin, token_bytes)
     return Grammar(compiler.start(text).result(), [END], compiler.num_words, thinking)
 
 
@@ -78,6 +78,6 @@ def test_sequences_think_for_themselves() -> None:
 def test_a_token_of_both_is_told_and_space_is_not() -> None:
     for after, is_fine in ((b">\n ", True), (b">a", False)):
         pieces = {X: b"</t", Y: after}
-        thinking = Thinking(Thoughts("<t>", "</t>", True), None, pieces.__getitem__)
+        thinking = ThoughtTracker(Thoughts("<t>", "</t>", True), None, pieces.__getitem__)
         assert (thinking.answer([X, Y]) == []) == is_fine
         assert thinking.phase is Phase.ANSWER

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.errors import ValidationError
 from jaxserve.grammars.grammar_checks import GrammarChecks
 from jaxserve.grammars.grammar_text import grammar_text
@@ -36,7 +36,7 @@ def ambiguous(most: int, prefix: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def checks() -> Iterator[GrammarChecks]:
-    made = GrammarChecks(lambda: Tokens.of(TinyTokenizer(), FACTS))  # type: ignore[arg-type]
+    made = GrammarChecks(lambda: GrammarTokens.of(TinyTokenizer(), FACTS))  # type: ignore[arg-type]
     yield made
     made.close()
 
@@ -168,5 +168,5 @@ time.sleep(60)
 
 
 def test_tokens_of_the_tiny_vocabulary() -> None:
-    tokens = Tokens.of(TinyTokenizer(), FACTS)  # type: ignore[arg-type]
+    tokens = GrammarTokens.of(TinyTokenizer(), FACTS)  # type: ignore[arg-type]
     assert tokens.count == FACTS.vocab_size > len(TOKENS) and tokens.ends == [0]

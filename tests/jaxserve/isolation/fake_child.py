@@ -22,12 +22,12 @@ from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Control,
     EngineStats,
-    Expected,
     FirstStep,
+    FirstSteps,
     PageStats,
+    StepEstimate,
     StepOutput,
 )
 from jaxserve.boundary.step_times import StepTimes
@@ -128,9 +128,9 @@ def main(path: str) -> int:
                 case Sync():
                     channel.send(Sync())
         if engine.live:
-            channel.send(Begun(engine.running()))
+            channel.send(FirstSteps(engine.running()))
             if any(group.prompt_token_ids[0] == SLOW for group, *_ in engine.live.values()):
-                channel.send(Expected(SLOW_S, compiles=False))
+                channel.send(StepEstimate(SLOW_S, compiles=False))
             channel.send(engine.step())
 
 

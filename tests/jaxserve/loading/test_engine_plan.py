@@ -13,7 +13,7 @@ from jaxserve import EngineConfig
 from jaxserve.engine.loop import Engine
 from jaxserve.loading import engine_plan, pool_plan
 from jaxserve.loading.engine_build import build, load_engine
-from jaxserve.loading.engine_plan import Decided, decide
+from jaxserve.loading.engine_plan import EnginePlan, decide
 from jaxserve.loading.hub import locate
 from jaxserve.loading.load_progress import LoadProgress
 from jaxserve.models.config import ModelConfig
@@ -30,12 +30,12 @@ def asked_for(folder: Path, **settings: Any) -> EngineConfig:
     return EngineConfig.from_settings(model=str(folder), **(SETTINGS | settings))
 
 
-def decided_for(config: EngineConfig) -> Decided:
+def decided_for(config: EngineConfig) -> EnginePlan:
     report = LoadProgress(lambda line: None, shown=False)
     return decide(config, locate(config), make_mesh(1), report)[0]
 
 
-def built(decided: Decided, **options: Any) -> Engine:
+def built(decided: EnginePlan, **options: Any) -> Engine:
     return build(decided, make_mesh(1), LoadProgress(lambda line: None, shown=False), **options)
 
 
@@ -104,7 +104,7 @@ def test_memory_decides_the_context_and_not_the_groups_of_layers(
     assert decided.of_steps != replace_asked(decided, keep_window_only=False).of_steps
 
 
-def replace_asked(decided: Decided, **changes: Any) -> Decided:
+def replace_asked(decided: EnginePlan, **changes: Any) -> EnginePlan:
     config = decided.config
     return replace(decided, config=replace(config, asked=replace(config.asked, **changes)))
 

@@ -13,20 +13,20 @@ import pytest
 
 from jaxserve.boundary.embeds_span import EmbedsSpan
 from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
-from jaxserve.boundary.grammar_verdicts import TakesLong, Tokens, TryGrammar, Verdict
+from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Body,
     Control,
     EngineStats,
-    Expected,
     FirstStep,
+    FirstSteps,
     Hypothesis,
     PageStats,
     Refusal,
+    StepEstimate,
     StepOutput,
 )
 from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
@@ -45,8 +45,8 @@ from jaxserve.processes.wire import (
     Channel,
     ModelSizes,
     Ready,
-    Refused,
     Start,
+    StartRefusal,
     Sync,
     decode,
     encode,
@@ -116,15 +116,15 @@ ALL: list[Body] = [
     Abort(["7.0"]),
     Control(Action.CLOSE),
     OUTPUT,
-    Begun(["7.0"]),
-    Expected(20.5, True),
+    FirstSteps(["7.0"]),
+    StepEstimate(20.5, True),
     Start(CONFIG, 20, "json"),
     Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4)), "/m", "/t", 99),
-    Refused("no"),
+    StartRefusal("no"),
     Sync(),
-    Tokens("{}", 9, [2, 3]),
+    GrammarTokens("{}", 9, [2, 3]),
     TryGrammar(7, "start: x"),
-    TakesLong(7),
+    SlowGrammar(7),
     Verdict(7, "what compiles", True, "start: x"),
 ]
 
