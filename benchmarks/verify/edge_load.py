@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STARTUP_S = 600.0
 SERVER = (
     "--max-num-seqs",

@@ -71,7 +71,7 @@ class ExtraArgs:
 # who reads a parameter: the client, the scheduler, or features of the step by their files
 CLIENT, SCHEDULER, SAMPLING, PENALTIES = "client", "scheduler", "sampling", "penalties"
 MASK, BIAS, LOGPROBS, SCORES = "mask", "bias", "logprobs", "prompt_scores"
-FEATURES = "named"
+FEATURES = "own_features"
 CUTOFF = "epsilon_cutoff"
 
 

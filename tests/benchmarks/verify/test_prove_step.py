@@ -116,7 +116,7 @@ def test_the_full_run_is_that_of_the_document() -> None:
     assert {setting.layers for setting in asked} == {None}
     assert {setting.config().num_layers for setting in asked} == {32, 80}
     assert ("h200", 8, "llama-3-70b") in {(s.kind, s.devices, s.shape) for s in asked}
-    document = (Path(prove_step.__file__).parents[1] / "docs/memory.md").read_text()
+    document = (Path(prove_step.__file__).parents[2] / "docs/memory.md").read_text()
     for setting in asked:
         assert f"{setting.devices} x {device_name(setting.kind)} |" in document, setting
 

@@ -31,7 +31,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.jobs.settings_page import page
 from jaxserve.params.sampling_params import CLIENT, SCHEDULER
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "settings.md"
 FOLDER = ROOT / "jaxserve" / "execution" / "features"
 

@@ -25,7 +25,7 @@ from jaxserve.loading import engine_build
 from jaxserve.loading.hub import Hub, is_hub_id, locate
 from tests.hub_server import COMMIT, HubServer, serve_hub
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOKEN = "hf_abcdefghijkl"
 SHARDS = {f"model-{i}.safetensors": bytes([i]) * 500_000 for i in (1, 2)}
 INDEX = json.dumps({"weight_map": {name: name for name in SHARDS}}).encode()

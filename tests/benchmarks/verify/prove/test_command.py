@@ -14,7 +14,7 @@ from benchmarks.verify.prove import __main__ as command
 from benchmarks.verify.prove import gpu_targets, tpu_targets
 from pallas_kernels import KernelError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PASSED = prove.Proof("good", "h200", 0.1, prove.Memory(1, 1, 0, 0), (), (), ())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.verify.prove.gpu_targets import GPU_TARGETS, PLUGINS, cuda_of_plugin, target_config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("cuda", [12, 13])

@@ -10,7 +10,7 @@ from benchmarks.verify.prove import KINDS, Cost, bound
 from benchmarks.verify.prove import __main__ as command
 from benchmarks.verify.prove.targets import TARGETS
 
-PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
+PAGE = Path(__file__).parents[4] / "docs" / "kernels.md"
 
 
 @pytest.mark.parametrize(
