@@ -61,7 +61,7 @@ async def _work(server: Server, work: Work, seed: int) -> None:
 
 def processor_seconds(server: Server) -> float:
     """Of the server's processes so far, to the nanosecond: what psutil reads counts hundredths."""
-    processes = [server.process_end, *server.process_end.children(recursive=True)]
+    processes = [server.process, *server.process.children(recursive=True)]
     # the clock of a process' running time, as clock_getcpuclockid(3) makes it of its id
     return sum(time.clock_gettime(~one.pid << 3 | 2) for one in processes)
 

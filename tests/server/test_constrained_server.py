@@ -265,7 +265,7 @@ def test_grammars_without_end_are_refused_and_hold_up_no_other(server: Server) -
 
     def memory() -> int:
         """Of the server and its engine, which live on; not of what is tried."""
-        parent = psutil.Process(server.process_end.pid)
+        parent = psutil.Process(server.process.pid)
         children = parent.children(recursive=True)
         (engine,) = (one for one in children if "jaxserve.isolation.child" in one.cmdline())
         return int(parent.memory_info().rss + engine.memory_info().rss)
@@ -320,8 +320,8 @@ def test_a_server_that_stops_waits_for_no_grammar_without_end() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         processes = tree(server)
-        server.process_end.send_signal(signal.SIGTERM)
-        server.process_end.wait(20)  # of the 30 s that running requests have
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(20)  # of the 30 s that running requests have
         assert {one.result() for one in sent} <= {400, 503}
     _, alive = psutil.wait_procs(processes, 10)
     assert not alive
@@ -329,7 +329,7 @@ def test_a_server_that_stops_waits_for_no_grammar_without_end() -> None:
 
 def tree(server: Server) -> list[psutil.Process]:
     """The processes of a server, but for itself."""
-    found = psutil.Process(server.process_end.pid).children(recursive=True)
+    found = psutil.Process(server.process.pid).children(recursive=True)
     return [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -110,7 +110,7 @@ def test_a_server_with_few_descriptors_serves_and_answers_for_its_health(
         monkeypatch.undo()
         assert any("--max-connections 4096 is lowered to" in line for line in server.lines)
         port = int(server.url.rpartition(":")[2])
-        folder = f"/proc/{server.process_end.pid}/fd"
+        folder = f"/proc/{server.process.pid}/fd"
         before, left = len(os.listdir(folder)), list[int]()
         for _ in range(2):
             crowd = []

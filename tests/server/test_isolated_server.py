@@ -18,7 +18,7 @@ BODY = {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "seed": 3, "temper
 
 def engine_pid(server: Server) -> int:
     """The child of the server that runs the engine, beside the one that tries grammars."""
-    tasks = Path(f"/proc/{server.process_end.pid}/task")
+    tasks = Path(f"/proc/{server.process.pid}/task")
     found = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
     name = b"jaxserve.isolation.child"
     (pid,) = (pid for pid in found if name in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -43,7 +43,7 @@ def test_a_killed_engine_is_replaced_and_three_deaths_end_the_server() -> None:
         first = engine_pid(server)
         if Path(f"/proc/{first}/oom_score_adj").exists():
             score = int(Path(f"/proc/{first}/oom_score_adj").read_text())
-            assert score > int(Path(f"/proc/{server.process_end.pid}/oom_score_adj").read_text())
+            assert score > int(Path(f"/proc/{server.process.pid}/oom_score_adj").read_text())
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(ask(server).json()["choices"]))
         thread.start()
@@ -63,7 +63,7 @@ def test_a_killed_engine_is_replaced_and_three_deaths_end_the_server() -> None:
             wait_health(server, 200)
             os.kill(engine_pid(server), signal.SIGKILL)
             time.sleep(0.3)
-        assert server.process_end.wait(timeout=60) == ENGINE_LOST
+        assert server.process.wait(timeout=60) == ENGINE_LOST
         time.sleep(0.2)
         assert any("died 3 times" in line for line in server.lines if line.startswith("jaxserve:"))
 
@@ -77,13 +77,13 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones() -> None:
         thread.start()
         while not server.running():
             time.sleep(0.005)
-        server.process_end.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         wait_health(server, 503)
         late = ask(server)
         assert late.status_code == 503 and "shuts down" in late.json()["error"]["message"]
         thread.join()
         assert found == [expected]
-        assert server.process_end.wait(timeout=60) == 0
+        assert server.process.wait(timeout=60) == 0
         assert not any("Traceback" in line for line in server.lines)
 
 
@@ -97,8 +97,8 @@ def test_what_does_not_finish_in_time_is_an_error_and_never_a_short_answer() -> 
         thread.start()
         while not server.running():
             time.sleep(0.002)
-        server.process_end.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         thread.join()
         assert found == [503]
-        assert server.process_end.wait(timeout=60) == 0
+        assert server.process.wait(timeout=60) == 0
         assert not Path(f"/proc/{pid}").exists(), "no engine is left behind"

@@ -96,8 +96,8 @@ def test_every_line_of_a_server_is_json() -> None:
         httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
         httpx.get(f"{server.url}/metrics")
         httpx.get(f"{server.url}/v1/models")
-        server.process_end.terminate()
-        server.process_end.wait(60)
+        server.process.terminate()
+        server.process.wait(60)
         lines = [json.loads(line) for line in server.lines if line.strip()]
     seen = {line["path"]: line for line in lines if "path" in line}
     assert set(seen) == {"/v1/completions", "/v1/models"}

@@ -38,7 +38,7 @@ def test_ctrl_c_ends_what_would_swallow_it_without_a_word():
 
 ENDING = """
 import threading, time
-from server import process
+from server import process_end as process
 
 process.EXIT_S = 0.3
 threading.Thread(target=time.sleep, args=({seconds},)).start()

@@ -121,7 +121,7 @@ def test_chat_streamed_or_not(client: openai.OpenAI) -> None:
 
 
 def test_no_process_of_it_imports_torch(server: Server) -> None:
-    first = psutil.Process(server.process_end.pid)
+    first = psutil.Process(server.process.pid)
     every = [first, *first.children(recursive=True)]
     files = {one.pid: {part.path for part in one.memory_maps()} for one in every}
     assert any("jaxlib" in file for held in files.values() for file in held), "the engine is there"
@@ -471,9 +471,9 @@ def test_sigterm_ends_it_cleanly(server: Server) -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
         pieces = response.iter_raw()
         next(pieces)
-        server.process_end.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         rest = b"".join(pieces)
-    assert server.process_end.wait(timeout=60) == 0
+    assert server.process.wait(timeout=60) == 0
     assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"abort"' not in rest
     assert rest.count(b'"finish_reason":"length"') == 4, "served to its end"
     assert not any("Traceback" in line for line in server.lines)

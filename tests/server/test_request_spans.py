@@ -143,8 +143,8 @@ def test_a_server_sends_a_span_a_request(collector: tuple[str, list[bytes]]) -> 
         httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
         httpx.post(f"{server.url}/v1/completions", json=body | {"stream": True})
         httpx.get(f"{server.url}/v1/models")
-        server.process_end.terminate()
-        server.process_end.wait(60)
+        server.process.terminate()
+        server.process.wait(60)
     spans = [
         span
         for data in bodies
