@@ -4,7 +4,7 @@ A request has `num_computed` tokens in pages; a step gives it tokens so that it 
 tokens it has. Decode rows come first (one token each, and drafts), then chunks of running prefills,
 then waiting requests, all under one token budget. Chunked prefill and resumption after a preemption
 are this same rule. The rule is vLLM v1's; the overlap bookkeeping (`pending`) is described in
-docs/architecture.md.
+docs/design/02-scheduling.md.
 """
 
 from __future__ import annotations
