@@ -28,7 +28,7 @@ class Arrivals:
 
     Args:
         scheduler: takes the requests.
-        features: of the engine.
+        features: prepare the requests.
         beams: takes the searches.
         clock: told when requests came and which were aborted.
     """

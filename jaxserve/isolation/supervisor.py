@@ -122,8 +122,8 @@ class Supervisor:
     def forgive(self, deaths: int) -> None:
         """The last deaths were the doing of one request, which is gone.
 
-        That they came in a row counts until an engine has served its own probe: one that serves
-        nobody is no request's doing.
+        That they came in a row counts until an engine has served its own probe: the death of
+        one that serves no request is no request's doing.
         """
         with self._counting:
             for _ in range(min(deaths, len(self._deaths))):

@@ -74,7 +74,7 @@ class Ready:
     """The engine is warmed up.
 
     Attributes:
-        config: of the engine.
+        config: the resolved configuration.
         model: what clients have to know of the model.
         model_folder, tokenizer_folder: where they were found.
         page_bytes: of one KV page over all layers and devices.
@@ -254,7 +254,7 @@ def _reader(kind: Any) -> Reader | None:
         readers = [_reader(one) for one in others]
         if not any(readers):
             return None
-        (read,) = readers  # of two kinds of objects nobody could say which one came
+        (read,) = readers  # of two kinds of objects the bytes do not say which one came
         assert read is not None
         return lambda value: None if value is None else read(value)
     if origin is list:

@@ -27,7 +27,7 @@ class Span(NamedTuple):
     Attributes:
         arrival: it came.
         first_step: it was in a step; None where that is not known.
-        first_token, last_token: of it.
+        first_token, last_token: when it got them.
     """
 
     arrival: float

@@ -80,7 +80,7 @@ class BeamSearch:
         self._width = len(self.beams)
 
     def advance(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[Continuation]:
-        """One token more; returns who the new beams continue.
+        """One token more; returns which beams the new ones continue.
 
         Args:
             candidates: of each beam its most likely tokens and their log-probabilities.

@@ -1,4 +1,4 @@
-"""Who has a slot. Apart from the scheduler, since neither tokens nor pages play a part in it."""
+"""The requests with a slot, and the free slots. Neither tokens nor pages play a part here."""
 
 from __future__ import annotations
 
