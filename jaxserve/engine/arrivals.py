@@ -30,7 +30,7 @@ class Arrivals:
         scheduler: takes the requests.
         features: prepare the requests.
         beams: takes the searches.
-        clock: told when requests came and which were aborted.
+        clock: is told when requests came and which were aborted.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class Start:
 
     Attributes:
         config: what the user asked for.
-        log_level: of the logger `jaxserve`.
+        log_level: the level of the logger `jaxserve`.
         log_format: "text" or "json".
     """
 
@@ -77,7 +77,7 @@ class Ready:
         config: the resolved configuration.
         model: what clients have to know of the model.
         model_folder, tokenizer_folder: where they were found.
-        page_bytes: of one KV page over all layers and devices.
+        page_bytes: bytes of one KV page over all layers and devices.
     """
 
     kind: ClassVar[str] = "ready"

@@ -1,4 +1,4 @@
-"""Which pages a request owns, and which of them the device has still to be told about."""
+"""Which pages a request owns, and which of them the device does not know yet."""
 
 from __future__ import annotations
 

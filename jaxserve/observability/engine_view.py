@@ -58,8 +58,8 @@ class EngineView(NamedTuple):
 
     Attributes:
         num_slots: that there are.
-        slots: of requests that run, by slot; at most MAX_SLOTS.
-        queues: of requests that wait, by class.
+        slots: the running requests, by slot; at most MAX_SLOTS.
+        queues: the waiting requests, by class.
         num_pages: pages of the pool, without the trash page.
         pages_per_cell: pages that a cell of the map stands for.
         cells: the map, little-endian uint16[ceil(num_pages / pages_per_cell)]: the `PageState` of a

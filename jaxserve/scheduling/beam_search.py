@@ -27,7 +27,7 @@ class Continuation(NamedTuple):
     Attributes:
         parent: index of the beam.
         token: id.
-        cum_logprob: of the beam and the token.
+        cum_logprob: the sum over the beam and the token.
     """
 
     parent: int

@@ -60,7 +60,7 @@ class _Group:
 
 
 def _candidates(request: Request, found: TokenLogprobs) -> list[tuple[int, float]]:
-    """What may follow a beam; the sampled token is told first, and comes again."""
+    """What may follow a beam; the sampled token comes first, and comes again."""
     if request.error is not None:
         return []
     pairs = zip(found.ids[1:], found.logprobs[1:], strict=True)
@@ -86,7 +86,7 @@ class BeamGroups:
 
     Args:
         scheduler: computes the beams.
-        ended: told the id of each sequence that is dropped.
+        ended: called with the id of each sequence that is dropped.
 
     Attributes:
         num_shrinks: beams that were given up for want of pages.

@@ -25,11 +25,11 @@ class _Client:
     """One client.
 
     Attributes:
-        number: of clients, in the order in which they came.
+        number: its place in the order in which clients came.
         policy: holds its requests that wait.
         running: its requests with a slot, by the policy's keys.
         served: tokens computed for it, and at least the virtual time when it began to wait.
-        step: in which its policy was last asked to arrange.
+        step: the last step for which its policy was called to `arrange`.
         place: its entry in the line, None if it has none.
         held: its entry among those that hold slots, None if it has none.
     """

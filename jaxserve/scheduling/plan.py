@@ -61,7 +61,7 @@ class SampleRows:
 
 
 class Upload(NamedTuple):
-    """What the device must be told of a slot before the step: tokens and page list from 0 on.
+    """What the device must learn of a slot before the step: tokens and page list from 0 on.
 
     The tokens were computed by another sequence, which the pages were shared with.
     """
@@ -90,7 +90,7 @@ class Fork(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: what is computed, what is sampled, and what the device is told before.
+    """One step: what is computed, what is sampled, and what the device learns before it.
 
     Attributes:
         rows: what is computed.

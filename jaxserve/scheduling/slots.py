@@ -14,8 +14,8 @@ class Slots:
 
     Args:
         count: slots.
-        clients: told which requests enter and leave; its keys order those that run.
-        resources: told likewise.
+        clients: is told which requests enter and leave; its keys order those that run.
+        resources: is told the same.
 
     Attributes:
         running: the requests with a slot, by the policy's keys.

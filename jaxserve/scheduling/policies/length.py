@@ -37,7 +37,7 @@ class Length:
     Args:
         bounds: tokens left to compute from which a request is of the second and of the third
             class.
-        shares: of the classes, above 0.
+        shares: the share of each class, above 0.
         max_overtaken_tokens: see above; 0 is first come, first served.
         output_bounds: `n` times `max_tokens` from which it is at least of these classes.
         inputs: what is found in the prefix cache, and how busy the device is.
