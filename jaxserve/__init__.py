@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 __version__ = "0.1.0"
-# vLLM's import paths, such as `jaxserve.sampling_params`, are modules of this folder
+# vLLM's import paths, such as `jaxserve.params.sampling_params`, are modules of this folder
 __path__ = [*__path__, str(Path(__file__).with_name("vllm_paths"))]
 
 __all__ = [
