@@ -13,7 +13,7 @@ from jaxserve import SamplingParams
 from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.errors import ValidationError
 from jaxserve.inputs import InputProcessor
-from jaxserve.prompts import NO_ID, PARTS, Part, PromptSpan
+from jaxserve.prompts import NO_ID, PromptSpan
 from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.resolved_config import resolved_config
@@ -100,32 +100,6 @@ def test_embeddings_take_the_places_of_token_ids() -> None:
 def test_spans_that_are_refused(spans: Any, told: str) -> None:
     with pytest.raises(ValidationError, match=f"prompt_embeds.*{told}"):
         embedding({"prompt_token_ids": [5] * 5, "prompt_embeds": spans})
-
-
-def test_another_part_of_prompts_is_its_place_in_the_table(monkeypatch: Any) -> None:
-    def read(given: Any, model: Any) -> np.ndarray:
-        return np.frombuffer(given, "u1").reshape(-1, model.hidden_size)
-
-    other = Part("enable_prompt_embeds", read, lambda array: 2 * len(array))
-    monkeypatch.setitem(PARTS, "bytes", other)
-    ids = [5, 6, 7, 8, 9, 10]
-    given = {"prompt_token_ids": ids, "bytes": [(3, b"ab"), (0, b"cd")]}
-    group = embedding(given | {"prompt_embeds": [(2, ROWS[:1])]})
-    assert group.prompt_token_ids == [NO_ID] * 5 + [10]
-    assert [(one.part, one.start, one.length, one.shape) for one in group.spans] == [
-        ("bytes", 0, 2, (1, 2)),
-        ("prompt_embeds", 2, 1, (1, 2)),
-        ("bytes", 3, 2, (1, 2)),
-    ]
-    assert not InputProcessor.is_quick(given, SamplingParams())
-    assert embedding({"bytes": b"abcd"}).prompt_token_ids == [NO_ID] * 4
-    for more, named in (
-        ({"prompt_embeds": [(1, ROWS[:1])]}, "prompt_embeds"),
-        ({"prompt_embeds": ROWS}, r"prompt\['prompt_token_ids'\]"),
-        ({"prompt": "a"}, r"prompt\['prompt'\]"),
-    ):
-        with pytest.raises(ValidationError, match=named):
-            embedding(given | more)
 
 
 def test_what_is_said_of_token_ids_needs_some() -> None:
