@@ -315,8 +315,10 @@ def test_embeddings_of_a_step_lie_one_behind_the_other() -> None:
     assert row == [1, 0, 0, 2, 3, 4, 5] + [0] * 9, "one token alone lies in the region as well"
     assert sent == [18.0, 2.0, 4.0, 6.0, 8.0], "rows that the step does not compute are not sent"
     assert packed(plan_of((mixed, 2, 9, 3)))[0][:4] == [1, 0, 0, 0]
-    text = packer.needs(plan_of((mixed, 2, 10, 2)))
-    assert "prompt_embeds" not in text.features, "its other chunks run on programs without"
+    for start, length in ((10, 2), (0, 1)):
+        other = packer.needs(plan_of((mixed, 2, start, length)))
+        assert "prompt_embeds" not in other.features, "its other chunks run on programs without"
+    assert [(one.start, one.length) for one in feature.key_spans(mixed)] == [(1, 3), (4, 6)]
 
 
 @arrays
