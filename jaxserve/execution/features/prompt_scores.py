@@ -21,7 +21,7 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.features.logprobs import scored_token
 from jaxserve.execution.layout import array, arrays
-from jaxserve.prompt_embeds import NO_ID
+from jaxserve.prompts import NO_ID
 from jaxserve.reports import PROMPT_SCORES, TokenLogprobs
 from jaxserve.request import Request, RequestState
 from jaxserve.sampling.logprobs import LogprobRows, score

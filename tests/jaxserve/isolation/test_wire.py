@@ -47,7 +47,7 @@ from jaxserve.observability.step_history import StepRecord
 from jaxserve.observability.step_times import StepTimes
 from jaxserve.observability.work import Work
 from jaxserve.pooling_params import PoolingParams
-from jaxserve.prompt_embeds import EmbedsSpan
+from jaxserve.prompts import PromptSpan
 from jaxserve.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
 from jaxserve.request import End, FinishReason, Queueing, StopRule
 from jaxserve.sampling_params import RequestOutputKind, SamplingParams
@@ -74,7 +74,7 @@ ADD = AddGroup(
     "salt",
     BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5),
     PoolingParams("mean", False, 2),
-    [EmbedsSpan(0, b"\x00\xff\x80?"), EmbedsSpan(2, b"")],
+    [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?"), PromptSpan("b", 2, 1, (), b"")],
     "start: x",
     [8, 9],
     Thoughts("<t>", "</t>", True),
