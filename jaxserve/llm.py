@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,7 @@ class LLM(Pictures):
         self.backends = loaded.decided.backends
         self.footprint = loaded.footprint
         self.startup_seconds = loaded.seconds
-        self._next_id = 0
+        self._ids = itertools.count()
         self._enqueued: list[str] = []  # whose outputs nobody has waited for
         self._finished: dict[str, RequestOutput | Exception] = {}
         self._sleep = Sleep(self.client)
@@ -174,11 +175,8 @@ class LLM(Pictures):
         """Complete prompts; returns one output a prompt, in the order of the prompts.
 
         Args:
-            prompts: one prompt or a list. A prompt is text, a list of token ids,
-                `{"prompt": text}`, `{"prompt_token_ids": ids}` or, with `enable_prompt_embeds`,
-                `{"prompt_embeds": array}`, a floating NumPy or JAX array [tokens, hidden size] or,
-                beside token ids, pairs (start, array) in the places of some; such a mapping may
-                have a `cache_salt`: the prefix cache has for it what was computed with that salt.
+            prompts: one prompt or a list. A prompt is text, a list of token ids, or a mapping of
+                one of the kinds in `jaxserve.params.prompts`.
             sampling_params: for all prompts, or one for each; defaults when None.
             use_tqdm: show a progress bar.
             lora_request: None, there are no adapters yet.
@@ -211,7 +209,9 @@ class LLM(Pictures):
         `generate`; `use_tqdm` has no meaning here.
         """
         prepared = self._prepare_all(prompts, sampling_params, lora_request, priority, timeout)
-        return self._enqueue(prepared)
+        ids = self._add_all(prepared)
+        self._enqueued += ids
+        return ids
 
     def enqueue_chat(
         self,
@@ -276,7 +276,7 @@ class LLM(Pictures):
                 allowed = "nothing beside pooling, normalize and layer"
                 raise ValidationError("pooling_params", pooling_params, allowed)
             params = _pooling_params(pooling_params)
-        found = self._pool(prompts, params, use_tqdm, timeout)
+        found = self._run_with(prompts, params, use_tqdm, timeout)
         return [EmbeddingRequestOutput.of(one) for one in found]
 
     def encode(
@@ -288,7 +288,8 @@ class LLM(Pictures):
     ) -> list[PoolingRequestOutput]:
         """As `embed`, with the vectors as arrays float32[hidden size] in `outputs.data`."""
         params = PoolingParams() if pooling_params is None else _pooling_params(pooling_params)
-        return [PoolingRequestOutput.of(one) for one in self._pool(prompts, params, use_tqdm)]
+        found = self._run_with(prompts, params, use_tqdm)
+        return [PoolingRequestOutput.of(one) for one in found]
 
     def score(
         self,
@@ -315,10 +316,10 @@ class LLM(Pictures):
         one, other = vectors[: len(first)], vectors[len(first) :]
         return [score(one[i], other[j]) for i, j in pairs]
 
-    def _pool(
+    def _run_with(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: PoolingParams,
+        params: Params,
         use_tqdm: bool,
         timeout: float | None = None,
     ) -> list[RequestOutput]:
@@ -408,12 +409,10 @@ class LLM(Pictures):
             ValidationError: as `generate`; also for a `beam_width` that `max_logprobs` forbids.
             EngineDeadError: as `generate`.
         """
-        self._check_ready(None)
         if not isinstance(params, BeamSearchParams):
             raise ValidationError("params", params, "BeamSearchParams")
-        queueing = Queueing(time.monotonic())
-        prepared = [self._submit(prompt, params, queueing) for prompt in _as_list(prompts)]
-        return [self._beams(output, params) for output in self._run(prepared, use_tqdm)]
+        found = self._run_with(prompts, params, use_tqdm)
+        return [self._beams(output, params) for output in found]
 
     def _beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
         found = []
@@ -481,11 +480,7 @@ class LLM(Pictures):
         return self._submit(prompt, params, queueing)
 
     def _submit(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
-        return self.client.prepare(prompt, params, self._make_id(), queueing)
-
-    def _make_id(self) -> str:
-        self._next_id += 1
-        return str(self._next_id - 1)
+        return self.client.prepare(prompt, params, str(next(self._ids)), queueing)
 
     def _params_for(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
@@ -505,11 +500,6 @@ class LLM(Pictures):
 
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         return self._wait(self._add_all(prepared), use_tqdm)
-
-    def _enqueue(self, prepared: list[PreparedRequest]) -> list[str]:
-        ids = self._add_all(prepared)
-        self._enqueued += ids
-        return ids
 
     def _add_all(self, prepared: list[PreparedRequest]) -> list[str]:
         """Begin the requests of one call; their ids."""

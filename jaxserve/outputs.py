@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
+
+Vector = TypeVar("Vector")
 
 ERROR = "error"  # the finish_reason of what an error of its own has ended
 GRAMMAR = "grammar"  # the stop_reason of it where its grammar allows no token
@@ -64,8 +66,9 @@ class CompletionOutput:
             request alone, which the log tells.
         stop_reason: the stop string or stop token id that ended it, None for EOS; "timeout" where
             finish_reason is "abort" because the request's time was over.
-        reports: by the names of features of your own what each has told, an entry a step; None
-            where none has, and before the last output when `output_kind` is DELTA.
+        reports: by the names of features what each has told, an entry a step; None where none has,
+            and before the last output when `output_kind` is DELTA. Logprobs and vectors have fields
+            of their own.
     """
 
     index: int
@@ -148,33 +151,6 @@ class EmbeddingOutput:
 
 
 @dataclass(slots=True)
-class EmbeddingRequestOutput:
-    """What `LLM.embed` returns of one prompt.
-
-    Attributes:
-        request_id: the id that was made for it.
-        outputs: its vector, without a number if its time was over.
-        prompt_token_ids: the prompt's token ids, -1 where it has an embedding; none of one that is
-            nothing but embeddings.
-        num_cached_tokens: as of a `RequestOutput`.
-        finished: False if its time was over.
-    """
-
-    request_id: str
-    outputs: EmbeddingOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
-        """Of the output of a request with `PoolingParams` that has finished."""
-        vector = EmbeddingOutput(output.embedding or [])
-        tokens, cached = output.prompt_token_ids, output.num_cached_tokens
-        return cls(output.request_id, vector, tokens, cached, output.embedding is not None)
-
-
-@dataclass(slots=True)
 class PoolingOutput:
     """The vector of one prompt: float32[hidden size]."""
 
@@ -182,18 +158,41 @@ class PoolingOutput:
 
 
 @dataclass(slots=True)
-class PoolingRequestOutput:
-    """What `LLM.encode` returns of one prompt; the fields of an `EmbeddingRequestOutput`."""
+class _VectorOutput(Generic[Vector]):
+    """What is returned of one prompt that was pooled.
+
+    Attributes:
+        request_id: the id that was made for it.
+        outputs: its vector, without a number if its time was over.
+        prompt_token_ids, num_cached_tokens: as of a `RequestOutput`.
+        finished: False if its time was over.
+    """
 
     request_id: str
-    outputs: PoolingOutput
+    outputs: Vector
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True
 
     @classmethod
-    def of(cls, output: RequestOutput) -> PoolingRequestOutput:
-        """Of the output of a request with `PoolingParams` that has finished."""
-        vector = PoolingOutput(np.array(output.embedding or [], np.float32))
+    def _of(cls, output: RequestOutput, vector: Vector) -> Self:
         tokens, cached = output.prompt_token_ids, output.num_cached_tokens
         return cls(output.request_id, vector, tokens, cached, output.embedding is not None)
+
+
+class EmbeddingRequestOutput(_VectorOutput[EmbeddingOutput]):
+    """What `LLM.embed` returns of one prompt."""
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Self:
+        """Of the output of a request with `PoolingParams` that has finished."""
+        return cls._of(output, EmbeddingOutput(output.embedding or []))
+
+
+class PoolingRequestOutput(_VectorOutput[PoolingOutput]):
+    """What `LLM.encode` returns of one prompt."""
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Self:
+        """Of the output of a request with `PoolingParams` that has finished."""
+        return cls._of(output, PoolingOutput(np.array(output.embedding or [], np.float32)))

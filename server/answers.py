@@ -70,7 +70,7 @@ class Piece:
 
     @property
     def reports(self) -> dict[str, Any]:
-        """What features of the operator's own have told of the choice, as a field of it."""
+        """What features have told of the choice, as a field of it."""
         return {} if self.new.reports is None else {"reports": finite(self.new.reports)}
 
 

@@ -34,40 +34,6 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/messages/count_tokens": (CountTokensRequest,),
 }
 _NO_BODY = ("/ping", "/reset_prefix_cache", "/v1/responses/{response_id}/cancel")
-# what fields are whose types the models leave to `check`
-_TYPES: dict[str, Schema] = {
-    "prompt": {
-        "anyOf": [
-            {"type": "string", "minLength": 1},
-            {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-            {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-            {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "integer", "minimum": 0},
-                },
-            },
-        ]
-    }
-}
-_TYPES["input"] = _TYPES["prompt"]
-_CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
-_TURN: Schema = {
-    "type": "object",
-    "properties": {"role": {"enum": ["user", "assistant"]}, "content": _CONTENT},
-    "required": ["role", "content"],
-}
-_TURNS: Schema = {"type": "array", "minItems": 1, "items": _TURN}
-_SYSTEM: Schema = {"anyOf": [_CONTENT, {"type": "null"}]}
-# of single models, by their names
-_TYPES_OF: dict[str, dict[str, Schema]] = {
-    "ResponsesRequest": {"input": {"anyOf": [{"type": "string", "minLength": 1}, _TURNS]}},
-    "MessagesRequest": {"messages": _TURNS, "system": _SYSTEM},
-    "CountTokensRequest": {"messages": _TURNS, "system": _SYSTEM},
-}
 
 
 def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
@@ -82,17 +48,34 @@ def _maybe(kind: Schema) -> Schema:
     return {"anyOf": [kind, {"type": "null"}]}
 
 
+def _some(items: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer", "minimum": 0}
-ANY: Schema = {}
+SOME_TEXT: Schema = {"type": "string", "minLength": 1}
+_OBJECT: Schema = {"type": "object"}
+# what fields are whose types the models leave to `check`
+_PROMPT: Schema = {"anyOf": [SOME_TEXT, _some(SOME_TEXT), _some(WHOLE), _some(_some(WHOLE))]}
+_TYPES: dict[str, Schema] = {"prompt": _PROMPT, "input": _PROMPT}
+_CONTENT: Schema = {"anyOf": [TEXT, _list(_OBJECT)]}
+_TURNS = _some(_object({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT}))
+_SYSTEM = _maybe(_CONTENT)
+# of single models, by their names
+_TYPES_OF: dict[str, dict[str, Schema]] = {
+    "ResponsesRequest": {"input": {"anyOf": [SOME_TEXT, _TURNS]}},
+    "MessagesRequest": {"messages": _TURNS, "system": _SYSTEM},
+    "CountTokensRequest": {"messages": _TURNS, "system": _SYSTEM},
+}
 _USAGE = _object(
     {"prompt_tokens": WHOLE, "total_tokens": WHOLE},
     completion_tokens=WHOLE,
-    prompt_tokens_details=_maybe({"type": "object"}),
-    completion_tokens_details={"type": "object"},
+    prompt_tokens_details=_maybe(_OBJECT),
+    completion_tokens_details=_OBJECT,
 )
 _REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
 _TOKENS = _maybe(_list(WHOLE))
-_REPORTS: Schema = {"type": "object", "additionalProperties": _list(ANY)}
+_REPORTS: Schema = {"type": "object", "additionalProperties": _list({})}
 
 
 def _generated(kind: str, choice: Schema) -> Schema:
@@ -106,38 +89,23 @@ def _generated(kind: str, choice: Schema) -> Schema:
             "usage": _USAGE,
             "system_fingerprint": TEXT,
         },
-        metrics={"type": "object"},
+        metrics=_OBJECT,
     )
 
 
-_TEXT_CHOICE = _object(
-    {
-        "index": WHOLE,
-        "text": TEXT,
-        "logprobs": _maybe({"type": "object"}),
-        "finish_reason": _REASON,
-    },
-    token_ids=_TOKENS,
-    prompt_token_ids=_TOKENS,
-    reports=_REPORTS,
-)
+def _choice(said: dict[str, Schema], **more: Schema) -> Schema:
+    required = {"index": WHOLE, **said, "logprobs": _maybe(_OBJECT), "finish_reason": _REASON}
+    return _object(required, token_ids=_TOKENS, reports=_REPORTS, **more)
+
+
 _MESSAGE = _object(
     {"role": {"const": "assistant"}, "content": _maybe(TEXT)},
     reasoning=_maybe(TEXT),
-    tool_calls=_list({"type": "object"}),
+    tool_calls=_list(_OBJECT),
 )
-_CHAT_CHOICE = _object(
-    {
-        "index": WHOLE,
-        "message": _MESSAGE,
-        "logprobs": _maybe({"type": "object"}),
-        "finish_reason": _REASON,
-    },
-    token_ids=_TOKENS,
-    reports=_REPORTS,
-)
+_TEXT_CHOICE = _choice({"text": TEXT}, prompt_token_ids=_TOKENS)
 _COMPLETION = _generated("text_completion", _TEXT_CHOICE)
-_CHAT = _generated("chat.completion", _CHAT_CHOICE)
+_CHAT = _generated("chat.completion", _choice({"message": _MESSAGE}))
 _VECTOR = _object(
     {
         "object": {"const": "embedding"},
@@ -151,7 +119,6 @@ _MODEL = _object(
 _EMBEDDINGS = _object(
     {"object": {"const": "list"}, "data": _list(_VECTOR), "model": TEXT, "usage": _USAGE}
 )
-_OBJECT = {"type": "object"}
 _STATUS = {"enum": ["in_progress", "completed", "incomplete", "failed", "cancelled"]}
 _RESPONSE_USAGE = _object(
     {

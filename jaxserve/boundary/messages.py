@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from jaxserve.boundary.embeds_span import EmbedsSpan
 from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.boundary.work import Work
@@ -34,7 +34,7 @@ class AddGroup:
         sequence_ids: one a completion, unique for the life of the engine.
         seeds: 64-bit seeds of their random numbers.
         prompt_token_ids: the prompt, checked: not empty, tokens of the model, room for one more;
-            NO_ID where `prompt_embeds` have a row.
+            NO_ID in the places of `spans`.
         params: how tokens are chosen; what concerns the client alone is left out.
         stop_rule: which tokens end a sequence.
         bad_words: token sequences that must not be generated.
@@ -43,7 +43,7 @@ class AddGroup:
         beams: search for the most likely sequences, as many as there are ids; the first id stands
             for all, and `stop_rule` has no other ends than end-of-sequence tokens and `max_tokens`.
         pooling: what is wanted of the prompt's hidden states, beside one token; None: nothing.
-        prompt_embeds: embeddings in the place of token ids, in the order of their places.
+        spans: what takes the places of token ids, in the order of the places.
         grammar: what the output must be, in llguidance's notation, of the end-of-sequence tokens of
             `stop_rule`; None: anything.
         output_token_ids: what an engine that has died had generated of the only sequence, with the
@@ -63,7 +63,7 @@ class AddGroup:
     cache_salt: str | None = None
     beams: BeamSearchParams | None = None
     pooling: PoolingParams | None = None
-    prompt_embeds: list[EmbedsSpan] = field(default_factory=list)
+    spans: list[PromptSpan] = field(default_factory=list)
     grammar: str | None = None
     output_token_ids: list[int] = field(default_factory=list)
     thoughts: Thoughts | None = None

@@ -27,7 +27,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """What a feature of the operator's own tells, as JSON has it: arrays become lists.
+    """What a feature tells, as JSON has it: arrays become lists.
 
     Raises:
         TypeError: something in it is neither an array, text, a number, None, a list nor a mapping
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{shown(value)} ({type(value).__name__}) is nothing that JSON has")
 
 
-# by the feature that makes it, the type of what it tells, by sequence
+# what has fields of its own in outputs: by feature, the type of what it tells, by sequence
 REPORTS: Mapping[str, Any] = {
     LOGPROBS: dict[str, TokenLogprobs],  # of its only token in the step
     # of each place of the prompt after the first; None of embeddings

@@ -12,11 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxserve.boundary.embeds_span import FIELD as EMBEDS
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan, checked_embeds, checked_spans
 from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.boundary.messages import AddGroup
 from jaxserve.boundary.model_facts import ModelFacts, eos_token_ids
+from jaxserve.boundary.prompt_spans import NO_ID, PARTS, PromptSpan, span_of, take_places
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES, check_seconds
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
@@ -24,7 +23,6 @@ from jaxserve.grammars.grammar_checks import GrammarChecks
 from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
-from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
 from jaxserve.params.sampling_params import (
     INT64_MAX,
     INT64_MIN,
@@ -39,14 +37,13 @@ from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.tokenization.bad_words import bad_word_sequences
 from jaxserve.tokenization.tokenizer import Tokenizer
 
-__all__ = ["EmbedsPrompt", "InputProcessor", "PreparedRequest", "TextPrompt", "TokensPrompt"]
 logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | BeamSearchParams | PoolingParams
-Tokenised = tuple[str | None, list[int], list[EmbedsSpan]]  # text, token ids, embeddings
+Tokenised = tuple[str | None, list[int], list[PromptSpan]]  # text, token ids, what has places
 
-# of a prompt that is a mapping, beside prompt_embeds and cache_salt
+# of a prompt that is a mapping, beside cache_salt and PARTS
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
 _ONE_TOKEN = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -105,7 +102,7 @@ class InputProcessor:
         """True if `prepare` tokenises nothing and has few tokens and sequences to go through."""
         named = prompt if isinstance(prompt, Mapping) else {}
         tokens = named.get("prompt_token_ids") if named else prompt
-        if not isinstance(tokens, list) or named.get(EMBEDS) is not None:
+        if not isinstance(tokens, list) or _parts(named):
             return False
         if isinstance(params, BeamSearchParams):
             is_free = params.structured_outputs is None
@@ -159,10 +156,7 @@ class InputProcessor:
         """Check one request; nobody does so again.
 
         Args:
-            prompt: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}` or
-                `{"prompt_embeds": array}`, a floating NumPy or JAX array [T, hidden size]; such a
-                mapping may have a `cache_salt`. Beside token ids, `prompt_embeds` are pairs
-                (start, array) that take the places of some of them.
+            prompt: text, token ids, or a mapping of one of the kinds in `prompts`.
             params: sampling parameters, `n` of which run as separate sequences; those of a beam
                 search, which has one output; or what is wanted of the hidden states: the engine
                 samples one token with them, which means nothing.
@@ -214,10 +208,10 @@ class InputProcessor:
         group = self._group(tokens, params, most, queueing, _cache_salt(prompt))
         if beams is not None:
             if spans:
-                raise ValidationError(EMBEDS, "...", "no beam search over embeddings")
+                raise ValidationError(spans[0].part, "...", "no beam search over it")
             group = self._with_beams(group, beams)
         if pooling is not None or spans:
-            group = replace(group, pooling=pooling, prompt_embeds=spans)
+            group = replace(group, pooling=pooling, spans=spans)
         return PreparedRequest(request_id, text, params, group)
 
     def _pooling(self, params: PoolingParams) -> PoolingParams:
@@ -229,22 +223,24 @@ class InputProcessor:
         layer = params.layer % (self._model.num_layers + 1)
         return replace(params, layer=None if layer == self._model.num_layers else layer)
 
-    def _with_embeds(self, prompt: Mapping[str, Any], given: Any) -> Tokenised:
-        """A prompt that has embeddings, or is nothing else."""
-        if not self._config.asked.enable_prompt_embeds:
-            raise ValidationError(
-                "enable_prompt_embeds", False, "True for prompts of prompt_embeds"
-            )
-        ids = prompt.get("prompt_token_ids") if isinstance(given, list) else None
+    def _with_parts(self, prompt: Mapping[str, Any], parts: dict[str, Any]) -> Tokenised:
+        """A prompt in which something takes the places of token ids, or of all there are."""
+        for name in parts:
+            setting = PARTS[name].setting
+            if not getattr(self._config.asked, setting):
+                raise ValidationError(setting, False, f"True for prompts of {name}")
+        ids, first = prompt.get("prompt_token_ids"), next(iter(parts))
+        is_whole = ids is None or not all(isinstance(given, list) for given in parts.values())
+        beside = {first} if is_whole else {*parts, "prompt_token_ids"}
         for name, value in prompt.items():
-            if name not in (EMBEDS, "cache_salt") and value is not None and value is not ids:
-                raise ValidationError(f"prompt[{name!r}]", value, "nothing beside prompt_embeds")
-        if ids is not None:
+            if name not in beside | {"cache_salt"} and value is not None:
+                raise ValidationError(f"prompt[{name!r}]", value, f"nothing beside {first}")
+        if not is_whole:
             tokens = self._check_tokens(ids)
-            return None, tokens, checked_spans(given, tokens, self._model.hidden_size)
-        rows = checked_embeds(given, self._model.hidden_size)
-        self._check_length(f"{EMBEDS} {[*rows.shape]}", len(rows))
-        return None, [NO_ID] * len(rows), [EmbedsSpan(0, rows.tobytes())]
+            return None, tokens, take_places(parts, tokens, self._model)
+        span = span_of(first, 0, parts[first], self._model)
+        self._check_length(f"{first} {[*span.shape]}", span.length)
+        return None, [NO_ID] * span.length, [span]
 
     def _check_queueing(self, queueing: Queueing) -> None:
         priority, policy = queueing.priority, self._config.asked.scheduling_policy
@@ -292,7 +288,7 @@ class InputProcessor:
             bad_words=words or _NO_LIST,
             queueing=queueing,
             cache_salt=cache_salt,
-            prompt_embeds=_NO_LIST,
+            spans=_NO_LIST,
             grammar=grammar,
             output_token_ids=_NO_LIST,
             thoughts=self._thoughts(params),
@@ -397,8 +393,8 @@ class InputProcessor:
         return None, self._check_tokens(prompt), _NO_LIST
 
     def _tokenise_mapping(self, prompt: Mapping[str, Any]) -> Tokenised:
-        if (embeds := prompt.get(EMBEDS)) is not None:
-            return self._with_embeds(prompt, embeds)
+        if parts := _parts(prompt):
+            return self._with_parts(prompt, parts)
         for name, value in prompt.items():
             if name not in (*PROMPT_KEYS, "cache_salt") and value is not None:
                 allowed = f"{' or '.join(PROMPT_KEYS)}, and cache_salt"
@@ -432,6 +428,11 @@ class InputProcessor:
         return list(tokens)
 
 
+def _parts(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a prompt may take the places of token ids."""
+    return {name: prompt[name] for name in PARTS if prompt.get(name) is not None}
+
+
 def _beam_sampling(beams: BeamSearchParams) -> SamplingParams:
     """What a beam search has in common with any other request; its tokens are not drawn."""
     return SamplingParams(
@@ -448,7 +449,7 @@ def _check_reads_no_tokens(params: SamplingParams) -> None:
     """Refuses what is said of the prompt's token ids, where it has none."""
     for name, off in (("prompt_logprobs", None), ("repetition_penalty", 1.0)):
         if getattr(params, name) != off:
-            allowed = f"{off!r} with prompt_embeds, which have no token ids"
+            allowed = f"{off!r} for a prompt without token ids"
             raise ValidationError(name, getattr(params, name), allowed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.boundary.embeds_span import NO_ID
+from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import (
     ERROR,
@@ -122,8 +122,8 @@ class LiveSequence:
         taken = self.output
         if taken.finish_reason is None:
             self._taken += taken.token_ids
-            logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
-            self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
+            self.output = empty_output(taken.index, self.params)
+            self.output.cumulative_logprob = taken.cumulative_logprob
             # the last delta has the reports of all steps
             self.output.reports, taken.reports = taken.reports, None
         return taken
@@ -155,7 +155,7 @@ class LiveRequest:
         self.sequence_ids = group.sequence_ids
         # callers may change theirs; the engine's is in a message
         ids = group.prompt_token_ids
-        has_ids = not group.prompt_embeds or any(token != NO_ID for token in ids)
+        has_ids = not group.spans or max(ids) != NO_ID
         self.prompt_token_ids = ids.copy() if has_ids else []
         self.metrics = RequestMetrics(group.queueing.arrival_time)
         self.num_prompt = len(group.prompt_token_ids)

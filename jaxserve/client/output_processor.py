@@ -283,7 +283,7 @@ class OutputProcessor:
                 found.sequence(index, self._tokenizer).num_preemptions = times
 
     def _take_own_reports(self, step: StepOutput) -> None:
-        """Keep what features of the operator's own tell, also of sequences without a new token."""
+        """Keep what else features tell, also of sequences without a new token."""
         for name in step.reports.keys() - REPORTS.keys():
             for sequence_id, told in step.reports[name].items():
                 live, index = self._by_sequence.get(sequence_id, (None, 0))

@@ -31,10 +31,6 @@ class OutputQueue:
         self._waiting: list[RequestOutput | BaseException] = []
         self._reader: asyncio.Future[None] | None = None
 
-    def qsize(self) -> int:
-        """How many outputs wait."""
-        return len(self._waiting)
-
     def num_bytes(self) -> int:
         """About what the outputs take that wait."""
         outputs = (one for one in self._waiting if isinstance(one, RequestOutput))

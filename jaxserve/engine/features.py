@@ -69,10 +69,10 @@ class EngineFeatures:
             for one in self._key_spanning:
                 spans = one.key_spans(request)
                 request.key_tokens = key_tokens(request.key_tokens, one.name, spans)
+        special = [f for f in self._needing if f.special and f.need(request) is not Need.NEVER]
         # the features' inputs are of one sample a row
-        request.takes_drafts = not request.is_beam and not any(
-            f.special and f.need(request) is not Need.NEVER for f in self._needing
-        )
+        request.takes_drafts = not (request.is_beam or special)
+        request.takes_forced = all(f.outputs is None for f in special)
 
     def settle(self, request: Request) -> None:
         """See whether the next token depends on tokens that the host must have seen."""

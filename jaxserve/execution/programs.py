@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxserve.errors import EngineDeadError
@@ -70,6 +71,7 @@ def wanted_shapes(
     smallest_bucket: int,
     sets: FeatureSets | None = None,
     num_queries: int = 1,
+    drafts_for: Callable[[int], int] | None = None,
 ) -> list[StepShape]:
     """Every program worth having, the most needed first: at most `MOST_PROGRAMS`.
 
@@ -77,8 +79,9 @@ def wanted_shapes(
     prompts, in much less time. `fast` programs hold what every request needs, in many sizes; `full`
     ones hold every feature, in few. Costly features work on `MOST_SPECIAL` rows, but in the two
     largest programs on all; those of the prefill region are in the largest one alone. Where drafts
-    are verified, decode programs with and without them exist side by side; of those with a prefill
-    region the largest alone has them. A missing program costs speed, never an error.
+    are verified, decode programs with and without them exist side by side, for as many rows as may
+    have some; of those with a prefill region the largest alone has them. A missing program costs
+    speed, never an error.
 
     Args:
         max_num_seqs: slots.
@@ -86,6 +89,7 @@ def wanted_shapes(
         smallest_bucket: fewest decode rows that are worth a program of their own.
         sets: of the engine's features; None: of those that every engine has.
         num_queries: tokens of a decode row that verifies drafts; 1: there are none.
+        drafts_for: see `Feature.drafts_for`; None: however many run, there may be some.
     """
     fast_set, full_decode_set, full_set = sets or feature_sets(KINDS)
     decodes = decode_buckets(max_num_seqs, smallest_bucket)
@@ -109,7 +113,11 @@ def wanted_shapes(
     shapes = [shape(most, prefills[-1], full_set, every, num_queries)]
     shapes.append(shape(most, 0, full_decode_set, every, num_queries))
     if num_queries > 1:
-        shapes += [shape(rows, 0, fast_set, 0, num_queries) for rows in reversed(decodes)]
+        shapes += [
+            shape(rows, 0, fast_set, 0, num_queries)
+            for fewer, rows in reversed([*pairwise([0, *decodes])])
+            if drafts_for is None or any(map(drafts_for, range(fewer + 1, rows + 1)))
+        ]
     shapes += [fast(most, prefills[-1]), fast(most), fast(few, prefills[0])]
     shapes += [fast(rows) for rows in decodes[:-1]]
     shapes += [fast(few, tokens) for tokens in prefills[1:]]
@@ -178,7 +186,6 @@ class ProgramTable:
         self._stop = threading.Event()
         self._lock = threading.Lock()  # a program that is there too late is not kept
         self._thread: threading.Thread | None = None
-        self.background_error: Exception | None = None
 
     @property
     def programs(self) -> list[Program]:
@@ -228,9 +235,8 @@ class ProgramTable:
                     program = self._compile(shape)
                 except EngineDeadError:
                     return  # nobody is left who would run it
-                except Exception as error:
+                except Exception:
                     # a larger program serves these steps, so the engine goes on without this one
-                    self.background_error = error
                     logger.exception("compiling %s in the background failed", shape.name)
                     return
                 with self._lock:

@@ -158,6 +158,7 @@ class Runner:
             defaults.smallest_bucket,
             feature_sets(self.features),
             1 + self.num_drafts,
+            self.drafts_for,
         )
         self._flops_per_token = 2.0 * sum(leaf.size for leaf in self._leaves)
         self._numbers_per_token = self._flops_per_token / defaults.flops_per_number

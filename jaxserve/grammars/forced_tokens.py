@@ -16,10 +16,10 @@ def forced_tokens(request: Request, grammar: GrammarState) -> list[int]:
         request: that goes on.
         grammar: of its output.
     """
-    asked, params = request.asked, request.asked.params
-    if request.state is not RequestState.RUNNING or params.logprobs is not None:
+    asked = request.asked
+    if request.state is not RequestState.RUNNING or not request.takes_forced:
         return []
-    if asked.bad_words or params.allowed_token_ids is not None:
+    if asked.bad_words or asked.params.allowed_token_ids is not None:
         return []  # the mask may forbid what the grammar demands
     assert not request.pending
     output, rule = request.output_token_ids, asked.stop_rule

@@ -147,11 +147,9 @@ class ProcessClient(EngineClient):
 
     def add(self, prepared: PreparedRequest) -> None:
         self.check_alive()
-        size = sum(len(span.data) for span in prepared.group.prompt_embeds)
-        if size > MAX_MESSAGE_BYTES // 2:
-            raise ValidationError(
-                "prompt_embeds", f"{size} bytes", f"{MAX_MESSAGE_BYTES // 2} bytes"
-            )
+        size, most = sum(len(span.data) for span in prepared.group.spans), MAX_MESSAGE_BYTES // 2
+        if size > most:
+            raise ValidationError("prompt", f"{size} bytes in the place of ids", f"{most} bytes")
         self._handle_events()
         if self._suspects.is_guilty(prepared.group):
             allowed = "one that has not ended the engine's process twice, the second time alone"

@@ -21,9 +21,10 @@ class TokensPrompt(TypedDict):
 
 
 class EmbedsPrompt(TypedDict):
-    """A prompt as input embeddings: a floating array [tokens, hidden size].
+    """A prompt as input embeddings: a floating NumPy or JAX array [tokens, hidden size].
 
-    Beside token ids: pairs (start, array) whose rows take the places of some of them.
+    Beside token ids: pairs (start, array) whose rows take the places of some of them. It needs
+    `enable_prompt_embeds`.
     """
 
     prompt_embeds: Any

@@ -76,6 +76,7 @@ class Request:
         needs_seen_tokens: the next token depends on tokens that the host must have seen.
         takes_turns: a feature has no room in a step for all requests like it, see `StepResource`.
         takes_drafts: its rows may verify drafts.
+        takes_forced: tokens may follow that were not sampled: nothing is told of each.
         is_paused: nothing of it is computed before tokens are forced on it; one that is needs
             seen tokens.
         error: how it ends where a feature has found that it cannot go on; None while it can.
@@ -117,6 +118,7 @@ class Request:
         "slot",
         "state",
         "takes_drafts",
+        "takes_forced",
         "takes_turns",
     )
 
@@ -140,7 +142,7 @@ class Request:
         self.is_paused = self.takes_turns = self.has_given_way = False
         self.error: FinishReason | None = None
         self.lacks_pages_since: float | None = None
-        self.takes_drafts = True
+        self.takes_drafts = self.takes_forced = True
         self.order = -1
         self.state = RequestState.WAITING
         self.slot: int | None = None

@@ -146,6 +146,8 @@ def test_drafts_change_the_number_of_steps_and_no_token(
 def test_steps_without_drafts_take_programs_without_them(engine) -> None:
     expected = finish(engine(overlap=False, kv_cache_dtype="auto"), workload())
     drafting = engine((Bigrams, {"num_drafts": 3, "most_rows": 2}), compile_ahead=99)
+    small = [s for s in drafting.runner.programs.wanted[2:] if s.num_queries > 1]
+    assert {s.num_decode for s in small} == {2}, "none is made for more rows"
     queries = []
     dispatch = drafting.runner.dispatch
 

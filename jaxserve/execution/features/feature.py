@@ -233,7 +233,8 @@ class Feature:
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
             rows, M special rows, C region tokens, W words of a bit a token of the vocabulary. What
             is of region tokens the hooks read as well, see `Tokens.inputs`.
-        outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E.
+        outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E. With
+            them the tokens of rows that need the feature are all sampled: no grammar forces some.
         special: rows that need it are special: it works on the M special rows of a step, which are
             those that need some such feature. One that is not is in every program and may draw,
             draft, keep state and have hooks; `logits`, `after` and outputs are for special ones.
@@ -290,8 +291,9 @@ class Feature:
     def took(self, step: TakenStep) -> dict[str, Any] | None:
         """Take in a step's tokens; what is to be told of its sequences, by their ids.
 
-        It is of the type that `reports.REPORTS` names for the feature; of others what JSON has (see
-        `reports.plain`). A beam's own token is replaced by another one afterwards.
+        It is what JSON has (see `reports.plain`), and becomes `CompletionOutput.reports`, over HTTP
+        a choice's `reports`. What `reports.REPORTS` names has a type and a field of its own. A
+        beam's own token is replaced by another one afterwards.
         """
         return None
 
@@ -307,7 +309,8 @@ class Feature:
     def drafts_for(self, num_running: int) -> int:
         """Of the one feature that drafts: drafts that rows may have while so many requests run.
 
-        Asked for each step. 0: the step takes a program without drafts, which costs less.
+        Asked for each step. 0: the step takes a program without drafts, which costs less. Asked for
+        each number before the first step, too: those with some get programs with drafts.
         """
         return self.num_drafts
 

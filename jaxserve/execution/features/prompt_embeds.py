@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.execution.features.feature import Buffer, Chunk, Feature, SpecialRow, Tokens
 from jaxserve.execution.layout import array, arrays
 from jaxserve.memory.page_keys import KeySpan
@@ -25,30 +26,43 @@ class PromptEmbedsInputs:
 
 
 class PromptEmbeds(Feature):
-    """The device is sent the rows that a step's chunks need, one behind the other."""
+    """The device is sent the rows that a step's chunks need, one behind the other.
+
+    A subclass with a name and a setting of its own is of another part of prompts, see `rows_of`.
+    """
 
     name = "prompt_embeds"
     setting = "enable_prompt_embeds"
     inputs = PromptEmbedsInputs
 
+    def rows_of(self, request: Request, span: PromptSpan) -> np.ndarray:
+        """float32[span.length, E]: what takes the places of a span; here, as it was given.
+
+        Rows that the engine makes are in `request.shared`, where `begins` has made them.
+        """
+        return np.frombuffer(span.data, "<f4").reshape(span.shape)
+
     def _runs(self, chunk: Chunk) -> list[tuple[int, np.ndarray]]:
         """The rows that a chunk needs, each run with the chunk's token of its first one."""
         request, begin, length = chunk
         found = []
-        for span in request.asked.prompt_embeds:
-            rows = span.rows(self.facts.hidden_size)
-            run = rows[max(0, begin - span.start) : max(0, begin + length - span.start)]
-            if len(run):
-                found.append((max(0, span.start - begin), run))
+        for span in request.asked.spans:
+            first = max(begin, span.start)
+            last = min(begin + length, span.start + span.length)
+            if span.part == self.name and first < last:
+                rows = self.rows_of(request, span)[first - span.start : last - span.start]
+                found.append((first - begin, rows))
         return found
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
         return bool(self._runs(chunk))
 
     def key_spans(self, request: Request) -> list[KeySpan]:
-        size = self.facts.hidden_size
-        spans = request.asked.prompt_embeds
-        return [KeySpan(span.start, len(span.rows(size)), span.data) for span in spans]
+        return [
+            KeySpan(span.start, span.length, str(span.shape).encode() + span.data)
+            for span in request.asked.spans
+            if span.part == self.name
+        ]
 
     def buffers(self) -> Any:
         shape = self.facts.max_prefill_tokens, self.facts.hidden_size

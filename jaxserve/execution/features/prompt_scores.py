@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.boundary.embeds_span import NO_ID
+from jaxserve.boundary.prompt_spans import NO_ID
 from jaxserve.boundary.reports import PROMPT_SCORES, TokenLogprobs
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,

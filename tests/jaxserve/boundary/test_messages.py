@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
 from jaxserve.boundary.messages import (
     Abort,
     Action,
@@ -21,6 +20,7 @@ from jaxserve.boundary.messages import (
     Hypothesis,
     StepOutput,
 )
+from jaxserve.boundary.prompt_spans import NO_ID, PromptSpan
 from jaxserve.boundary.reports import POOLING
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError, MessageError
@@ -228,14 +228,14 @@ def test_embeddings_cross_as_they_are() -> None:
     message = replace(
         group(0, [7, NO_ID, NO_ID, NO_ID, 8], 1, 1),
         pooling=PoolingParams("mean", False, 2),
-        prompt_embeds=[EmbedsSpan(1, embeds.tobytes())],
+        spans=[PromptSpan("prompt_embeds", 1, 3, embeds.shape, embeds.tobytes())],
     )
     frame = wire.encode(message)
     added = wire.decode(frame[4:])
     assert added == message and isinstance(added, AddGroup)
-    assert np.array_equal(added.prompt_embeds[0].rows(5), embeds)
-    plain = wire.encode(replace(message, prompt_embeds=[]))
-    assert len(frame) < len(plain) + embeds.nbytes + 16, "as bytes, not as text"
+    assert added.spans[0].data == embeds.tobytes()
+    plain = wire.encode(replace(message, spans=[]))
+    assert len(frame) < len(plain) + embeds.nbytes + 32, "as bytes, not as text"
     told = replace(make_engine().step(), reports={POOLING: {"0.0": embeds[0].tolist()}})
     assert decode(encode(told)) == told
 

@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import SamplingParams
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
+from jaxserve.boundary.prompt_spans import NO_ID, PromptSpan
 from jaxserve.client.input_processor import InputProcessor
 from jaxserve.errors import ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
@@ -72,10 +72,13 @@ def test_embeddings_take_the_places_of_token_ids() -> None:
         {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS[:1]), (np.int64(2), ROWS[1:])]}
     )
     assert group.prompt_token_ids == [5, NO_ID, NO_ID, NO_ID, 9] and ids == [5, 6, 7, 8, 9]
-    assert group.prompt_embeds == [EmbedsSpan(1, ROWS[:1].tobytes()), (2, ROWS[1:].tobytes())]
+    assert group.spans == [
+        PromptSpan("prompt_embeds", 1, 1, (1, 2), ROWS[:1].tobytes()),
+        PromptSpan("prompt_embeds", 2, 2, (2, 2), ROWS[1:].tobytes()),
+    ]
     whole = embedding({"prompt_embeds": ROWS.astype(np.float64)})
     assert whole.prompt_token_ids == [NO_ID] * 3
-    assert whole.prompt_embeds == [EmbedsSpan(0, ROWS.tobytes())]
+    assert whole.spans == [PromptSpan("prompt_embeds", 0, 3, (3, 2), ROWS.tobytes())]
     assert not InputProcessor.is_quick(
         {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS)]}, SamplingParams()
     )
@@ -84,10 +87,11 @@ def test_embeddings_take_the_places_of_token_ids() -> None:
 @pytest.mark.parametrize(
     ("spans", "told"),
     [
-        ([(3, ROWS)], "3 rows from 3 on.*within the 5 tokens"),
-        ([(-1, ROWS)], "3 rows from -1 on"),
-        ([(0, ROWS), (2, ROWS)], "3 rows from 2 on.*from 3 on"),
-        ([(0, ROWS[:0])], "0 rows from 0 on.*one row or more"),
+        ([(3, ROWS)], "3 places from 3 on.*one or more .* of 5"),
+        ([(-1, ROWS)], "3 places from -1 on"),
+        ([(0, ROWS), (2, ROWS)], "3 places from 2 on.*no other span has"),
+        ([(2, ROWS), (0, ROWS)], "3 places from 0 on.*no other span has"),
+        ([(0, ROWS[:0])], "0 places from 0 on.*one or more"),
         ([ROWS], "a list of ndarray.*pairs"),
         ([(1.0, ROWS)], "pairs"),
         ([(1, ROWS[:, :1])], r"\[3, 1\].*\[tokens, 2\]"),

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -78,6 +79,21 @@ def test_a_name_says_which_program(num_queries: int) -> None:
     for seqs, tokens in itertools.product((1, 4, 16, 100), (1, 20, 48, 64, 512)):
         shapes = wanted_shapes(seqs, tokens, 1, num_queries=num_queries)
         assert len({shape.name for shape in shapes}) == len(shapes)
+
+
+def test_programs_with_drafts_are_those_that_may_have_some() -> None:
+    def rows(drafts_for: Callable[[int], int] | None) -> list[int]:
+        shapes = wanted_shapes(64, 256, 1, None, 3, drafts_for)
+        small = [s for s in shapes if s.features == FAST and s.num_queries == 3]
+        assert all(s.num_prefill == 0 for s in small)
+        assert max(s.num_queries for s in shapes[:2]) == 3, "which hold every step"
+        return [s.num_decode for s in small]
+
+    every = [64, 32, 16, 8, 4, 1]
+    assert rows(None) == rows(lambda running: 1) == every
+    assert rows(lambda running: 2 if running <= 5 else 0) == [8, 4, 1]
+    assert rows(lambda running: 2 if running == 16 else 0) == [16]
+    assert rows(lambda running: 0) == []
 
 
 class Adapter(Feature):
@@ -191,7 +207,6 @@ def test_background_compilation_completes_the_table_and_stops(
     assert trims[-1] == len(programs.wanted), "what the compiler has freed is given back"
     assert len(programs.programs) == len(programs.wanted)
     assert selected(programs, 3) == fast(4)
-    assert programs.background_error is None
     programs.close()
     assert programs.programs == []
 
@@ -216,7 +231,6 @@ def test_closing_waits_for_no_compilation_and_begins_none() -> None:
     assert not programs.is_compiling
     assert len(compiled) == 1, "no other is begun"
     assert programs.programs == [], "what is there too late is not kept"
-    assert programs.background_error is None
 
 
 def test_the_parameters_stay_while_a_program_is_traced() -> None:
@@ -235,7 +249,9 @@ def test_the_parameters_stay_while_a_program_is_traced() -> None:
         pytest.fail("there are none to read")
 
 
-def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
+def test_a_failing_background_compilation_leaves_the_engine_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def fail(shape: StepShape) -> Program:
         raise RuntimeError("no memory")
 
@@ -243,7 +259,7 @@ def test_a_failing_background_compilation_leaves_the_engine_served() -> None:
     programs._compile = fail
     programs.compile_rest_in_background()
     programs._thread.join()
-    assert isinstance(programs.background_error, RuntimeError)
+    assert "in the background failed" in caplog.text and "no memory" in caplog.text
     assert selected(programs, 3).features == FULL_DECODE
 
 

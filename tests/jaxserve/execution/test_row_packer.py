@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.boundary.embeds_span import NO_ID, EmbedsSpan
+from jaxserve.boundary.prompt_spans import NO_ID, PromptSpan
 from jaxserve.errors import RowError
 from jaxserve.execution.features import (
     FAST,
@@ -296,11 +296,15 @@ def test_embeddings_of_a_step_lie_one_behind_the_other() -> None:
     layout = BlobLayout(shape, features, facts, PAGE_SIZE)
     packer = RowPacker(SLOTS, features)
     rows = np.arange(20, dtype="<f4").reshape(10, 2)
-    spans = [EmbedsSpan(1, rows[:3].tobytes()), EmbedsSpan(4, rows[3:9].tobytes())]
+
+    def span(start: int, given: np.ndarray, part: str = "prompt_embeds") -> PromptSpan:
+        return PromptSpan(part, start, len(given), given.shape, given.tobytes())
+
+    spans = [span(0, rows[:1], "of another feature"), span(1, rows[:3]), span(4, rows[3:9])]
     mixed = request([7] + [NO_ID] * 9 + [8, 9])
     whole = request([NO_ID])
-    mixed.asked = replace(mixed.asked, prompt_embeds=spans)
-    whole.asked = replace(whole.asked, prompt_embeds=[EmbedsSpan(0, rows[9:].tobytes())])
+    mixed.asked = replace(mixed.asked, spans=spans)
+    whole.asked = replace(whole.asked, spans=[span(0, rows[9:])])
 
     def packed(plan: StepPlan) -> tuple[list[int], list[list[float]]]:
         needs = packer.needs(plan)
@@ -312,8 +316,10 @@ def test_embeddings_of_a_step_lie_one_behind_the_other() -> None:
     assert row == [1, 0, 0, 2, 3, 4, 5] + [0] * 9, "one token alone lies in the region as well"
     assert sent == [18.0, 2.0, 4.0, 6.0, 8.0], "rows that the step does not compute are not sent"
     assert packed(plan_of((mixed, 2, 9, 3)))[0][:4] == [1, 0, 0, 0]
-    text = packer.needs(plan_of((mixed, 2, 10, 2)))
-    assert "prompt_embeds" not in text.features, "its other chunks run on programs without"
+    for start, length in ((10, 2), (0, 1)):
+        other = packer.needs(plan_of((mixed, 2, start, length)))
+        assert "prompt_embeds" not in other.features, "its other chunks run on programs without"
+    assert [(one.start, one.length) for one in feature.key_spans(mixed)] == [(1, 3), (4, 6)]
 
 
 @arrays

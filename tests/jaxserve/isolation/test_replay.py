@@ -9,7 +9,7 @@ from jaxserve.isolation.replay import resumed
 from jaxserve.params.beam_search_params import BeamSearchParams
 from tests.jaxserve.processes.test_wire import ADD
 
-GROUP = replace(ADD, beams=None, pooling=None, prompt_embeds=[], output_token_ids=[])
+GROUP = replace(ADD, beams=None, pooling=None, spans=[], output_token_ids=[])
 
 
 def test_a_request_that_waited_is_sent_as_it_was() -> None:

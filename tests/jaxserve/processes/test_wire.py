@@ -11,7 +11,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from jaxserve.boundary.embeds_span import EmbedsSpan
 from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
 from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGrammar, Verdict
 from jaxserve.boundary.messages import (
@@ -29,6 +28,7 @@ from jaxserve.boundary.messages import (
     StepEstimate,
     StepOutput,
 )
+from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.boundary.reports import LOGPROBS, POOLING, PROMPT_SCORES, TokenLogprobs
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
@@ -75,7 +75,7 @@ ADD = AddGroup(
     "salt",
     BeamSearchParams(3, 7, early_stopping="never", length_penalty=0.5),
     PoolingParams("mean", False, 2),
-    [EmbedsSpan(0, b"\x00\xff\x80?"), EmbedsSpan(2, b"")],
+    [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?"), PromptSpan("b", 2, 1, (), b"")],
     "start: x",
     [8, 9],
     Thoughts("<t>", "</t>", True),

@@ -13,6 +13,7 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.flags import integer, json_object
+from jaxserve.config.settings import Integer, Switch, defaults_of, settings_of
 from jaxserve.errors import ValidationError
 from server.cli import build_parser
 from server.commands.engine_flags import SERVER_QUEUE, engine_config
@@ -46,7 +47,6 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "download_dir": "/d",
         "dtype": "float32",
         "load_format": "dummy",
-        "seed": 7,
         "max_model_len": 512,
         "attention_window": 77,
         "max_num_seqs": 3,
@@ -62,51 +62,41 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "prefill_backend": "xla",
         "linear_backend": "xla",
         "quantization": "int8",
-        "compile_ahead": 4,
         "compilation_cache": "/c",
         "preset": "bulk",
         "kv_cache_memory_bytes": 1000,
         "scheduling_policy": "length",
-        "max_overtaken_tokens": 9,
-        "max_num_queued_reqs": 5,
-        "max_num_queued_tokens": 6,
         "max_queue_wait": 0.5,
-        "max_beam_width": 7,
         "device_flops_per_second": 1e12,
         "device_bytes_per_second": 1e11,
         "metrics_prefix": "vllm",
-        "stream_interval": 5,
         "generation_config": "vllm",
         "chat_template": "{{ messages }}",
         "kv_cache_dtype": "fp8",
         "kv_cache_scales": "/s",
     }
+    rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}
+    wholes = [k for k, rule in rules.items() if isinstance(rule, Integer) and k not in given]
+    given |= {name: 5 + place for place, name in enumerate(wholes)}
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     overrides = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}
-    words += ["--hf-overrides", json.dumps(overrides), "--no-enable-prefix-caching"]
-    words += ["--no-keep-window-only"]
+    words += ["--hf-overrides", json.dumps(overrides)]
     words += shlex.split("--length-classes 3 4 --length-shares 5 2 1 --output-classes 5 6")
     words += ["--override-generation-config", '{"temperature": 0.5}']
-    words += ["--enable-embeddings", "--enable-prompt-embeds", "--row-invariant"]
-    words += ["--enable-mfu-metrics", "--features", "a:B", "c.d:E"]
-    words += ["--feature-config", '{"b": {"layer": 1}}']
-    words += ["--no-overlap", "--no-compile-in-background", "--served-model-name", "a", "b"]
+    words += ["--features", "a:B", "c.d:E", "--feature-config", '{"b": {"layer": 1}}']
+    words += ["--served-model-name", "a", "b"]
+    defaults = defaults_of(EngineConfig)
+    switches = {k: not defaults[k] for k, rule in rules.items() if isinstance(rule, Switch)}
+    words += [f"--{'' if on else 'no-'}{k.replace('_', '-')}" for k, on in switches.items()]
     made = config(model, *words)
     expected = {
         **given,
         "model": model,
         "hf_overrides": overrides,
         "override_generation_config": {"temperature": 0.5},
-        "overlap": False,
-        "enable_prefix_caching": False,
-        "keep_window_only": False,
-        "enable_embeddings": True,
-        "enable_prompt_embeds": True,
-        "enable_mfu_metrics": True,
+        **switches,
         "features": ("a:B", "c.d:E"),
         "feature_config": {"b": {"layer": 1}},
-        "row_invariant": True,
-        "compile_in_background": False,
         "served_model_name": ("a", "b"),
         "length_classes": (3, 4),
         "output_classes": (5, 6),

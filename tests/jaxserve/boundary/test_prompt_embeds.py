@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import pytest
 import torch
 
 from jaxserve import LLM, SamplingParams
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.prompt_spans import PARTS, Part, PromptSpan
+from jaxserve.execution.features.prompt_embeds import PromptEmbeds
+from jaxserve.request.request import Request
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
@@ -149,3 +154,41 @@ def test_the_cache_changes_no_token_and_finds_all_that_is_equal(
         assert found.num_cached_tokens == PAGE * wanted
         content += output[:-1]
         known |= {tuple(content[: PAGE * page]) for page in range(1, len(content) // PAGE + 1)}
+
+
+class Images(PromptEmbeds):
+    """A span of two places for each row of pixels, whose embeddings the engine makes."""
+
+    name = "images"
+    setting = None
+
+    def begins(self, asked: AddGroup) -> Future[Any] | None:
+        made: Future[Any] = Future()
+        made.set_result({one.start: encoded(np.frombuffer(one.data, "u1")) for one in asked.spans})
+        return made if asked.spans else None
+
+    def rows_of(self, request: Request, span: PromptSpan) -> np.ndarray:
+        return request.shared[self.name][span.start]
+
+
+def encoded(pixels: np.ndarray) -> np.ndarray:
+    return noise(2 * len(pixels), int(pixels.sum()))
+
+
+def test_rows_that_the_engine_makes(
+    make_llm: Any, model_folder: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part("enable_prompt_embeds", lambda given, model: given, lambda pixels: 2 * len(pixels))
+    monkeypatch.setitem(PARTS, "images", part)
+    settings = {"enable_prompt_embeds": True, "features": [Images], "max_num_batched_tokens": 16}
+    seeing = make_llm(model_folder(CASE), **settings)
+    text, tail, cached = [5] * 20, [6] * 8, []
+    for seed in (3, 4, 3):
+        pixels = np.full(6, seed, np.uint8)
+        ids = text + [0] * 12 + tail
+        prompt = {"prompt_token_ids": ids, "images": [(20, pixels)]}
+        (found,) = seeing.generate([prompt], GREEDY, use_tqdm=False)
+        (wanted,) = llm.generate([mixed(ids, [(20, encoded(pixels))])], GREEDY, use_tqdm=False)
+        assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+        cached.append(found.num_cached_tokens)
+    assert cached == [0, 16, 32], "another image shares the text before it"
