@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.extras import require
 from benchmarks.peers import __main__ as peers
 from checkpoints import bundled_model_path
-from jaxserve.bench.shapes import SHAPES, write_config
+from jaxserve.bench.model_shapes import SHAPES, write_config
 
 PAGE_SIZE = 16
 DUMMY = {"load_format": "dummy"}

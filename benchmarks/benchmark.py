@@ -36,7 +36,7 @@ from jaxserve.bench.measure import describe, environment, run_workload
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.workloads import fixed
-from jaxserve.config import QUANTIZATIONS
+from jaxserve.config.engine_config import QUANTIZATIONS
 from jaxserve.errors import ValidationError
 
 LEAST = {"batch_size": 1, "warmup": 0, "iterations": 1, "input_len": 1, "output_len": 1}

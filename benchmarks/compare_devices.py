@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import compare
 from benchmarks.isolated import Inline, WorkerError
-from benchmarks.prove.gpu_targets import CompilerMissingError
-from jaxserve.bench.shapes import SHAPES
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from jaxserve.bench.model_shapes import SHAPES
 
 ABSENT_TPUS = ("v5e", "v5p", "v6e")
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="folder for devices.json, .md and .png")
     options = parser.parse_args(arguments)
     if options.estimate:
-        from benchmarks.prove.tpu_targets import require_compiler  # for estimates alone
+        from benchmarks.verify.prove.tpu_targets import require_compiler  # for estimates alone
 
         try:
             require_compiler()

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.prove.gpu_targets import find_ptxas
+from benchmarks.verify.prove.gpu_targets import find_ptxas
 
 TOOLKITS = Path("/usr/local")
 DEVICE_LIBRARY = "nvvm/libdevice/libdevice.10.bc"

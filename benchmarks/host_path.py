@@ -29,14 +29,14 @@ import jax.numpy as jnp
 from checkpoints import bundled_model_path
 from jaxserve import LLM, RequestOutputKind, SamplingParams
 from jaxserve.bench.measure import environment
-from jaxserve.bench.shapes import write_config
-from jaxserve.execution.inputs import Result, StepOutputs
+from jaxserve.bench.model_shapes import write_config
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.execution.programs import Program
 from jaxserve.execution.runner import Runner
-from jaxserve.execution.shapes import StepShape
-from jaxserve.execution.state import DeviceState
+from jaxserve.execution.step_inputs import Result, StepOutputs
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.observability import step_clock
-from jaxserve.observability.step_times import StepTimes
 
 VOCAB = json.loads((bundled_model_path() / "config.json").read_text())["vocab_size"]
 SMALL = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.memory_table import StepProof
-from benchmarks.prove import Counts, device_name
+from benchmarks.verify.prove import Counts, device_name
 
 COLUMNS = (
     "program",

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench.shapes import SHAPES, write_config
-from jaxserve.config import QUANTIZATIONS, EngineConfig
+from jaxserve.bench.model_shapes import SHAPES, write_config
+from jaxserve.config.engine_config import QUANTIZATIONS, EngineConfig
 
 SIZES: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -51,7 +51,7 @@ def measure(**settings: Any) -> dict[str, float]:
     """
     import jax
 
-    from jaxserve.loading import load_engine
+    from jaxserve.loading.engine_build import load_engine
 
     jax.block_until_ready(jax.device_put(1.0))
     found: dict[str, float] = {"before": peak_bytes()}

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from benchmarks.edge_load import Client, Server, machine, running_server
+from benchmarks.verify.edge_load import Client, Server, machine, running_server
 
 MOST = 1.01
 PROMPT = 40  # tokens

@@ -32,7 +32,7 @@ from benchmarks.kernel_bench.timing import (
     jax_candidate,
     relative_difference,
 )
-from jaxserve.bench.limits import measure_limits
+from jaxserve.bench.device_limits import measure_limits
 from jaxserve.bench.measure import describe, environment
 from pallas_kernels import choose_backends, paged_decode_attention
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.measure import environment
-from jaxserve.isolation.wire import Channel, decode, encode
-from jaxserve.messages import Begun, EngineStats, PageStats, StepOutput
-from jaxserve.observability.step_times import StepTimes
+from jaxserve.boundary.messages import EngineStats, FirstSteps, PageStats, StepOutput
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.processes.wire import Channel, decode, encode
 
 PREFIX = 4  # bytes of a frame before the message
 
@@ -58,7 +58,7 @@ def round_trip(streams: int, steps: int) -> list[float]:
         channel, seconds = Channel(ours), []
         for _ in range(steps):
             begin = time.perf_counter()
-            channel.send(Begun([]))
+            channel.send(FirstSteps([]))
             assert channel.receive() is not None
             seconds.append(time.perf_counter() - begin)
         channel.close()

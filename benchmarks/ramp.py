@@ -21,7 +21,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from benchmarks.edge_load import (
+from benchmarks.open_loop import Exchange, OpenLoop
+from benchmarks.verify.edge_load import (
     ALL_COMPILED,
     Client,
     Reply,
@@ -31,7 +32,6 @@ from benchmarks.edge_load import (
     request,
     running_server,
 )
-from benchmarks.open_loop import Exchange, OpenLoop
 
 PROMPTS = [[5 + (index * 7 + place) % 300 for place in range(16)] for index in range(16)]
 MAX_TOKENS = 16

@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.load_memory import peak_bytes
-from jaxserve.bench.shapes import SHAPES, write_config
-from jaxserve.config import EngineConfig
+from jaxserve.bench.model_shapes import SHAPES, write_config
+from jaxserve.config.engine_config import EngineConfig
 
 ONLINE = ("int8",)
 FORMATS = ("safetensors", "orbax")
@@ -31,11 +31,11 @@ def write_models(
     shape: str, dtype: str, quantization: str | None, folder: Path
 ) -> dict[str, float]:
     """The same weights in both formats, quantised in the store; seconds that each took to write."""
+    from checkpoints.folder_writer import write_folder
     from checkpoints.store.writer import small_files_of
-    from checkpoints.writing import write_folder
-    from jaxserve.loading import load_bare
+    from jaxserve.loading.engine_build import load_bare
     from jaxserve.models.export import hf_tensors
-    from jaxserve.models.stored import save_model
+    from jaxserve.models.store import save_model
 
     (folder / "config").mkdir()
     write_config(shape, folder / "config")
@@ -58,8 +58,8 @@ def load(folder: str, dtype: str, quantization: str | None) -> dict[str, float]:
     """Load in this process, which should be new: seconds and bytes."""
     import jax
 
-    from jaxserve.loading import load_bare
-    from jaxserve.models.stored import named_leaves
+    from jaxserve.loading.engine_build import load_bare
+    from jaxserve.models.store import named_leaves
 
     if Path(folder).name == "orbax":
         import orbax.checkpoint  # noqa: F401 (an import is no part of a load)

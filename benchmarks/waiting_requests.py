@@ -23,14 +23,16 @@ from functools import partial
 from benchmarks.extras import require
 from jaxserve import SamplingParams
 from jaxserve.bench.measure import describe, environment
-from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.config.engine_config import SCHEDULING_POLICIES, EngineConfig
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 
 SLOTS, OUTPUT, LONGEST = 64, 32, 128
 

@@ -21,7 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from checkpoints.closing import Closing
+from checkpoints.close import Closeable
 from checkpoints.errors import CheckpointError
 from checkpoints.json_file import read_object
 
@@ -78,7 +78,7 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return memory[skip : skip + size].view(dtype).reshape(shape)
 
 
-class SafetensorsReader(Closing):
+class SafetensorsReader(Closeable):
     """The tensors of one checkpoint folder (or of one .safetensors file).
 
     Opening reads and checks the headers only. Use as a context manager, or call `close`. Threads

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
     from jaxserve.async_llm_engine import AsyncLLMEngine
-    from jaxserve.beam_search_params import BeamSearchParams
-    from jaxserve.client import EngineClient, LocalClient
-    from jaxserve.config import EngineConfig, Isolation
-    from jaxserve.engine.arg_utils import AsyncEngineArgs, EngineArgs
-    from jaxserve.flags import FlexibleArgumentParser
+    from jaxserve.client.engine_client import EngineClient, LocalClient
+    from jaxserve.client.similarity import ScoringRequestOutput
+    from jaxserve.config.engine_args import AsyncEngineArgs, EngineArgs
+    from jaxserve.config.engine_config import EngineConfig, Isolation
+    from jaxserve.config.flags import FlexibleArgumentParser
     from jaxserve.llm import LLM
-    from jaxserve.lora.request import LoRARequest
     from jaxserve.outputs import (
         BeamSearchOutput,
         CompletionOutput,
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         RequestOutput,
     )
-    from jaxserve.pooling_params import PoolingParams
-    from jaxserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
-    from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-    from jaxserve.scoring import ScoringRequestOutput
-    from jaxserve.structured_outputs_params import StructuredOutputsParams
+    from jaxserve.params.beam_search_params import BeamSearchParams
+    from jaxserve.params.lora_request import LoRARequest
+    from jaxserve.params.pooling_params import PoolingParams
+    from jaxserve.params.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
+    from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+    from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 __version__ = "0.1.0"
+# vLLM's import paths, such as `jaxserve.params.sampling_params`, are modules of this folder
+__path__ = [*__path__, str(Path(__file__).with_name("vllm_paths"))]
 
 __all__ = [
     "LLM",
@@ -73,32 +75,32 @@ __all__ = [
 _MODULES = {
     "LLM": "llm",
     "AsyncEngine": "async_engine",
-    "AsyncEngineArgs": "engine.arg_utils",
+    "AsyncEngineArgs": "config.engine_args",
     "AsyncLLMEngine": "async_llm_engine",
     "BeamSearchOutput": "outputs",
-    "BeamSearchParams": "beam_search_params",
+    "BeamSearchParams": "params.beam_search_params",
     "CompletionOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "EmbeddingRequestOutput": "outputs",
-    "EmbedsPrompt": "prompts",
-    "EngineArgs": "engine.arg_utils",
-    "EngineClient": "client",
-    "EngineConfig": "config",
+    "EmbedsPrompt": "params.prompts",
+    "EngineArgs": "config.engine_args",
+    "EngineClient": "client.engine_client",
+    "EngineConfig": "config.engine_config",
     "Feature": "execution.features.feature",
-    "FlexibleArgumentParser": "flags",
-    "Isolation": "config",
-    "LoRARequest": "lora.request",
-    "LocalClient": "client",
+    "FlexibleArgumentParser": "config.flags",
+    "Isolation": "config.engine_config",
+    "LoRARequest": "params.lora_request",
+    "LocalClient": "client.engine_client",
     "PoolingOutput": "outputs",
-    "PoolingParams": "pooling_params",
+    "PoolingParams": "params.pooling_params",
     "PoolingRequestOutput": "outputs",
     "RequestOutput": "outputs",
-    "RequestOutputKind": "sampling_params",
-    "SamplingParams": "sampling_params",
-    "ScoringRequestOutput": "scoring",
-    "StructuredOutputsParams": "structured_outputs_params",
-    "TextPrompt": "prompts",
-    "TokensPrompt": "prompts",
+    "RequestOutputKind": "params.sampling_params",
+    "SamplingParams": "params.sampling_params",
+    "ScoringRequestOutput": "client.similarity",
+    "StructuredOutputsParams": "params.structured_outputs_params",
+    "TextPrompt": "params.prompts",
+    "TokensPrompt": "params.prompts",
 }
 
 

@@ -12,26 +12,26 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.step_history import StepHistory
+from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.client.output_queue import OutputQueue
+from jaxserve.client.request_preparation import RequestPreparation
+from jaxserve.config.engine_config import EngineConfig, Isolation
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
-from jaxserve.inputs import Params, PreparedRequest, Prompt
-from jaxserve.model_facts import ModelFacts
-from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.observability.step_history import StepHistory
-from jaxserve.output_queue import OutputQueue
 from jaxserve.outputs import RequestOutput
-from jaxserve.preparing import Preparing
-from jaxserve.request import Queueing
-from jaxserve.resolved import ResolvedConfig
+from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Ledger
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxserve.isolation.launch import EarlyProcess
+    from jaxserve.client.thread_client import ThreadClient
     from jaxserve.isolation.process_client import ProcessClient
-    from jaxserve.thread_client import ThreadClient
+    from jaxserve.processes.launch import EarlyProcess
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class AsyncEngine:
         self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self._draining = False
-        self._preparing = Preparing()
+        self._preparing = RequestPreparation()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
         self._looking: asyncio.Future[EngineView] | None = None
@@ -86,7 +86,7 @@ class AsyncEngine:
     ) -> ThreadClient | ProcessClient:
         # imported here: who has the engine elsewhere needs no jax
         if isolation is None:
-            from jaxserve.thread_client import ThreadClient
+            from jaxserve.client.thread_client import ThreadClient
 
             return ThreadClient(config, self._clock, self._wake)
         from jaxserve.isolation.process_client import ProcessClient

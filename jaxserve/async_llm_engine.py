@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.engine.arg_utils import EngineArgs
+from jaxserve.client.input_processor import Params, Prompt
+from jaxserve.config.engine_args import EngineArgs
 from jaxserve.errors import EngineDeadError
-from jaxserve.inputs import Params, Prompt
-from jaxserve.lora.request import LoRARequest, refuse_adapter
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
-from jaxserve.pooling_params import PoolingParams
+from jaxserve.params.lora_request import LoRARequest, refuse_adapter
+from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 

@@ -13,18 +13,21 @@ from typing import Any
 from flax import nnx
 from tqdm import tqdm
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.chat_prompts import Message, chat_prompts
-from jaxserve.client import LocalClient
-from jaxserve.config import EngineConfig
+from jaxserve.boundary.messages import EngineStats
+from jaxserve.client.chat_prompts import Message, chat_prompts
+from jaxserve.client.engine_client import LocalClient
+from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
+from jaxserve.client.sleep import Sleep
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.vllm_arguments import own_settings
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import Params, PreparedRequest, Prompt
-from jaxserve.loading import load_engine
-from jaxserve.lora.request import LoRARequest, refuse_adapter
-from jaxserve.messages import EngineStats
-from jaxserve.models.stored import save_model
+from jaxserve.loading.engine_build import load_engine
+from jaxserve.models.store import save_model
 from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_values import Metric, metric_values
+from jaxserve.observability.pictures import Pictures
+from jaxserve.observability.profiler_trace import Profile
 from jaxserve.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -32,16 +35,13 @@ from jaxserve.outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
-from jaxserve.pictures import Pictures
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.profiling import Profile
-from jaxserve.prompts import TokensPrompt
-from jaxserve.request import Queueing
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.scoring import ScoringRequestOutput, pair_up, score
-from jaxserve.sleeping import Sleep
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.lora_request import LoRARequest, refuse_adapter
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.prompts import TokensPrompt
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.request.queueing import Queueing
 from jaxserve.tokenization.tokenizer import Tokenizer
-from jaxserve.vllm_arguments import own_settings
 
 
 class LLM(Pictures):
@@ -176,7 +176,7 @@ class LLM(Pictures):
 
         Args:
             prompts: one prompt or a list. A prompt is text, a list of token ids, or a mapping of
-                one of the kinds in `jaxserve.prompts`.
+                one of the kinds in `jaxserve.params.prompts`.
             sampling_params: for all prompts, or one for each; defaults when None.
             use_tqdm: show a progress bar.
             lora_request: None, there are no adapters yet.

@@ -21,7 +21,7 @@ from server.protocol.requests import is_request_id
 OTHERS = frozenset({b"expect", b"origin", b"upgrade", b"x-forwarded-for"})
 
 
-class Refused(NamedTuple):
+class BusyResponse(NamedTuple):
     """The headers of a 503, each with its line's end, and its body."""
 
     head: bytes
@@ -52,7 +52,7 @@ class Admission:
 
     def look(
         self, method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]], address: str
-    ) -> Refused | Entry | None:
+    ) -> BusyResponse | Entry | None:
         """Why a request is refused, or that it is let in; None: the application decides.
 
         Args:
@@ -87,4 +87,4 @@ class Admission:
         lines.append(
             b"x-request-id: %b\r\n" % (given if is_harmless else secrets.token_hex(16).encode())
         )
-        return Refused(b"".join(lines), body)
+        return BusyResponse(b"".join(lines), body)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jaxserve.client.input_processor import Params, PreparedRequest
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.checking import RETRY_S
-from jaxserve.inputs import Params, PreparedRequest
+from jaxserve.grammars.grammar_checks import RETRY_S
 from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
@@ -29,9 +29,10 @@ from jaxserve.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
 from server.errors import ApiError
-from server.protocol.named import named
+from server.event_stream import EventStream, merge, until_disconnect
+from server.protocol.body_errors import named
 from server.protocol.requests import GenerationRequest
 from server.protocol.responses import ChunkWriter, finite, response_body, timings, usage
 from server.service import (
@@ -43,9 +44,8 @@ from server.service import (
     response_id,
     token_text,
 )
-from server.streaming import EventStream, merge, until_disconnect
-from server.unread import unread_of
-from server.whole import whole_response
+from server.unread_answers import unread_of
+from server.whole_answer import whole_response
 
 PROMPT_END = 16  # tokens of a prompt that may open thoughts
 PROMPTS_AT_A_TIME = 8  # of one request, before the loop turns to others

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from server.client_limits import Limits
 from server.errors import handle_http_exception
 from server.keys import ApiKey
-from server.limits import Limits
 from server.middleware import (
     OPEN_PATHS,
     PROBE_PATHS,
@@ -26,6 +26,7 @@ from server.middleware import (
     RootPathMiddleware,
 )
 from server.options import NO_OPTIONS, Options
+from server.request_spans import RequestTracer, TraceMiddleware
 from server.routes import (
     chat,
     completions,
@@ -33,19 +34,18 @@ from server.routes import (
     documents,
     embeddings,
     invocations,
-    kept_responses,
     messages,
     models,
     optional,
     page,
     responses,
+    stored_responses,
     tokens,
 )
 from server.routes import engine as watched
 from server.service import NO_PARSERS, Service
 from server.tools.choice import Parsers
-from server.tracing import RequestTracer, TraceMiddleware
-from server.unread import UnreadMiddleware
+from server.unread_answers import UnreadMiddleware
 
 if TYPE_CHECKING:
     # only a type here: importing it would import jax
@@ -118,7 +118,7 @@ def create_app(
             *completions.ROUTES,
             *chat.ROUTES,
             *responses.ROUTES,
-            *kept_responses.ROUTES,
+            *stored_responses.ROUTES,
             *messages.ROUTES,
             *embeddings.ROUTES,
             *models.ROUTES,

@@ -95,7 +95,7 @@ def finished_lines(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LineRequest:
     """What a line asks for."""
 
     custom_id: str
@@ -103,7 +103,7 @@ class Asked:
     body: bytes
 
 
-def parse(line: Line) -> Asked:
+def parse(line: Line) -> LineRequest:
     """What a line asks for.
 
     Raises:
@@ -128,10 +128,10 @@ def parse(line: Line) -> Asked:
         raise BadLine("body must be a JSON object", custom_id)
     if body.get("stream"):
         raise BadLine("body.stream must be false: a line has one answer", custom_id)
-    return Asked(custom_id, url, dumps(body).encode())
+    return LineRequest(custom_id, url, dumps(body).encode())
 
 
-async def call(app: ASGIApp, asked: Asked) -> tuple[int, dict[str, str], Any]:
+async def call(app: ASGIApp, asked: LineRequest) -> tuple[int, dict[str, str], Any]:
     """Status, headers and JSON of what an application answers."""
     sent = False
     forever = asyncio.Event()

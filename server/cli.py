@@ -15,11 +15,11 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import jaxserve
+from jaxserve.config.flags import FlexibleArgumentParser
 from jaxserve.errors import ValidationError, lacks_memory
-from jaxserve.flags import FlexibleArgumentParser
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
-from server.process import ended_by_ctrl_c, exit_soon
+from server.process_end import ended_by_ctrl_c, exit_soon
 
 LIKE = 0.81  # of two flags, so that one is taken for a slip of the other
 # each has a function `register`

@@ -11,10 +11,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import get_client_addr
 
 from jaxserve.scheduling.ledger import Entry
-from server.admission import Admission, Refused
+from server.admission import Admission, BusyResponse
+from server.client_limits import Limits
 from server.descriptors import Descriptors
 from server.errors import ApiError
-from server.limits import Limits
 from server.old_http import end_with_connection
 from server.peer import PeerWatch
 from server.raw_answer import raw_answer, raw_error
@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
         if self.admission is not None and not self._cycles and not self.flow.write_paused:
             address = self.client[0] if self.client else ""
             told = self.admission.look(self.parser.get_method(), self.url, self.headers, address)
-            if isinstance(told, Refused):
+            if isinstance(told, BusyResponse):
                 self._refuse_early(*told)
                 return
             if told is not None:

@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
+from server.answer_parts import AnswerParts, Kind, Step
 from server.answers import Piece, check_served
 from server.errors import ApiError
-from server.parts import Kind, Parts, Step
+from server.event_stream import EventStream
+from server.protocol.body_errors import renamed
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.named import renamed
 from server.routes.chat import ChatCompletions
 from server.service import Service
-from server.streaming import EventStream
-from server.whole import coalesced
+from server.whole_answer import coalesced
 
 QUICK_TOKENS = 32  # whose logprobs the event loop encodes in about a millisecond
 
@@ -44,7 +44,7 @@ class PartsAnswer(ChatCompletions):
         if chat.use_beam_search:
             raise ValidationError("use_beam_search", True, "false")
         super().__init__(service, chat, request)
-        self.parts: Parts
+        self.parts: AnswerParts
         self.final: CompletionOutput | None = None
         self._thought_tokens = 0
 
@@ -105,7 +105,7 @@ class PartsAnswer(ChatCompletions):
     async def check_and_prepare(self) -> None:
         with renamed(self.api_field):
             await super().check_and_prepare()
-        self.parts = Parts(self._reader(0))
+        self.parts = AnswerParts(self._reader(0))
         self._cached = 0
 
     async def respond(self, request: Request) -> Response:

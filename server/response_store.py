@@ -11,7 +11,7 @@ Owner = Hashable  # the client whose key has come with the request; None where t
 
 
 @dataclass(slots=True)
-class Kept:
+class StoredResponse:
     """One response.
 
     Attributes:
@@ -50,12 +50,12 @@ class _Shelf:
     """What one owner has: the newest last, tools once."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[str, Kept] = OrderedDict()
+        self.kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self.num_bytes = 0
         self._tools: dict[bytes, bytes] = {}  # what is equal -> the one that is kept
         self._uses = Counter[bytes]()
 
-    def put(self, name: str, kept: Kept) -> None:
+    def put(self, name: str, kept: StoredResponse) -> None:
         kept.tools = self._tools.setdefault(kept.tools, kept.tools)
         if not self._uses[kept.tools]:
             self.num_bytes += len(kept.tools)
@@ -63,7 +63,7 @@ class _Shelf:
         self.kept[name] = kept
         self.num_bytes += kept.num_bytes
 
-    def remove(self, name: str) -> Kept:
+    def remove(self, name: str) -> StoredResponse:
         kept = self.kept.pop(name)
         self.num_bytes -= kept.num_bytes
         self._uses[kept.tools] -= 1
@@ -115,7 +115,7 @@ class ResponseStore:
     def num_bytes(self) -> int:
         return sum(shelf.num_bytes for shelf in self._shelves.values())
 
-    def put(self, owner: Owner, name: str, kept: Kept) -> bool:
+    def put(self, owner: Owner, name: str, kept: StoredResponse) -> bool:
         """Keep a response, in place of an earlier one of the same name; whether there was room."""
         self.remove(owner, name)
         if self._most < 1:
@@ -129,19 +129,19 @@ class ResponseStore:
             return False
         return True
 
-    def get(self, owner: Owner, name: str) -> Kept | None:
+    def get(self, owner: Owner, name: str) -> StoredResponse | None:
         """A response of the owner's, which is used by this; None: there is none."""
         kept = self.peek(owner, name)
         if kept is not None:
             self._shelves[owner].kept.move_to_end(name)
         return kept
 
-    def peek(self, owner: Owner, name: str) -> Kept | None:
+    def peek(self, owner: Owner, name: str) -> StoredResponse | None:
         """A response of the owner's; None: there is none."""
         shelf = self._shelves.get(owner)
         return None if shelf is None else shelf.kept.get(name)
 
-    def remove(self, owner: Owner, name: str) -> Kept | None:
+    def remove(self, owner: Owner, name: str) -> StoredResponse | None:
         """Let go of a response; None: there is none."""
         if self.peek(owner, name) is None:
             return None

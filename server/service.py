@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
+from jaxserve.client.input_processor import check_cache_salt, check_text_fits
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
-from jaxserve.inputs import check_cache_salt, check_text_fits
-from jaxserve.request import Queueing
-from jaxserve.sampling_params import TOKEN_FIELDS
+from jaxserve.params.sampling_params import TOKEN_FIELDS
+from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
-from server.body import BodyReader
+from server.body_reader import BodyReader
+from server.client_limits import Limits
 from server.errors import ApiError, as_api_error
 from server.holders import Holders
 from server.keys import ApiKey, Client, KeyRing, client_name
-from server.limits import Limits
 from server.middleware import Load
 from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
@@ -32,8 +32,8 @@ from server.protocol.requests import GenerationRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
 from server.truncation import Cut, asked_cut
-from server.unread import UnreadAnswers
-from server.watching import Watch
+from server.unread_answers import UnreadAnswers
+from server.watchers import Watch
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine

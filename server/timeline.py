@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from jaxserve.observability.step_history import StepHistory
+from jaxserve.boundary.step_history import StepHistory
 
 SLICE_S = 0.1
 KEPT_S = 60.0

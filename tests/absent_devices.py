@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from benchmarks.prove.gpu_targets import CompilerMissingError, gpu_mesh
-from benchmarks.prove.tpu_targets import tpu_mesh
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError, gpu_mesh
+from benchmarks.verify.prove.tpu_targets import tpu_mesh
 from pallas_kernels.compat import mosaic_gpu_interpreter
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxserve.config import EngineConfig
-from jaxserve.generation_defaults import generation_defaults
-from jaxserve.resolved import (
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.resolved_config import (
     CacheSettings,
     ModelSettings,
     ProgramSettings,
     ResolvedConfig,
     SchedulerSettings,
 )
+from jaxserve.loading.generation_defaults import generation_defaults
 
 
 def resolved_config(**settings: Any) -> ResolvedConfig:

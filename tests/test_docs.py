@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,8 @@ def test_the_command_exists(page: str, command: str) -> None:
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     elif words[:2] == ["python", "-m"]:
-        path = ROOT / words[2].replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        found = find_spec(words[2])
+        assert found and (not found.submodule_search_locations or find_spec(f"{words[2]}.__main__"))
     else:
         script = ROOT / (words[1] if words[0] == "python" else words[0])
         assert script.is_file() and (words[0] == "python" or os.access(script, os.X_OK))

@@ -18,29 +18,62 @@ NEVER = [
     ("pallas_kernels", ("jaxserve", "server", "checkpoints", "torch")),
     ("checkpoints", ("jaxserve", "server", "pallas_kernels", "torch")),
     ("server", ("torch",)),
-    ("jaxserve/scheduling", ("jax", "flax", "jaxserve.execution", "jaxserve.models")),
-    ("jaxserve/memory", ("jax", "flax", "jaxserve.execution", "jaxserve.scheduling")),
-    ("jaxserve/models", ("jaxserve.execution", "jaxserve.scheduling", "jaxserve.engine")),
-    ("jaxserve/execution", ("jaxserve.engine", "jaxserve.loading", "jaxserve.llm")),
-    ("jaxserve/engine/loop.py", ("jaxserve.loading", "jaxserve.llm", "jaxserve.async_engine")),
-    ("jaxserve/messages.py", ("jax", "jaxserve.execution", "jaxserve.scheduling")),
+    ("jaxserve/boundary", ("jax", "flax")),
+    ("jaxserve/request", ("jax", "flax")),
+    ("jaxserve/scheduling", ("jax", "flax")),
+    ("jaxserve/memory", ("jax", "flax")),
     ("server/routes", ("jaxserve.memory", "jaxserve.scheduling", "jaxserve.execution")),
 ]
+# The rooms of jaxserve from the ground up: each imports only from those before it. `ROOT:x` is a
+# file at the root, where only what people import may lie.
+FLOORS = (
+    "ROOT:errors",
+    "liveness",
+    "config",
+    "params",
+    "ROOT:outputs",
+    "tokenization",
+    "request",
+    "boundary",
+    "memory",
+    "scheduling",
+    "observability",
+    "parallel",
+    "models",
+    "sampling",
+    "processes",
+    "grammars",
+    "compilation",
+    "execution",
+    "engine",
+    "loading",
+    "client",
+    "isolation",
+    "ROOT:async_engine",
+    "ROOT:async_llm_engine",
+    "ROOT:llm",
+    "ROOT:__init__",
+    "evaluation",
+    "jobs",
+    "bench",
+    "vllm_paths",
+    "ROOT:__main__",
+)
 # The bundled model is trained and judged by torch, and nothing that serves imports these files.
 TORCH_ALLOWED = {f"checkpoints/tiny/{name}.py" for name in ("train", "evaluate", "export")}
 # Programs, which nothing imports.
 PROGRAMS = (
-    ROOT / "jaxserve" / "entrypoints" / "openai" / "api_server.py",
+    ROOT / "jaxserve" / "vllm_paths" / "entrypoints" / "openai" / "api_server.py",
     ROOT / "jaxserve" / "__main__.py",
 )
 # Who may look at the clock of the wall, which jumps: dates for clients, and ages of files.
 WALL_CLOCK = {
     "server/answers.py",
     "server/service.py",
-    "server/tracing.py",
+    "server/request_spans.py",
     "server/routes/responses.py",
-    "jaxserve/execution/cache_bounds.py",
-    "jaxserve/isolation/socket_folders.py",
+    "jaxserve/compilation/cache_bounds.py",
+    "jaxserve/processes/socket_folders.py",
 }
 FORBIDDEN_CALLS = ("eval", "exec")
 PUBLIC_UNDERSCORES = ("_replace", "_asdict", "_fields", "_make", "_exit")  # named tuples', os._exit
@@ -76,6 +109,87 @@ def test_imports_point_down(part: str, never: tuple[str, ...]) -> None:
                 if bad == "torch" and str(path.relative_to(ROOT)) in TORCH_ALLOWED:
                     continue
                 assert name != bad and not name.startswith(bad + "."), f"{path} imports {name}"
+
+
+def imported_at_run_time(path: Path) -> set[str]:
+    """The files of jaxserve that a file imports, those for annotations alone left out."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("jaxserve.")}
+
+
+def room_of(module: str) -> str:
+    first = module.split(".")[1]
+    if (ROOT / "jaxserve" / first).is_dir():
+        return first
+    return f"ROOT:{first if (ROOT / 'jaxserve' / f'{first}.py').is_file() else '__init__'}"
+
+
+def test_no_import_runs_up() -> None:
+    floors = {room: floor for floor, room in enumerate(FLOORS)}
+    upward = []
+    for path in sources("jaxserve"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        room = room_of(module) if path.parent != ROOT / "jaxserve" else f"ROOT:{path.stem}"
+        for name in imported_at_run_time(path):
+            if floors[room_of(name)] > floors[room] and room != "ROOT:__init__":
+                upward.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert upward == []
+
+
+def test_only_what_people_import_lies_at_the_root() -> None:
+    root = {path.stem for path in (ROOT / "jaxserve").glob("*.py")}
+    assert {f"ROOT:{name}" for name in root} == {x for x in FLOORS if x.startswith("ROOT:")}
+    assert len(root) <= 10
+    rooms = {path.parent.name for path in (ROOT / "jaxserve").glob("*/__init__.py")}
+    assert rooms == {room for room in FLOORS if not room.startswith("ROOT:")}
+
+
+def test_no_circle_of_imports() -> None:
+    """Within a room too, so that each file can be read after those that it imports."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources("jaxserve")
+    }
+    graph = {}
+    for module, path in modules.items():
+        names = imported_at_run_time(path)
+        graph[module] = {
+            target
+            for name in names
+            for target in [name if name in modules else name.rpartition(".")[0]]
+            if target in modules and target != module
+        }
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way[way.index(module) :], module))
+        if module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*way, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_vllms_paths_hold_no_logic() -> None:
+    """Imports alone: what has logic lies in the room that its logic is of."""
+    for path in sources("jaxserve/vllm_paths"):
+        if path in PROGRAMS:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            is_names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            assert is_names or is_text or isinstance(node, ast.Import | ast.ImportFrom), path
 
 
 def test_a_family_is_known_to_the_registry_alone() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from checkpoints import bundled_model_path
 from jaxserve import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jaxserve.bench.measure import describe, environment
-from jaxserve.bench.shapes import SHAPES, write_config
+from jaxserve.bench.model_shapes import SHAPES, write_config
 
 ROWS = 32
 PROMPT = "Tell me about the sum of two and three."

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.extras import require
+from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.matching import mask_of, new_matcher, token_table
+from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.grammars.matchers import mask_of, new_matcher, token_table
 from jaxserve.grammars.notation import in_notation
-from jaxserve.grammars.text import grammar_text
-from jaxserve.grammars.verdicts import Tokens
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 END = 256  # the token behind those of the bytes
 MAX_ORDERS = 500  # of the properties of one instance
@@ -66,7 +66,7 @@ def byte_table() -> Any:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>"])
-    return token_table(Tokens(backend.to_str(), END + 1, [END]))
+    return token_table(GrammarTokens(backend.to_str(), END + 1, [END]))
 
 
 def compiled(**asked: Any) -> Any:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase
-from benchmarks.prove import Cost, bound
-from benchmarks.prove.tpu_targets import compile_for, tpu_mesh
+from benchmarks.verify.prove import Cost, bound
+from benchmarks.verify.prove.tpu_targets import compile_for, tpu_mesh
 from pallas_kernels import PrefillLanes, paged_decode_attention, paged_prefill_attention
 from pallas_kernels.quantized_matmul import quantize_int8, quantized_matmul
 

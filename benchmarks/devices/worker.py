@@ -15,7 +15,7 @@ from benchmarks.kernel_bench.cases import from_request
 from benchmarks.kernel_bench.worker import measure
 from jaxserve import LLM
 from jaxserve.bench.measure import run_workload
-from jaxserve.bench.shapes import SHAPES, write_config
+from jaxserve.bench.model_shapes import SHAPES, write_config
 from jaxserve.bench.workloads import fixed
 
 

@@ -34,12 +34,12 @@ COMPILE_S = 60.0
 MOST_CLASSES = 5  # findings about classes of kernels
 SHARE = 0.05  # of a step, below which a class is not worth a finding
 KERNEL_TESTS = "python -m pytest tests/pallas_kernels -m '' -k"
-STEP_PROOF = "`python -m benchmarks.prove_step --device h200 --shape llama-3-8b --layers 2`"
+STEP_PROOF = "`python -m benchmarks.verify.prove_step --device h200 --shape llama-3-8b --layers 2`"
 
 # where a class of kernels comes from, and what to change first
 CAUSES = {
-    PRODUCTS: "jaxserve/execution/compiler_options.py: GEMM autotuning; split-K parts that another "
-    "kernel sums (pallas_kernels/linear)",
+    PRODUCTS: "jaxserve/compilation/compiler_options.py: GEMM autotuning; split-K parts that "
+    "another kernel sums (pallas_kernels/linear)",
     "KV write": "jaxserve/models/attention.py: rope, padding and the KV write in one kernel",
     "sampling": "pallas_kernels/kept_threshold: reads of [R, V], loops that leave the graph",
     "copies": "a copy that XLA inserted: " + STEP_PROOF + " counts them; then the operand's layout",
@@ -159,7 +159,7 @@ def of_anchors(known: Known) -> Iterator[Finding]:
     if abs(gain) > PAGE_GAIN:
         best = 64 if gain < 0 else 16
         found = f"pages of 64 take {100 * gain:+.0f} % of the time of pages of 16 (geometric mean)"
-        yield Finding(40, found, f"page_size of jaxserve/execution/defaults.py: {best} on GPUs")
+        yield Finding(40, found, f"page_size of jaxserve/loading/defaults.py: {best} on GPUs")
 
 
 def cases_of(known: Known) -> list[str]:
@@ -183,7 +183,9 @@ def of_steps(known: Known) -> Iterator[Finding]:
             graphed = known.facts.get(f"ms {case.replace(UNGRAPHED, FILTERED)}: decode step")
             if graphed and step < GRAPH_GAIN * graphed:
                 found = f"{case}: {step:.3f} ms without graphs, {graphed:.3f} ms with them"
-                do = "graphs do nothing: jaxserve/execution/compiler_options.py: which thunks are "
+                do = (
+                    "graphs do nothing: jaxserve/compilation/compiler_options.py: which thunks are "
+                )
                 yield Finding(20, found, do + "captured, the smallest size; loops end a graph")
             continue
         if step > ROOFLINE_TARGET * least:
@@ -198,7 +200,7 @@ def of_steps(known: Known) -> Iterator[Finding]:
                     classes.append((above / step, found + f"the step {step:.3f} ms", cause))
         if step - busy > GAPS * step:
             found = f"{case}: no kernel runs in {step - busy:.3f} of {step:.3f} ms"
-            do = "launch gaps: graphs (jaxserve/execution/compiler_options.py), fewer kernels a "
+            do = "launch gaps: graphs (jaxserve/compilation/compiler_options.py), fewer kernels a "
             yield Finding(21, found, f"{do}layer; a large host phase instead: `--only 'host time'`")
         greedy = known.facts.get(f"ms {case.replace(FILTERED, GREEDY)}: decode step")
         if FILTERED in case and greedy and step > SAMPLING_GAIN * greedy:
@@ -226,7 +228,7 @@ def of_compilation(known: Known) -> Iterator[Finding]:
     slow = {n: s for n, s in known.facts.items() if n.startswith("compile_s ") and s > COMPILE_S}
     if slow:
         found = ", ".join(f"{name[10:]} {seconds:.0f} s" for name, seconds in slow.items())
-        do = "jaxserve/execution/compiler_options.py: the autotuning level, its cache beside the "
+        do = "jaxserve/compilation/compiler_options.py: the autotuning level, its cache beside the "
         yield Finding(50, f"compilation: {found}", do + "compilation cache")
 
 

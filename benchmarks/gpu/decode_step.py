@@ -27,16 +27,16 @@ from benchmarks.gpu.kernel_classes import by_class
 from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
 from jaxserve import LLM, SamplingParams
-from jaxserve.bench.limits import MARGIN
+from jaxserve.bench.device_limits import MARGIN
 from jaxserve.bench.measure import run_workload
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, fixed, random_tokens, uniform
-from jaxserve.client import EngineClient
+from jaxserve.client.engine_client import EngineClient
+from jaxserve.config.device_defaults import device_defaults
 from jaxserve.execution import runner
-from jaxserve.execution.defaults import device_defaults
 from jaxserve.execution.features import FAST
 from jaxserve.execution.programs import wanted_shapes
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 
 FILTERED, GREEDY, UNGRAPHED, MIXED = "filtered", "greedy", "graphs-off", "mixed"
 MIXED_SLOTS = 64

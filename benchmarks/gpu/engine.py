@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.gpu.setting import Section, Setting
 from jaxserve import LLM, SamplingParams
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, fixed
-from jaxserve.client import LocalClient
+from jaxserve.client.engine_client import LocalClient
 from jaxserve.execution import runner
 from pallas_kernels import Backends
 
@@ -67,7 +67,7 @@ def on_road(folder: Path, road: str, **settings: Any) -> LLM:
 
     The engine's settings choose attention and linear layers only.
     """
-    choice = "jaxserve.execution.backend_choice.choose_backends"
+    choice = "jaxserve.loading.backend_choice.choose_backends"
     plain = (
         mock.patch(choice, lambda *device: PLAIN_BACKENDS) if road == PLAIN_XLA else nullcontext()
     )

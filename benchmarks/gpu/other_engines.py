@@ -27,10 +27,10 @@ from benchmarks.gpu.setting import Section, Setting
 from benchmarks.peers.limits import least_work
 from benchmarks.peers.process import Worker, WorkerError
 from benchmarks.peers.workload import Cell, fixed_batch, write_rounds
-from jaxserve.bench.limits import Limits, usable_cores
-from jaxserve.bench.shapes import SHAPES, write_config
-from jaxserve.execution.defaults import device_defaults
-from jaxserve.models.config import ModelConfig
+from jaxserve.bench.device_limits import Limits, usable_cores
+from jaxserve.bench.model_shapes import SHAPES, write_config
+from jaxserve.config.device_defaults import device_defaults
+from jaxserve.models.config_reader import read_model_config
 
 NAMED = {"model_type": "llama"}  # by which the others' configs go
 ROUNDS = 2  # the first one warms up
@@ -109,7 +109,7 @@ def generate(setting: Setting, case: str, engine: Engine) -> Section:
             section.failures.append(f"{engine.name}, {case}: {error}")
             return section
         try:
-            config = ModelConfig.from_folder(model)
+            config = read_model_config(model)
             for index, (batch, cell) in enumerate(rounds[0].items()):
                 if time.monotonic() > deadline:
                     section.rows.append((case, batch, "", "", "time was up"))

@@ -11,7 +11,7 @@ import jax
 from benchmarks.gpu.sections import SECTIONS, Several, Single
 from benchmarks.gpu.setting import Setting, dry_setting, gpu_setting
 from benchmarks.isolated import serve
-from jaxserve.execution import compilation_cache
+from jaxserve.compilation import compilation_cache
 
 
 class NoGpuError(RuntimeError):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks.isolated import describe
 from benchmarks.kernel_bench.rows import Ceilings
-from jaxserve.bench.limits import seconds_of_one
+from jaxserve.bench.device_limits import seconds_of_one
 from pallas_kernels import Backends, choose_backends
 
 COLD_BYTES = 2**30  # many times the largest second-level cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.kernel_bench.cases import Case, DecodeCase, MatmulCase, PrefillCase, as_request
-from jaxserve.bench.limits import MARGIN, NARROW_PRODUCTS
+from jaxserve.bench.device_limits import MARGIN, NARROW_PRODUCTS
 
 OURS = "jaxserve"
 JAX_OP = "jax paged_attention"

@@ -18,7 +18,7 @@ from benchmarks.kernel_bench.cases import Case, DecodeCase, PrefillCase, from_re
 from benchmarks.kernel_bench.contest import Entries, contest
 from benchmarks.kernel_bench.rows import Ceilings, Row
 from benchmarks.kernel_bench.tuning import Tuner, choices_of
-from jaxserve.execution import compilation_cache
+from jaxserve.compilation import compilation_cache
 
 
 def torch_worker() -> Worker:

@@ -29,9 +29,9 @@ from benchmarks.peers.workload import (
     prefill,
     write_rounds,
 )
-from jaxserve.bench.limits import MARGIN, usable_cores
+from jaxserve.bench.device_limits import MARGIN, usable_cores
 from jaxserve.errors import UnsupportedModelError
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.cost import weight_numbers
 
 BASE = "jaxserve"
@@ -194,7 +194,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Measure, and return the report."""
-    config = ModelConfig.from_folder(options.model)
+    config = read_model_config(options.model)
     rounds = [
         make_cells(options, config.vocab_size, number) for number in range(options.repeats + 1)
     ]

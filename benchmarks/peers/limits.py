@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.peers.cores import use_cores
 from benchmarks.peers.workload import Cell
-from jaxserve.bench.limits import Limits, Product, measure_limits, usable_cores
+from jaxserve.bench.device_limits import Limits, Product, measure_limits, usable_cores
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.cost import Row, flops_of, weight_numbers
 

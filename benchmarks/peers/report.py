@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.peers.limits import least_work, weight_bits
 from benchmarks.peers.rounds import EngineRecord
 from benchmarks.peers.workload import Cell
-from jaxserve.bench.limits import Limits
+from jaxserve.bench.device_limits import Limits
 from jaxserve.models.config import ModelConfig
 
 

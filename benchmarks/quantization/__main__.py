@@ -20,8 +20,8 @@ from benchmarks.quantization.schemes import (
 from benchmarks.quantization.worker import BATCHES, Job, Measured
 from checkpoints import bundled_model_path
 from jaxserve.bench.measure import describe
-from jaxserve.bench.shapes import SHAPES
-from jaxserve.quantizing import Calibration, quantize
+from jaxserve.bench.model_shapes import SHAPES
+from jaxserve.jobs.quantize import Calibration, quantize
 
 BUNDLED = "bundled"
 GROUPS = {BUNDLED: 32}  # inputs that share a 4-bit scale, as a small model needs it

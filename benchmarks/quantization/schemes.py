@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from checkpoints.quantize.policy import Policy, read_policy, uniform_policy
+from checkpoints.folder_writer import write_folder
+from checkpoints.quantize.layer_schemes import Policy, read_policy, uniform_policy
 from checkpoints.quantize.schemes import SCHEMES
 from checkpoints.tiny.docstrings import load_docstrings
 from checkpoints.tiny.tasks import training_pair
-from checkpoints.writing import write_folder
-from jaxserve.bench.shapes import write_config
-from jaxserve.config import EngineConfig
-from jaxserve.loading import load_bare
+from jaxserve.bench.model_shapes import write_config
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.loading.engine_build import load_bare
 from jaxserve.models.export import hf_tensors
 
 SENSITIVITY = "by sensitivity"

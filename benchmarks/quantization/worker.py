@@ -20,7 +20,7 @@ from jaxserve.bench.measure import environment, run_workload
 from jaxserve.bench.workloads import fixed
 from jaxserve.evaluation.perplexity import perplexity
 from jaxserve.evaluation.tasks import evaluate_tasks
-from jaxserve.models.stored import named_leaves
+from jaxserve.models.store import named_leaves
 
 WINDOW = 128  # of the perplexity
 BATCHES = (1, 16)

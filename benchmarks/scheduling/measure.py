@@ -11,7 +11,7 @@ from benchmarks.scheduling.served import Served
 from benchmarks.scheduling.trace import Item
 from jaxserve import LLM
 from jaxserve.bench.workloads import random_tokens
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Clock(Protocol):

@@ -7,16 +7,18 @@ from functools import partial
 
 from benchmarks.scheduling.served import Served
 from benchmarks.scheduling.trace import Item
-from jaxserve.config import EngineConfig
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import make_policy
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 
 LIMITS = SchedulerLimits(
     max_num_seqs=64,

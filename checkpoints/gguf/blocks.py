@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from checkpoints.quantized.stored import Stored
+from checkpoints.quantized.quantized_matrix import Encoding
 
 Read = Callable[[np.ndarray], np.ndarray]
 
@@ -34,7 +34,7 @@ class BlockType:
     name: str
     elements: int
     bytes: int
-    stored: Stored | None = None
+    stored: Encoding | None = None
     read_elements: Read | None = None
     read_scales: Read | None = None
     read_offsets: Read | None = None
@@ -160,32 +160,38 @@ def _plain(name: str, dtype: np.dtype) -> BlockType:
 TYPES = {
     0: _plain("F32", np.dtype(np.float32)),
     1: _plain("F16", np.dtype(np.float16)),
-    2: BlockType("Q4_0", 32, 18, Stored("int4", 32), _from(2), _at(0)),
+    2: BlockType("Q4_0", 32, 18, Encoding("int4", 32), _from(2), _at(0)),
     3: BlockType(
-        "Q4_1", 32, 20, Stored("int4", 32, "offset"), _from(4), _at(0), lambda b: -_half(b, 2)
+        "Q4_1", 32, 20, Encoding("int4", 32, "offset"), _from(4), _at(0), lambda b: -_half(b, 2)
     ),
     6: BlockType(
-        "Q5_0", 32, 22, Stored("int8", 32), lambda b: _fifth_bits(2)(b) - np.int8(16), _at(0)
+        "Q5_0", 32, 22, Encoding("int8", 32), lambda b: _fifth_bits(2)(b) - np.int8(16), _at(0)
     ),
     7: BlockType(
-        "Q5_1", 32, 24, Stored("int8", 32, "offset"), _fifth_bits(4), _at(0), lambda b: -_half(b, 2)
+        "Q5_1",
+        32,
+        24,
+        Encoding("int8", 32, "offset"),
+        _fifth_bits(4),
+        _at(0),
+        lambda b: -_half(b, 2),
     ),
-    8: BlockType("Q8_0", 32, 34, Stored("int8", 32), _bytes_from(2), _at(0)),
+    8: BlockType("Q8_0", 32, 34, Encoding("int8", 32), _bytes_from(2), _at(0)),
     10: BlockType(
         "Q2_K",
         256,
         84,
-        Stored("int4", 16, "offset"),
+        Encoding("int4", 16, "offset"),
         lambda b: _two_bits(b[..., 16:80]),
         lambda b: (b[..., :16] & 15) * _half(b, 80),
         lambda b: (b[..., :16] >> 4) * _half(b, 82),
     ),
-    11: BlockType("Q3_K", 256, 110, Stored("int8", 16), _q3_k, _q3_k_scales),
-    12: BlockType("Q4_K", 256, 144, Stored("int4", 32, "offset"), _q4_k, _k_scales, _k_minima),
-    13: BlockType("Q5_K", 256, 176, Stored("int8", 32, "offset"), _q5_k, _k_scales, _k_minima),
-    14: BlockType("Q6_K", 256, 210, Stored("int8", 16), _q6_k, _q6_k_scales),
-    20: BlockType("IQ4_NL", 32, 18, Stored("int8", 32), lambda b: _IQ4[_from(2)(b)], _at(0)),
-    23: BlockType("IQ4_XS", 256, 136, Stored("int8", 32), _iq4_xs, _iq4_xs_scales),
+    11: BlockType("Q3_K", 256, 110, Encoding("int8", 16), _q3_k, _q3_k_scales),
+    12: BlockType("Q4_K", 256, 144, Encoding("int4", 32, "offset"), _q4_k, _k_scales, _k_minima),
+    13: BlockType("Q5_K", 256, 176, Encoding("int8", 32, "offset"), _q5_k, _k_scales, _k_minima),
+    14: BlockType("Q6_K", 256, 210, Encoding("int8", 16), _q6_k, _q6_k_scales),
+    20: BlockType("IQ4_NL", 32, 18, Encoding("int8", 32), lambda b: _IQ4[_from(2)(b)], _at(0)),
+    23: BlockType("IQ4_XS", 256, 136, Encoding("int8", 32), _iq4_xs, _iq4_xs_scales),
     30: _plain("BF16", np.dtype(ml_dtypes.bfloat16)),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints.closing import Closing
+from checkpoints.close import Closeable
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf.blocks import BlockType, Read
 from checkpoints.gguf.config import hf_architecture
@@ -20,8 +20,8 @@ from checkpoints.gguf.names import (
     interleaved_rows,
     row_order,
 )
-from checkpoints.quantized.parts import HasShape, Part, Shape
-from checkpoints.quantized.stored import Matrix, Stored, check_finite, full_rows
+from checkpoints.quantized.quantized_matrix import Encoding, Matrix, check_finite, full_rows
+from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 
 BLOCK_NUMBERS = 1 << 20  # that are unpacked at a time
 
@@ -42,7 +42,7 @@ class GGUFMatrix:
     file: GGUFFile
     name: str
     shape: tuple[int, int]
-    stored: Stored
+    stored: Encoding
     row_order: np.ndarray | None
     first: int = 0
 
@@ -89,7 +89,7 @@ def rows_of(
     return file.rows(name, first, int(wanted.max()) + 1)[wanted - first]
 
 
-class GGUFReader(Closing):
+class GGUFReader(Closeable):
     """A GGUF file as a checkpoint.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkpoints.quantize.rounding import Rounded, stored_scales
+from checkpoints.quantize.rounding import RoundedMatrix, stored_scales
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal
 _BLOCK = 128  # inputs whose errors are handed on one by one
@@ -27,7 +27,7 @@ def gptq(
     group: int | None,
     scale_dtype: np.dtype,
     act_order: bool = True,
-) -> Rounded:
+) -> RoundedMatrix:
     """4-bit unsigned integers with the zero 8.
 
     Args:
@@ -74,7 +74,7 @@ def gptq(
     natural[:, order] = elements.T
     by_output = np.ascontiguousarray(scales.T)
     zeros = np.full(by_output.shape, ZERO, np.uint8)
-    return Rounded(natural, by_output, zeros, order if act_order else None)
+    return RoundedMatrix(natural, by_output, zeros, order if act_order else None)
 
 
 def _inverse_factor(second: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 FP8_MAX = 448.0
 
 
-class Rounded(NamedTuple):
+class RoundedMatrix(NamedTuple):
     """A matrix [out, in] of few bits: value = (element - zero) * scale.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rounded(NamedTuple):
 
 def round_integers(
     weight: np.ndarray, bits: int, group: int | None, scale_dtype: np.dtype
-) -> Rounded:
+) -> RoundedMatrix:
     """Symmetric integers: the largest number of a row or group is 2^(bits - 1) - 1.
 
     Args:
@@ -59,18 +59,18 @@ def round_integers(
     grouped = weight.reshape(outputs, -1, group or inputs)
     scales = stored_scales(np.abs(grouped).max(axis=-1) / most, scale_dtype)
     elements = np.rint(grouped / scales[..., None]).clip(-most - 1, most).astype(np.int8)
-    return Rounded(elements.reshape(outputs, inputs), scales)
+    return RoundedMatrix(elements.reshape(outputs, inputs), scales)
 
 
-def round_fp8(weight: np.ndarray, scale_dtype: np.dtype) -> Rounded:
+def round_fp8(weight: np.ndarray, scale_dtype: np.dtype) -> RoundedMatrix:
     """8-bit floats e4m3, the largest number of a row is 448; weight float32 [out, in]."""
     scales = stored_scales(np.abs(weight).max(axis=-1, keepdims=True) / FP8_MAX, scale_dtype)
-    return Rounded((weight / scales).clip(-FP8_MAX, FP8_MAX).astype(FP8), scales)
+    return RoundedMatrix((weight / scales).clip(-FP8_MAX, FP8_MAX).astype(FP8), scales)
 
 
 def round_with_zeros(
     weight: np.ndarray, group: int | None, scale_dtype: np.dtype, bits: int = 4
-) -> Rounded:
+) -> RoundedMatrix:
     """Unsigned integers with a zero a group: smallest and largest number are the ends of the grid.
 
     Args:
@@ -85,7 +85,7 @@ def round_with_zeros(
     scales = stored_scales((high - low) / most, scale_dtype)
     zeros = np.rint(-low / scales).clip(0, most)
     elements = (np.rint(grouped / scales[..., None]) + zeros[..., None]).clip(0, most)
-    return Rounded(
+    return RoundedMatrix(
         elements.astype(np.uint8).reshape(outputs, inputs), scales, zeros.astype(np.uint8)
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from checkpoints.quantize.rounding import Rounded
+from checkpoints.quantize.rounding import RoundedMatrix
 from checkpoints.quantize.schemes import Scheme
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word
@@ -13,7 +13,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word
 def stored_tensors(
     module: str,
     scheme: Scheme,
-    rounded: Rounded,
+    rounded: RoundedMatrix,
     scale_dtype: np.dtype,
     input_scale: float | None = None,
 ) -> dict[str, np.ndarray]:
@@ -60,7 +60,7 @@ def packed(fields: np.ndarray, bits: int, order: tuple[int, ...] | None = None) 
     return out.view(np.int32)
 
 
-def awq_tensors(rounded: Rounded, scale_dtype: np.dtype) -> dict[str, np.ndarray]:
+def awq_tensors(rounded: RoundedMatrix, scale_dtype: np.dtype) -> dict[str, np.ndarray]:
     """By the last parts of their names; elements and zeros are unsigned."""
     assert rounded.zeros is not None
     return {
@@ -70,7 +70,7 @@ def awq_tensors(rounded: Rounded, scale_dtype: np.dtype) -> dict[str, np.ndarray
     }
 
 
-def gptq_tensors(rounded: Rounded, scale_dtype: np.dtype, bits: int) -> dict[str, np.ndarray]:
+def gptq_tensors(rounded: RoundedMatrix, scale_dtype: np.dtype, bits: int) -> dict[str, np.ndarray]:
     """By the last parts of their names; elements and zeros are unsigned."""
     assert rounded.zeros is not None
     inputs, groups = rounded.elements.shape[1], rounded.scales.shape[1]

@@ -12,7 +12,13 @@ import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.fields import Fields, is_listed
-from checkpoints.quantized.stored import Matrix, Stored, check_finite, full_rows, unpacked
+from checkpoints.quantized.quantized_matrix import (
+    Encoding,
+    Matrix,
+    check_finite,
+    full_rows,
+    unpacked,
+)
 from checkpoints.safetensors_reader import SafetensorsReader
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -27,7 +33,7 @@ class AwqMatrix:
     reader: SafetensorsReader
     module: str
     shape: tuple[int, int]
-    stored: Stored
+    stored: Encoding
 
     @property
     def by_rows(self) -> bool:
@@ -83,7 +89,7 @@ def read_awq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:
         if len(info.shape) != 2:
             raise CheckpointError(reader.path, f"shape {list(info.shape)} of a matrix", name)
         inputs, outputs = info.shape[0], info.shape[1] * PER_WORD
-        stored = Stored("int4", group, zeros)
+        stored = Encoding("int4", group, zeros)
         groups = stored.groups(inputs)
         expect(reader, name, (inputs, outputs // PER_WORD), ("int32",))
         expect(reader, f"{module}.scales", (groups, outputs), SCALE_TYPES)

@@ -24,8 +24,8 @@ from checkpoints.quantized.awq import SCALE_TYPES, check_divides, expect
 from checkpoints.quantized.fields import Fields, is_listed
 from checkpoints.quantized.fp8 import block_size, e4m3_matrix, static_scale
 from checkpoints.quantized.gptq import group_order
+from checkpoints.quantized.quantized_matrix import Encoding, Matrix, check_finite
 from checkpoints.quantized.rowwise import RowMatrix
-from checkpoints.quantized.stored import Matrix, Stored, check_finite
 from checkpoints.safetensors_reader import SafetensorsReader
 
 PARTS = (
@@ -230,7 +230,7 @@ def _integers(
     outputs, inputs = shape
     check_divides(reader, weight, scheme.group, inputs)
     zero = None if scheme.symmetric else f"{module}.weight_zero_point"
-    stored = Stored(
+    stored = Encoding(
         "int4" if bits == 4 else "int8",
         scheme.group,
         "none" if scheme.symmetric else "integer",

@@ -14,8 +14,8 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.awq import SCALE_TYPES, expect
 from checkpoints.quantized.fields import Fields, is_listed
+from checkpoints.quantized.quantized_matrix import FP8, Encoding, Matrix, check_finite
 from checkpoints.quantized.rowwise import RowMatrix
-from checkpoints.quantized.stored import FP8, Matrix, Stored, check_finite
 from checkpoints.safetensors_reader import SafetensorsReader
 
 PARTS = ("weight_scale_inv", "weight_scale", "input_scale")
@@ -89,7 +89,7 @@ def e4m3_matrix(
     expect(reader, scale, wanted, SCALE_TYPES)
     check_finite(reader.path, scale, reader.read(scale))
     group = None if block is None else block[1]
-    stored = Stored("fp8", group, activations="fp8", static=static is not None)
+    stored = Encoding("fp8", group, activations="fp8", static=static is not None)
     rows = 1 if block is None else block[0]
     return RowMatrix(reader, name, scale, shape, stored, block_rows=rows, input=static)
 

@@ -16,10 +16,10 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.quantized.awq import SCALE_TYPES, check_divides, expect
 from checkpoints.quantized.fields import Fields
-from checkpoints.quantized.stored import (
+from checkpoints.quantized.quantized_matrix import (
     INT4_ZERO,
+    Encoding,
     Matrix,
-    Stored,
     check_finite,
     full_rows,
     unpacked,
@@ -36,7 +36,7 @@ class GptqMatrix:
     reader: SafetensorsReader
     module: str
     shape: tuple[int, int]
-    stored: Stored
+    stored: Encoding
     bits: int
     version: int
     sorted: np.ndarray | None = field(default=None, repr=False)
@@ -110,7 +110,7 @@ def read_gptq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:
             raise CheckpointError(reader.path, f"shape {list(info.shape)} of a matrix", name)
         inputs, outputs = info.shape[0] * per_word, info.shape[1]
         kind = "int4" if bits == 4 else "int8"
-        stored = Stored(kind, group, "none" if symmetric else "integer")
+        stored = Encoding(kind, group, "none" if symmetric else "integer")
         groups = stored.groups(inputs)
         expect(reader, name, (inputs // per_word, outputs), ("int32",))
         expect(reader, f"{module}.scales", (groups, outputs), SCALE_TYPES)
@@ -133,7 +133,7 @@ def read_gptq(fields: Fields, reader: SafetensorsReader) -> dict[str, Matrix]:
                 reader.path, "quantization_config.desc_act is false", f"{module}.g_idx"
             )
         if order is not None:
-            stored = Stored(kind, group, stored.zeros, ordered=True)
+            stored = Encoding(kind, group, stored.zeros, ordered=True)
         found[f"{module}.weight"] = GptqMatrix(
             reader, module, (outputs, inputs), stored, bits, version, order
         )

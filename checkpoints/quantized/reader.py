@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from checkpoints.closing import Closing
+from checkpoints.close import Closeable
 from checkpoints.errors import CheckpointError
-from checkpoints.quantized.parts import HasShape, Part, Shape
-from checkpoints.quantized.stored import Matrix
+from checkpoints.quantized.quantized_matrix import Matrix
+from checkpoints.quantized.tensor_parts import HasShape, Part, Shape
 from checkpoints.safetensors_reader import FLOATS, SafetensorsReader
 from checkpoints.text_names import text_name
 
 
-class QuantizedReader(Closing):
+class QuantizedReader(Closeable):
     """The tensors of a checkpoint of which some are quantised.
 
     Attributes:

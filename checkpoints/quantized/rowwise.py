@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkpoints.quantized.stored import Stored, full_rows, unpacked
+from checkpoints.quantized.quantized_matrix import Encoding, full_rows, unpacked
 from checkpoints.safetensors_reader import SafetensorsReader
 
 
@@ -32,7 +32,7 @@ class RowMatrix:
     weight: str
     scale: str
     shape: tuple[int, int]
-    stored: Stored
+    stored: Encoding
     zero: str | None = None
     block_rows: int = 1
     packed_bits: int | None = None

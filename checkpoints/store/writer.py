@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from checkpoints.errors import CheckpointError
 from checkpoints.store.orbax import save_arrays
-from checkpoints.store.publishing import check_place, partial_folder, publish, sync_file
+from checkpoints.store.publish import check_place, partial_folder, publish, sync_file
 from checkpoints.store.record import (
     RECORD_FILE,
     WEIGHTS,

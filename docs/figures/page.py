@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.edge_load import Server, running_server
+from benchmarks.verify.edge_load import Server, running_server
 from tests.server.browser import Page, browser
 
 FOLDER = Path(__file__).parent

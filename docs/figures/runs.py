@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 
 PAGES, PAGE_SIZE, SLOTS = 21, 16, 3
 TOKENS_A_STEP, CONTEXT = 16, 256

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.bench import serve_options, startup
 from jaxserve.bench.mistakes import in_a_line
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 
 if TYPE_CHECKING:
-    from jaxserve.bench.measure import Measured
+    from jaxserve.bench.measure import Measurement
     from jaxserve.bench.workloads import WorkItem
     from jaxserve.llm import LLM
 
@@ -106,7 +106,7 @@ def run_latency(options: argparse.Namespace) -> int:
     vocab = llm.model_config.vocab_size
     sizes = options.batch_size, options.input_len, options.output_len, vocab
 
-    def run(number: int) -> Measured:
+    def run(number: int) -> Measurement:
         """Batch `number`, with prompts of its own: what was served before may be cached."""
         items = fixed(*sizes, f"{options.seed} {number}")
         return run_workload(llm, items, n=options.n, use_beam_search=options.use_beam_search)
@@ -164,12 +164,12 @@ def run_throughput(options: argparse.Namespace) -> int:
 def _throughput_items(options: argparse.Namespace) -> tuple[list[WorkItem], int]:
     """The requests, and the tokens that the longest may have."""
     from jaxserve.bench.workloads import fixed, uniform
-    from jaxserve.hub import locate
-    from jaxserve.models.config import ModelConfig
+    from jaxserve.loading.hub import locate
+    from jaxserve.models.config_reader import read_model_config
 
     config = options.engine_config(options)
     folder = locate(config).model
-    vocab = ModelConfig.from_folder(folder, config.hf_overrides).vocab_size
+    vocab = read_model_config(folder, config.hf_overrides).vocab_size
     if options.dataset_name != "random":
         items = _dataset_items(options, config, vocab)
         return items, max(len(item.prompt_token_ids) + item.output_len for item in items)
@@ -187,7 +187,7 @@ def _dataset_items(
     options: argparse.Namespace, config: EngineConfig, vocab_size: int
 ) -> list[WorkItem]:
     from jaxserve.bench.workloads import WorkItem, context_length
-    from jaxserve.hub import locate
+    from jaxserve.loading.hub import locate
     from jaxserve.tokenization import Tokenizer
 
     if options.input_len is not None:
@@ -237,9 +237,9 @@ def _make_llm(options: argparse.Namespace, longest: int) -> Any:
     return LLM(**asdict(config) | {"skip_tokenizer_init": True})
 
 
-def _utilisation(llm: LLM, run: Measured) -> dict[str, Any]:
+def _utilisation(llm: LLM, run: Measurement) -> dict[str, Any]:
     """MFU and the share of the bandwidth, against what this device does now, and what is wrong."""
-    from jaxserve.bench.limits import measure_limits
+    from jaxserve.bench.device_limits import measure_limits
     from jaxserve.models.cost import weight_numbers
 
     weight_bytes = llm.footprint.weight_bytes

@@ -13,16 +13,16 @@ from typing import Any
 import jax
 
 import jaxserve
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.bench.limits import Limits
+from jaxserve.bench.device_limits import Limits
 from jaxserve.bench.workloads import WorkItem, bytes_moved, flops_of_items
+from jaxserve.client.input_processor import Prompt
 from jaxserve.errors import JaxServeError
-from jaxserve.inputs import Prompt
 from jaxserve.llm import LLM
+from jaxserve.params.beam_search_params import BeamSearchParams
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """One run of a workload.
 
     Attributes:
@@ -91,7 +91,7 @@ def run_workload(
     n: int = 1,
     use_beam_search: bool = False,
     use_tqdm: bool = False,
-) -> Measured:
+) -> Measurement:
     """Queue all items at once and wait for the last.
 
     Args:
@@ -125,7 +125,7 @@ def run_workload(
     after = llm.stats()
     steps = after.num_steps - before.num_steps
     found = after.pages.num_found - before.pages.num_found
-    return Measured(
+    return Measurement(
         elapsed_time=elapsed,
         num_requests=len(items),
         num_prompt_tokens=sum(len(item.prompt_token_ids) for item in items),

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import arrival_times
-from jaxserve.bench.client import RequestTimes, Target, open_client, send, wait_until_ready
 from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.http_client import RequestTimes, Target, open_client, send, wait_until_ready
 from jaxserve.bench.serve_options import (
     check,
     dataset_prompts,
@@ -46,7 +46,7 @@ from jaxserve.bench.serving_report import (
     serving_report,
 )
 from jaxserve.errors import ValidationError
-from jaxserve.hub import Hub, is_hub_id
+from jaxserve.loading.hub import Hub, is_hub_id
 
 DEFAULT_VOCABULARY = 1000  # token ids that any tokenizer has
 OTHER_FILES = 200  # of this process, besides its connections

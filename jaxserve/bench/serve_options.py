@@ -16,9 +16,9 @@ from typing import Any
 from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS
 from jaxserve.bench.serving_report import METRICS
+from jaxserve.config.flags import add_flag
 from jaxserve.errors import JaxServeError, ValidationError
-from jaxserve.flags import add_flag
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = ("random", "prefix_repetition", "custom", "sharegpt")

@@ -12,7 +12,7 @@ from jaxserve.bench.percentiles import percentile
 from jaxserve.errors import ValidationError
 
 if TYPE_CHECKING:
-    from jaxserve.bench.client import RequestTimes
+    from jaxserve.bench.http_client import RequestTimes
 
 METRICS = {
     "ttft": "time to first token",

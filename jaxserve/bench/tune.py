@@ -16,7 +16,7 @@ from typing import Any
 from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serve_options import require
-from jaxserve.config import ONLINE_QUANTIZATIONS, EngineConfig
+from jaxserve.config.engine_config import ONLINE_QUANTIZATIONS, EngineConfig
 from jaxserve.errors import ValidationError
 
 AS_STORED = "none"  # of weights: as the checkpoint has them
@@ -126,8 +126,8 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
     Sets `swept`, the weights to measure, and `choice`, those of the file that is written.
     """
     from checkpoints import bundled_model_path
-    from checkpoints.formats import quantization_of
-    from jaxserve.hub import locate
+    from checkpoints.quantized_formats import quantization_of
+    from jaxserve.loading.hub import locate
 
     given = vars(options)
     chosen = {

@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from jaxserve.loading import Footprint
+    from jaxserve.loading.engine_build import Footprint
     from jaxserve.models.config import ModelConfig
 
 
@@ -63,12 +63,12 @@ def uniform(count: int, shortest: int, longest: int, vocab_size: int, seed: int)
 
 def context_length(config: EngineConfig) -> int:
     """Tokens of prompt and output that an engine takes; fetches config.json where it has to."""
-    from jaxserve.hub import locate
-    from jaxserve.models.config import ModelConfig
+    from jaxserve.loading.hub import locate
+    from jaxserve.models.config_reader import read_model_config
 
     if config.max_model_len is not None:
         return config.max_model_len
-    return ModelConfig.from_folder(locate(config).model, config.hf_overrides).max_context_length
+    return read_model_config(locate(config).model, config.hf_overrides).max_context_length
 
 
 def require_room(longest: int, config: EngineConfig) -> None:

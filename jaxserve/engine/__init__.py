@@ -1,23 +1,5 @@
-"""The engine, and its settings as scripts written for vLLM make them.
+"""The engine: one loop that plans, dispatches, commits and answers."""
 
-Names load on first use: `arg_utils` needs no jax.
-"""
+from pkgutil import extend_path
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jaxserve.engine.arg_utils import AsyncEngineArgs, EngineArgs
-    from jaxserve.engine.loop import Engine
-
-__all__ = ["AsyncEngineArgs", "Engine", "EngineArgs"]
-
-_MODULES = {"AsyncEngineArgs": "arg_utils", "Engine": "loop", "EngineArgs": "arg_utils"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'jaxserve.engine' has no attribute {name!r}")
-    return getattr(import_module(f"jaxserve.engine.{_MODULES[name]}"), name)
+__path__ = extend_path(__path__, __name__)  # vLLM has `config.engine_args`: jaxserve/vllm_paths

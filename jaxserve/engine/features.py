@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.reports import REPORTS, plain
 from jaxserve.execution.features import Feature, Host, Need, TakenStep, overrides
 from jaxserve.execution.features.traced import FeatureError
-from jaxserve.execution.results import Dispatched, StepResult
+from jaxserve.execution.results import StepInFlight, StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.memory.page_keys import key_tokens
-from jaxserve.messages import AddGroup
 from jaxserve.models.rope import RopeConfig
-from jaxserve.reports import REPORTS, plain
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import SeenTokens
 
 Reports = dict[str, dict[str, Any]]  # by feature, by sequence
@@ -88,7 +88,7 @@ class EngineFeatures:
         keys += [("rope", rope.cache_key(request.num_prompt)) for rope in self._ropes]
         return tuple(f"{name}={key}" for name, key in keys if key)
 
-    def took(self, step: Dispatched, result: StepResult, seen: SeenTokens) -> Reports:
+    def took(self, step: StepInFlight, result: StepResult, seen: SeenTokens) -> Reports:
         """Have the features take in a step's tokens; what they tell of its sequences.
 
         Raises:

@@ -11,31 +11,31 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 
-from jaxserve.engine.arrivals import Arrivals
-from jaxserve.engine.features import EngineFeatures, Reports
-from jaxserve.engine.integrity import Integrity
-from jaxserve.engine.pace import Pace
-from jaxserve.errors import MessageError, RowError
-from jaxserve.execution.results import Dispatched, PackedStep
-from jaxserve.execution.runner import Runner
-from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.messages import (
+from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Body,
     Control,
     EngineStats,
+    FirstSteps,
     Hypothesis,
     StepOutput,
 )
+from jaxserve.boundary.reports import LOGPROBS
+from jaxserve.boundary.work import Work
+from jaxserve.engine.features import EngineFeatures, Reports
+from jaxserve.engine.integrity import Integrity
+from jaxserve.engine.pace import Pace
+from jaxserve.engine.request_intake import RequestIntake
+from jaxserve.errors import MessageError, RowError
+from jaxserve.execution.results import PackedStep, StepInFlight
+from jaxserve.execution.runner import Runner
+from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.models.cost import ModelCost, Row
 from jaxserve.observability.busy_window import BusyWindow
-from jaxserve.observability.engine_view import EngineView
 from jaxserve.observability.step_clock import StepClock, StepRows
-from jaxserve.observability.work import Work
-from jaxserve.reports import LOGPROBS
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
@@ -76,12 +76,12 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.is_closed = False
-        self.announce: Callable[[Begun], None] | None = None
+        self.announce: Callable[[FirstSteps], None] | None = None
         self.pace: Pace | None = None
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
         self._overlap = overlap
         self._cost, self._work = cost, None if cost is None else Work()
-        self._in_flight: Dispatched | None = None
+        self._in_flight: StepInFlight | None = None
         self._num_steps = 0
         self._num_preempted = 0  # when the last step was dispatched
         self._clock = StepClock()
@@ -90,7 +90,7 @@ class Engine:
             runner.features, runner.ropes, grammars, scheduler.force, runner.write_rows
         )
         self._beams = BeamGroups(scheduler, self.features.ended)
-        self._arrivals = Arrivals(scheduler, self.features, self._beams, self._clock)
+        self._arrivals = RequestIntake(scheduler, self.features, self._beams, self._clock)
         self._integrity = Integrity(scheduler)
         self._is_watched = False  # the next output brings a view
 
@@ -180,7 +180,7 @@ class Engine:
             queued=self._arrivals.take_queued(),
         )
 
-    def _begin_step(self) -> Dispatched | None:
+    def _begin_step(self) -> StepInFlight | None:
         """Plan the next step and hand it over; None if nothing can run before a commit."""
         clock, scheduler = self._clock, self.scheduler
         clock.start()
@@ -199,13 +199,13 @@ class Engine:
             scheduler.reset_prefix_cache()
             raise
 
-    def _announce(self, plan: StepPlan, tell: Callable[[Begun], None]) -> None:
+    def _announce(self, plan: StepPlan, tell: Callable[[FirstSteps], None]) -> None:
         first = plan.num_decode  # rows before it have been in steps
         requests = plan.rows.requests[first:] + plan.samples.requests[first:]
         if requests:
-            tell(Begun([*dict.fromkeys(request.request_id for request in requests)]))
+            tell(FirstSteps([*dict.fromkeys(request.request_id for request in requests)]))
 
-    def _dispatch(self, plan: StepPlan) -> Dispatched:
+    def _dispatch(self, plan: StepPlan) -> StepInFlight:
         clock = self._clock
         clock.start()
         packed, left_out = self._pack(plan)
@@ -241,7 +241,7 @@ class Engine:
                 self.runner.packer.leave_out(error.request_id)
                 left_out[error.request_id] = error.__cause__
 
-    def _commit(self, step: Dispatched) -> tuple[SeenTokens, Reports]:
+    def _commit(self, step: StepInFlight) -> tuple[SeenTokens, Reports]:
         """Take in what a step computed: its tokens, and what features tell of its sequences."""
         self._clock.start()
         result = self.runner.fetch(step)

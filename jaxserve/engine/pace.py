@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxserve.boundary.messages import StepEstimate
+from jaxserve.boundary.step_history import StepRecord
 from jaxserve.execution.runner import Runner
-from jaxserve.execution.shapes import StepShape
-from jaxserve.messages import Expected
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.pulse import Pulse
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.liveness.pulse import Pulse
+from jaxserve.liveness.silence import SLOW_STEP_S
 from jaxserve.scheduling.plan import ComputeRows
-from jaxserve.silence import SLOW_STEP_S
 
 WINDOW = 64  # steps of a program
 
@@ -75,7 +75,7 @@ class Pace:
         pulse: the pulse of this process; a step during which it was stopped does not count.
     """
 
-    def __init__(self, runner: Runner, tell: Callable[[Expected], None], pulse: Pulse):
+    def __init__(self, runner: Runner, tell: Callable[[StepEstimate], None], pulse: Pulse):
         self._flops, self._table = runner.step_flops, runner.programs
         self._tell, self._pulse = tell, pulse
         self._programs = {
@@ -126,4 +126,4 @@ class Pace:
         expected = seconds, bool(self._in_flight) and self._table.is_compiling
         if expected != self._told:
             self._told = expected
-            self._tell(Expected(*expected))
+            self._tell(StepEstimate(*expected))

@@ -21,7 +21,7 @@ from jaxserve.models.plain_forward import causal_attend
 from jaxserve.models.protocol import Hooks, Model, TokenRows
 
 
-class Seen(NamedTuple):
+class ModelOutputs(NamedTuple):
     """What a model makes of T tokens.
 
     Attributes:
@@ -54,14 +54,14 @@ class Comparison:
     positions: int
 
 
-def forward(model: Model) -> Callable[[np.ndarray], Seen]:
+def forward(model: Model) -> Callable[[np.ndarray], ModelOutputs]:
     """A compiled run of a model over the ids int32[T] of one sequence."""
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state)
     config = model.config
 
     @jax.jit
-    def run(leaves: list[jax.Array], tokens: jax.Array) -> Seen:
+    def run(leaves: list[jax.Array], tokens: jax.Array) -> ModelOutputs:
         merged: Any = nnx.merge(graph, jax.tree.unflatten(tree, leaves))
         outputs: list[jax.Array] = []
 
@@ -71,7 +71,7 @@ def forward(model: Model) -> Callable[[np.ndarray], Seen]:
 
         rows = TokenRows(jnp.arange(len(tokens))[None], hooks=Hooks(layer=keep))
         hidden, _ = merged.layers(merged.embed(tokens), rows, None, causal_attend(config))
-        return Seen(jax.nn.log_softmax(merged.logits(hidden), axis=-1), jnp.stack(outputs))
+        return ModelOutputs(jax.nn.log_softmax(merged.logits(hidden), axis=-1), jnp.stack(outputs))
 
     return lambda tokens: run(leaves, jnp.asarray(tokens, jnp.int32))
 

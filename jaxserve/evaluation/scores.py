@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from jaxserve.evaluation.windows import Window
 from jaxserve.llm import LLM
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
 
 BATCH = 64  # windows whose results are held at once
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.execution.layout import Layout, array, arrays
-from jaxserve.execution.state import DeviceState
 from jaxserve.scheduling.plan import Fork, Upload
 
 UPLOAD_TOKENS = 4096  # of one call; more take several

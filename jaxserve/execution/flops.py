@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.scheduling.plan import ComputeRows
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import jax
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.memory_plan import DEFAULT_HOST_CACHE_BYTES, Demand
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxserve.execution.state import DeviceState
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVPages
 

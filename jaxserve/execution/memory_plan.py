@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jaxserve.errors import ValidationError
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.models.config import ModelConfig
 
 # Where the device does not report its memory (CPU): the size of the KV pool.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.features import KINDS, Feature, FeatureSets, feature_sets
 from jaxserve.execution.host_memory import trim
-from jaxserve.execution.inputs import BlobLayout, ResultLayout, contained
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout, contained
+from jaxserve.execution.step_shape import StepShape
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def predicted_cost(
     return tokens * numbers_per_token + sum(costs)
 
 
-class Wanted(NamedTuple):
+class ProgramQuery(NamedTuple):
     """What a step asks of its program; the fields are those of `StepShape`."""
 
     num_decode: int
@@ -182,7 +182,7 @@ class ProgramTable:
         self._compile = compile_program
         self._cost = cost
         self._programs: dict[StepShape, Program] = {}
-        self._choices: dict[Wanted, Program] = {}
+        self._choices: dict[ProgramQuery, Program] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()  # a program that is there too late is not kept
         self._thread: threading.Thread | None = None
@@ -274,7 +274,7 @@ class ProgramTable:
         self._programs, self._choices = {**self._programs, shape: program}, {}
         return before
 
-    def select(self, wanted: Wanted) -> Program:
+    def select(self, wanted: ProgramQuery) -> Program:
         """The cheapest compiled program that holds the step."""
         choices = self._choices
         program = choices.get(wanted)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxserve.execution.inputs import Result
-from jaxserve.execution.packing import Needs, Packed
 from jaxserve.execution.programs import Program
-from jaxserve.request import Request
+from jaxserve.execution.row_packer import PackedRows, StepNeeds
+from jaxserve.execution.step_inputs import Result
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import StepPlan
 
 
@@ -18,11 +18,11 @@ class PackedStep(NamedTuple):
     """A plan as the operand of a program."""
 
     program: Program
-    needs: Needs
-    packed: Packed
+    needs: StepNeeds
+    packed: PackedRows
 
 
-class Dispatched(NamedTuple):
+class StepInFlight(NamedTuple):
     """A step that the device works on.
 
     Attributes:
@@ -84,7 +84,7 @@ class StepResult(NamedTuple):
     special: dict[int, int]
 
 
-def step_result(dispatched: Dispatched, fetched: np.ndarray) -> StepResult:
+def step_result(dispatched: StepInFlight, fetched: np.ndarray) -> StepResult:
     """What the int32 array that came back from a step means for its plan."""
     program, needs, packed = dispatched.step
     shape = program.layout.shape

@@ -19,11 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.compilation.compiler_options import accepted, compiler_options
+from jaxserve.compilation.lowered_step_cache import KeptSteps, kept_steps
+from jaxserve.config.device_defaults import device_defaults
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.execution.buffers import DeviceBuffers
-from jaxserve.execution.compiler_options import accepted, compiler_options
 from jaxserve.execution.control import CopyProgram, UploadProgram
-from jaxserve.execution.defaults import device_defaults
+from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.features import (
     ALL_NAMES,
     Facts,
@@ -32,32 +35,29 @@ from jaxserve.execution.features import (
     overrides,
     threshold_on,
 )
-from jaxserve.execution.features.named import chosen_features, made
+from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.host_pages import HostPages, pack_moves
-from jaxserve.execution.inputs import BlobLayout, ResultLayout
-from jaxserve.execution.kept_steps import KeptSteps, kept_steps
 from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
-from jaxserve.execution.packing import RowPacker
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
+    ProgramQuery,
     ProgramTable,
-    Wanted,
     lanes_for,
     predicted_cost,
     wanted_shapes,
 )
-from jaxserve.execution.results import Dispatched, PackedStep, StepResult, step_result
-from jaxserve.execution.shapes import StepShape
-from jaxserve.execution.state import DeviceState, StateShape
+from jaxserve.execution.results import PackedStep, StepInFlight, StepResult, step_result
+from jaxserve.execution.row_packer import RowPacker
 from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
+from jaxserve.execution.step_shape import StepShape
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
 from jaxserve.models.protocol import Model
-from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -325,7 +325,7 @@ class Runner:
     def pack(self, plan: StepPlan) -> PackedStep:
         """Choose the program of a plan and fill its operand; a plan is packed once."""
         needs = self.packer.needs(plan)
-        wanted = Wanted(
+        wanted = ProgramQuery(
             plan.num_decode + len(needs.single),
             sum(plan.rows.lengths[row] for row in needs.lanes),
             max(len(needs.lanes), len(plan.samples) - plan.num_decode if needs.lanes else 0),
@@ -342,7 +342,7 @@ class Runner:
             message, cause = self._death
             raise EngineDeadError(message) from cause
 
-    def dispatch(self, plan: StepPlan, packed: PackedStep | None = None) -> Dispatched:
+    def dispatch(self, plan: StepPlan, packed: PackedStep | None = None) -> StepInFlight:
         """Start a step on the device; returns before it has run.
 
         Raises:
@@ -358,7 +358,7 @@ class Runner:
                 if arrays is not None:
                     self.write_rows(feature.name, 0, arrays)
         result = self._send(step.program.layout.shape.name, step.program, step.packed.blob)
-        return Dispatched(plan, step, *result)
+        return StepInFlight(plan, step, *result)
 
     def _before(self, plan: StepPlan) -> Iterator[tuple[str, np.ndarray]]:
         """Commands that come before the step, with their operands."""
@@ -432,7 +432,7 @@ class Runner:
             raise
         return result
 
-    def fetch(self, dispatched: Dispatched) -> StepResult:
+    def fetch(self, dispatched: StepInFlight) -> StepResult:
         """Wait for a dispatched step and bring its result to the host.
 
         Raises:

@@ -11,10 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.execution.features import Feature, NewestTokens, Region, overrides
 from jaxserve.execution.features.traced import traced
-from jaxserve.execution.hooked import ComputeTokens, HookedFeatures
-from jaxserve.execution.inputs import (
+from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
+from jaxserve.execution.parameters import ModelStructure
+from jaxserve.execution.sample_rows import SampleFacts, if_wanted, sample_rows
+from jaxserve.execution.step_inputs import (
     BlobLayout,
     Result,
     ResultLayout,
@@ -22,9 +25,6 @@ from jaxserve.execution.inputs import (
     StepOutputs,
     contained,
 )
-from jaxserve.execution.parameters import ModelStructure
-from jaxserve.execution.sampled_rows import Known, if_wanted, sample_rows
-from jaxserve.execution.state import DeviceState
 from jaxserve.models.attention import GroupTables, PagedBatch, make_attend
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVCache
@@ -107,7 +107,7 @@ def run_step(
     if spec.layout.shape.num_prefill:
         sources = jnp.concatenate([sources, hidden[samples.sources]])
     logits = _replicate(model.logits(sources, live_rows), spec.mesh)
-    known = Known(samples.contexts, samples.positions, samples.prompt_lens, history)
+    known = SampleFacts(samples.contexts, samples.positions, samples.prompt_lens, history)
     sampled, outputs = sample_rows(spec.features, spec.layout, given, known, logits)
     history = history.at[samples.slots, samples.positions + 1].set(sampled)
     counts, lengths = _lengths(spec, step, decode, samples, sampled, state.lengths)

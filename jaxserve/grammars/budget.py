@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxserve.grammars.thinking import Phase
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.grammars.thoughts import Phase
+from jaxserve.params.structured_outputs_params import Thoughts
 
 if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer

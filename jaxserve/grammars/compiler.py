@@ -8,12 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from jaxserve.boundary.grammar_verdicts import GrammarTokens
+from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.grammars.budget import ThoughtBudget
-from jaxserve.grammars.matching import mask_of, new_matcher, token_table
-from jaxserve.grammars.thinking import Thinking
-from jaxserve.grammars.verdicts import Tokens
-from jaxserve.model_facts import ModelFacts
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.grammars.matchers import mask_of, new_matcher, token_table
+from jaxserve.grammars.thoughts import ThoughtTracker
+from jaxserve.params.structured_outputs_params import Thoughts
 
 if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer
@@ -70,10 +70,10 @@ class GrammarCompiler:
             return done
         return self._submit(self._load_tokenizer)
 
-    def thinking(self, thoughts: Thoughts) -> Thinking:
+    def thinking(self, thoughts: Thoughts) -> ThoughtTracker:
         """How thoughts are told by their tokens, once a grammar has been compiled."""
         assert self._tokenizer is not None
-        return Thinking.of(thoughts, self._tokenizer)
+        return ThoughtTracker.of(thoughts, self._tokenizer)
 
     def budget(self, thoughts: Thoughts, most: int) -> ThoughtBudget:
         """That of a sequence without output, once `start_loading` or a grammar is done."""
@@ -125,7 +125,7 @@ class GrammarCompiler:
         tokenizer = self._load_tokenizer()
         with self._loading:
             if self._table is None:
-                tokens = Tokens.of(tokenizer, self._model)
+                tokens = GrammarTokens.of(tokenizer, self._model)
                 self._num_words = -(-tokens.count // 32)
                 self._table = token_table(tokens)
             return self._table

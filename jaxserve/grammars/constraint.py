@@ -6,11 +6,11 @@ import logging
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.state import GrammarState
-from jaxserve.grammars.thinking import Thinking
-from jaxserve.messages import AddGroup
+from jaxserve.grammars.grammar_state import GrammarState
+from jaxserve.grammars.thoughts import ThoughtTracker
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Grammar:
         matcher: Any | None,
         eos_token_ids: list[int],
         num_words: int,
-        thinking: Thinking | None = None,
+        thinking: ThoughtTracker | None = None,
     ):
         self._matcher = matcher
         self._eos, self._num_words = eos_token_ids, num_words

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.grammars.state import GrammarState
-from jaxserve.grammars.text import library
+from jaxserve.grammars.grammar_state import GrammarState
+from jaxserve.grammars.grammar_text import library
 
 MOST_THREADS = 16
 

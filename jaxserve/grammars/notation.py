@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from jaxserve.grammars.grammar_text import GBNF
 from jaxserve.grammars.schemas import lowered
-from jaxserve.grammars.text import GBNF
 
 # A rule's name that the translation gives to `root`; texts, classes and comments are passed over.
 _START = re.compile(

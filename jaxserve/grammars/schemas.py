@@ -12,10 +12,10 @@ from urllib.parse import quote, unquote
 
 from jaxserve.errors import shown
 from jaxserve.grammars.exclusive import Exclusive
-from jaxserve.grammars.formats import BUILT_IN, EXPRESSIONS, MAX_HOSTNAME
-from jaxserve.grammars.limits import is_exact, lower_limits
+from jaxserve.grammars.number_limits import is_exact, lower_limits
 from jaxserve.grammars.patterns import not_carried, without_look_ahead
-from jaxserve.grammars.refused import SchemaError, check_keywords
+from jaxserve.grammars.string_formats import BUILT_IN, EXPRESSIONS, MAX_HOSTNAME
+from jaxserve.grammars.unsupported_keywords import SchemaError, check_keywords
 
 # what a schema holds others under: by names that anybody may choose, in a list, or alone
 _DEFINITIONS = ("$defs", "definitions")

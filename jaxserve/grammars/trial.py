@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxserve.grammars.matching import GrammarError, mask_of, new_matcher
+from jaxserve.grammars.matchers import GrammarError, mask_of, new_matcher
 from jaxserve.grammars.notation import in_notation
-from jaxserve.isolation.oom_score import offer_to_oom_killer
+from jaxserve.processes.oom_score import offer_to_oom_killer
 
 CPU_SECONDS = 1
 MEMORY_BYTES = 64 << 20  # beside what the process has when it begins

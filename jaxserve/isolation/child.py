@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from jaxserve.boundary.messages import AddGroup, Body, FirstSteps
 from jaxserve.errors import JaxServeError, lacks_memory
-from jaxserve.isolation.oom_score import offer_to_oom_killer
-from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Refused, Start, Sync
-from jaxserve.messages import AddGroup, Begun, Body
+from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.observability.json_log import JSON, JsonFormatter
 from jaxserve.observability.repeated import RepeatedFilter
-from jaxserve.pulse import BEAT_S, Pulse
+from jaxserve.processes.oom_score import offer_to_oom_killer
+from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, StartRefusal, Sync
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     channel = Channel(stream)
     # a spare is told what to load when another one has died: this is done by then
     gc.disable()  # imports make hundreds of thousands of objects, and nearly no garbage
-    import jaxserve.loading  # noqa: F401
+    import jaxserve.loading.engine_build  # noqa: F401
 
     gc.enable()
     start = channel.receive()
@@ -68,12 +68,12 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     from checkpoints.errors import CheckpointError
     from jaxserve.engine.pace import Pace
     from jaxserve.isolation.probe import probe
-    from jaxserve.loading import load_engine
+    from jaxserve.loading.engine_build import load_engine
 
     try:
         loaded = load_engine(start.config, with_tokenizer=False, keep_steps=True)
     except (JaxServeError, CheckpointError, OSError) as error:
-        channel.send(Refused(str(error)))
+        channel.send(StartRefusal(str(error)))
         return 1
     engine, decided, model = loaded.engine, loaded.decided, loaded.decided.model
     probe(engine, decided.config.scheduler.max_model_len)
@@ -93,7 +93,7 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
                 engine.handle(body)
             except Exception:  # ends the process; the message at fault is named before
                 if isinstance(body, AddGroup):  # the one at hand is at fault
-                    channel.send(Begun(body.sequence_ids))
+                    channel.send(FirstSteps(body.sequence_ids))
                 raise
             if engine.is_closed:
                 return 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
-from jaxserve.messages import AddGroup
-from jaxserve.request import Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import StopRule
 
 MOST_TOKENS = 2  # of the prompt, and of one that was generated
 NAME = "probe"

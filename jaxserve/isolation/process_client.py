@@ -12,29 +12,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jaxserve.client import EngineClient
-from jaxserve.config import EngineConfig, Isolation
-from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
-from jaxserve.inputs import PreparedRequest
-from jaxserve.isolation.engine_process import EngineProcess
-from jaxserve.isolation.launch import EarlyProcess
-from jaxserve.isolation.replay import resumed
-from jaxserve.isolation.supervisor import Died, Started, Supervisor
-from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
-from jaxserve.isolation.wire import MAX_MESSAGE_BYTES, Ready, Sync
-from jaxserve.messages import (
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Body,
     Control,
     EngineStats,
+    FirstSteps,
     StepOutput,
 )
-from jaxserve.named_object import OBJECT_NAME
+from jaxserve.client.engine_client import EngineClient
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.config.engine_config import EngineConfig, Isolation
+from jaxserve.config.named_object import OBJECT_NAME
+from jaxserve.errors import EngineDeadError, MessageError, ShutdownError, ValidationError
+from jaxserve.isolation.replay import resumed
+from jaxserve.isolation.supervisor import EngineDeath, EngineStart, Supervisor
+from jaxserve.isolation.suspects import MOST_DEATHS, Suspects
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import ERROR, RequestOutput
+from jaxserve.processes.engine_process import EngineProcess
+from jaxserve.processes.launch import EarlyProcess
+from jaxserve.processes.wire import MAX_MESSAGE_BYTES, Ready, Sync
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -221,9 +221,9 @@ class ProcessClient(EngineClient):
         while events:
             event = events.popleft()
             match event:
-                case Started(process):
+                case EngineStart(process):
                     self._started(process)
-                case Died(how):
+                case EngineDeath(how):
                     self._died(how)
                 case _:
                     self._outputs += self._take_body(event)
@@ -232,13 +232,13 @@ class ProcessClient(EngineClient):
         match body:
             case StepOutput():
                 return self._take(body)
-            case Begun():
+            case FirstSteps():
                 self._take_begun(body)
             case Sync():
                 self._settled()
         return []
 
-    def _take_begun(self, body: Begun) -> None:
+    def _take_begun(self, body: FirstSteps) -> None:
         self._begun.update(map(_number, body.sequence_ids))
         if len(self._begun) > self._tidy_at:  # most of them have ended
             live = {self._number_of(name) for name in self._processor.live_requests()}

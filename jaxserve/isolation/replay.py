@@ -12,11 +12,11 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from jaxserve.messages import AddGroup
-from jaxserve.output_processor import Unfinished
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.client.output_processor import RequestProgress
 
 
-def resumed(found: Unfinished) -> list[AddGroup]:
+def resumed(found: RequestProgress) -> list[AddGroup]:
     """The messages by which a request goes on: a sequence with tokens is a group of its own."""
     group, params = found.group, found.group.params
     if group.beams is not None:

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.boundary.messages import Body, StepEstimate, StepOutput
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, JaxServeError
-from jaxserve.isolation.engine_process import EngineProcess
-from jaxserve.isolation.launch import EarlyProcess, Listener
-from jaxserve.isolation.spare import Spare
-from jaxserve.isolation.wire import Ready, Refused, Start
-from jaxserve.messages import Body, Expected, StepOutput
-from jaxserve.pulse import BEAT_S, Pulse
-from jaxserve.silence import Silence
+from jaxserve.liveness.pulse import BEAT_S, Pulse
+from jaxserve.liveness.silence import Silence
+from jaxserve.processes.engine_process import EngineProcess
+from jaxserve.processes.launch import EarlyProcess, Listener
+from jaxserve.processes.spare import Spare
+from jaxserve.processes.wire import Ready, Start, StartRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ LOAD_SLACK_S, LOAD_FACTOR = 60.0, 2.0  # that a later engine may take, and times
 LEAST_AHEAD = 1  # programs: the first one serves any step
 
 
-class Started(NamedTuple):
+class EngineStart(NamedTuple):
     """An engine is ready, and knows of no request."""
 
     process: EngineProcess
 
 
-class Died(NamedTuple):
+class EngineDeath(NamedTuple):
     """It has died, and another one is being started."""
 
     how: str
@@ -89,7 +89,7 @@ class Supervisor:
         notify: Callable[[], None],
         early: EarlyProcess | None = None,
     ):
-        self.events: deque[Body | Started | Died] = deque()
+        self.events: deque[Body | EngineStart | EngineDeath] = deque()
         self.loaded, self.serving, self.ended = (threading.Event() for _ in range(3))
         self.error: BaseException | None = None
         self.silence = Silence(isolation.step_timeout)
@@ -168,7 +168,7 @@ class Supervisor:
                 if self._closing.is_set():
                     break
                 self._count_death(how)
-                self._tell(Died(how))
+                self._tell(EngineDeath(how))
         except BaseException as error:
             self.error = error
             if not isinstance(error, JaxServeError):
@@ -184,7 +184,7 @@ class Supervisor:
             if listener is not None:
                 listener.close()
 
-    def _tell(self, event: Body | Started | Died) -> None:
+    def _tell(self, event: Body | EngineStart | EngineDeath) -> None:
         self.events.append(event)
         self._notify()
 
@@ -212,7 +212,7 @@ class Supervisor:
                 self._is_there(process, body)
             while (body := process.receive()) is not None:
                 self.silence.heard()
-                if isinstance(body, Expected):
+                if isinstance(body, StepEstimate):
                     self.silence.expect(body.seconds, compiles=body.compiles)
                 elif isinstance(body, StepOutput):
                     stats = body.stats
@@ -228,7 +228,7 @@ class Supervisor:
         return how
 
     def _is_there(self, process: EngineProcess, body: Body) -> None:
-        if isinstance(body, Refused):
+        if isinstance(body, StartRefusal):
             if not self.loaded.is_set():
                 raise EngineDeadError(body.text)
             logger.error("the engine cannot be loaded again: %s", body.text)
@@ -248,7 +248,7 @@ class Supervisor:
         with self._counting:
             self.serving.set()
             self._forget_forgiven()
-        self._tell(Started(process))
+        self._tell(EngineStart(process))
         if self._isolation.spare:
             assert self._spare is not None
             self._spare.prepare()

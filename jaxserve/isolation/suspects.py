@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import fields
 
-from jaxserve.messages import AddGroup
+from jaxserve.boundary.messages import AddGroup
 
 # Steps in flight when an engine dies, and the one whose output it had not sent.
 STEPS = 3

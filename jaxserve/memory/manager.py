@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxserve.boundary.messages import PageStats
 from jaxserve.memory.page_groups import PageGroups
 from jaxserve.memory.page_keys import group_key, page_keys, root_key
 from jaxserve.memory.page_pool import TRASH_PAGE, PagePool
 from jaxserve.memory.tier import Move, Tier
-from jaxserve.messages import PageStats
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 
 class PageUpdate(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxserve.boundary.work import Work
 from jaxserve.models.config import ModelConfig
-from jaxserve.observability.work import Work
 
 
 class Row(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints.quantized import ELEMENTS, INT4_ZERO, Stored
+from checkpoints.quantized import ELEMENTS, INT4_ZERO, Encoding
 from pallas_kernels.linear import NativeWeight
 from pallas_kernels.native.weights import native_shape, pack_native, unpack_native
 from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
@@ -30,7 +30,7 @@ class WeightFormat:
         native: kept for the C++ kernels of a CPU, else for the other kernels.
     """
 
-    stored: Stored
+    stored: Encoding
     native: bool
 
     @property

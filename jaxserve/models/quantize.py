@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from checkpoints import CheckpointError, aligned_empty
-from checkpoints.quantized import ELEMENTS, INT4_ZERO, Checkpoint, Part, Stored
+from checkpoints.quantized import ELEMENTS, INT4_ZERO, Checkpoint, Encoding, Part
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.sources import Source, Stack
 from jaxserve.models.weight_plan import same_elements
@@ -31,7 +31,7 @@ class Elements(NamedTuple):
     zeros: np.ndarray | None = None
 
 
-def quantized_rows(wide: np.ndarray, stored: Stored) -> Elements:
+def quantized_rows(wide: np.ndarray, stored: Encoding) -> Elements:
     """Rounds float32 [rows, in], which it may overwrite, to the nearest elements.
 
     The numbers are those of `pallas_kernels.quantize_int8`, `quantize_int4` and `quantize_fp8`.

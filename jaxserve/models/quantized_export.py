@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from checkpoints.quantize.kept import KeptMatrix, config_of, method_of, written
-from checkpoints.quantize.rounding import Rounded
+from checkpoints.quantize.quantized_matrices import KeptMatrix, config_of, method_of, written
+from checkpoints.quantize.rounding import RoundedMatrix
 from jaxserve.errors import ValidationError
 from jaxserve.models.export import tensors_of
 from jaxserve.models.protocol import Model
@@ -114,7 +114,7 @@ class QuantizedExport:
             module = weight.removesuffix(WEIGHT)
             own, own_scales, own_zeros = (part.get(weight) for part in by_name)
             assert own is not None and own_scales is not None
-            rounded = Rounded(own, own_scales, own_zeros, order)
+            rounded = RoundedMatrix(own, own_scales, own_zeros, order)
             matrix = self._matrices[module]
             made = written(self.method, matrix, rounded, self._dtype, static)
             self._groups[module] = made.group

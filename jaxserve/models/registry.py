@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxserve.config.named_object import OBJECT_NAME, object_of_name
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models import gemma2, gemma3, llama, mixtral, olmo2, phi3, qwen3_moe
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.sources import Source, Stack
-from jaxserve.named_object import OBJECT_NAME, object_of_name
 
 
 @dataclass(frozen=True, slots=True)

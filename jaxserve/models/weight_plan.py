@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from flax import nnx
 
-from checkpoints.quantized import Checkpoint, Stored
-from jaxserve.config import CHECKPOINT_QUANTIZATIONS, ONLINE_QUANTIZATIONS
+from checkpoints.quantized import Checkpoint, Encoding
+from jaxserve.config.engine_config import CHECKPOINT_QUANTIZATIONS, ONLINE_QUANTIZATIONS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm
@@ -31,11 +31,11 @@ Plan = Mapping[Place, WeightFormat]
 
 # what a weight becomes when it is loaded
 ONLINE = {
-    "int8": Stored("int8", activations="int8"),
-    "int4": Stored("int4", 128),
-    "fp8": Stored("fp8", activations="fp8"),
+    "int8": Encoding("int8", activations="int8"),
+    "int4": Encoding("int4", 128),
+    "fp8": Encoding("fp8", activations="fp8"),
 }
-REQUANTIZED = Stored("int8")
+REQUANTIZED = Encoding("int8")
 
 
 def online_quantization(asked: str | None, found: str | None) -> str | None:
@@ -77,7 +77,7 @@ def multiplies_integers(
     if online is not None:
         kinds = {ONLINE[online]}
 
-    def are_integers(stored: Stored) -> bool:
+    def are_integers(stored: Encoding) -> bool:
         if stored.static or stored.kind == "fp8":
             return False
         in_groups = stored.kind == "int4" or stored.group is not None
@@ -142,7 +142,7 @@ def source_place(place: Place, config: ModelConfig) -> Place:
     return ("embedding",) if place[0] == "lm_head" and config.tie_word_embeddings else place
 
 
-def online_stored(quantization: str, inputs: int) -> Stored:
+def online_stored(quantization: str, inputs: int) -> Encoding:
     """What a weight of so many inputs becomes: groups of 4 bits are the largest that divide it."""
     stored = ONLINE[quantization]
     if stored.group is None:
@@ -151,7 +151,7 @@ def online_stored(quantization: str, inputs: int) -> Stored:
     return replace(stored, group=group)
 
 
-def _stored(checkpoint: Checkpoint, names: tuple[str, ...]) -> Stored | str | None:
+def _stored(checkpoint: Checkpoint, names: tuple[str, ...]) -> Encoding | str | None:
     """How the tensors of one parameter are all stored; text that says why they are taken as floats.
 
     None: none of them is quantised.
@@ -168,7 +168,7 @@ def _stored(checkpoint: Checkpoint, names: tuple[str, ...]) -> Stored | str | No
     return stored
 
 
-def same_elements(kept: Stored, found: Stored) -> bool:
+def same_elements(kept: Encoding, found: Encoding) -> bool:
     """Whether a weight is kept in the elements, scales and zeros that the checkpoint has."""
     return (kept.kind, kept.group, kept.ordered, kept.zeros == "none") == (
         found.kind,
@@ -179,7 +179,7 @@ def same_elements(kept: Stored, found: Stored) -> bool:
 
 
 def device_format(
-    stored: Stored, role: str, form: LinearForm, dtype: str, inputs: int, outputs: int
+    stored: Encoding, role: str, form: LinearForm, dtype: str, inputs: int, outputs: int
 ) -> WeightFormat:
     """How a weight that is stored so is kept: as it is where its product has a kernel.
 
@@ -189,7 +189,7 @@ def device_format(
     if role == "experts":
         # experts begin with a block of outputs of their own
         if stored.ordered or (native and outputs % LANES):
-            return WeightFormat(Stored("int8", activations="int8"), native)
+            return WeightFormat(Encoding("int8", activations="int8"), native)
         activations = "float" if stored.static else stored.activations
         stored = replace(stored, static=False, activations=activations)
     requantized = REQUANTIZED

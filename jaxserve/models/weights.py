@@ -23,10 +23,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from checkpoints import TensorMismatchError
-from checkpoints.formats import open_checkpoint
 from checkpoints.quantized import Checkpoint
+from checkpoints.quantized_formats import open_checkpoint
 from checkpoints.store import is_store
-from jaxserve.config import LOAD_FORMATS
+from jaxserve.config.engine_config import LOAD_FORMATS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
 from jaxserve.models.dummy import dummy_array, dummy_quantized
@@ -37,7 +37,7 @@ from jaxserve.models.quant_array import QuantArray, WeightFormat
 from jaxserve.models.quantize import read_quantized
 from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place
-from jaxserve.models.stored import restore_model
+from jaxserve.models.store import restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.sharding import ShardingRules
 

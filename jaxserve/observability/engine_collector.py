@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxserve.messages import EngineStats
+from jaxserve.boundary.messages import EngineStats
+from jaxserve.boundary.step_times import StepTimes
 from jaxserve.observability.busy_window import BusyWindow
 from jaxserve.observability.engine_gauges import memory_counters, memory_gauges
 from jaxserve.observability.metric_names import LABELS, MetricNames
-from jaxserve.observability.step_times import StepTimes
 
 # vLLM's names, whatever kind the device is
 WORK_NAMES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxserve.messages import EngineStats
+from jaxserve.boundary.messages import EngineStats
 
 
 class Reading(NamedTuple):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxserve.boundary.step_history import StepRecord
 from jaxserve.errors import JaxServeError
-from jaxserve.observability.step_history import StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from jaxserve.messages import EngineStats, StepOutput
+from jaxserve.boundary.messages import EngineStats, StepOutput
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.observability.buckets import (
     LATENCY_BUCKETS,
     OVERHEAD_BUCKETS,
@@ -20,7 +21,6 @@ from jaxserve.observability.metric_names import LABELS, MetricNames
 from jaxserve.observability.process_collector import ProcessCollector
 from jaxserve.observability.request_metrics import EndedRequest, RequestHistograms
 from jaxserve.outputs import ERROR, TIMEOUT, RequestMetrics
-from jaxserve.resolved import ResolvedConfig
 
 
 class Metrics:

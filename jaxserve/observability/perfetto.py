@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxserve.boundary.step_history import StepRecord
 from jaxserve.observability.request_lives import RequestLife
-from jaxserve.observability.step_history import StepRecord
 
 ENGINE, REQUESTS = 1, 2  # processes, as Perfetto calls groups of tracks
 HOST, DEVICE = 1, 2  # tracks of the engine

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jaxserve.inputs import PreparedRequest
-    from jaxserve.messages import StepOutput
+    from jaxserve.boundary.messages import StepOutput
+    from jaxserve.client.input_processor import PreparedRequest
     from jaxserve.outputs import RequestOutput
     from jaxserve.scheduling.plan import StepPlan
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
-from jaxserve.messages import FirstStep
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.request import Request
+from jaxserve.boundary.messages import FirstStep
+from jaxserve.boundary.step_history import StepRecord
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.request.request import Request
 
 
 class StepRows(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxserve.sampling_params import GREEDY_TEMPERATURE
+from jaxserve.params.sampling_params import GREEDY_TEMPERATURE
 from pallas_kernels import blocks, kept_threshold
 
 # exp(-80) = 1.8e-35 is a normal float32: below it a weight is exactly 0, so that no backend's

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.messages import Hypothesis
-from jaxserve.request import StopRule
+from jaxserve.boundary.messages import Hypothesis
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.request.stop_rule import StopRule
 
 
 class Beam(NamedTuple):

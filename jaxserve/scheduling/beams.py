@@ -7,9 +7,10 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jaxserve.messages import AddGroup, Hypothesis
-from jaxserve.reports import TokenLogprobs
-from jaxserve.request import End, FinishReason, Request, RequestState, StopRule
+from jaxserve.boundary.messages import AddGroup, Hypothesis
+from jaxserve.boundary.reports import TokenLogprobs
+from jaxserve.request.request import Request, RequestState
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.scheduling.plan import SeenTokens
 from jaxserve.scheduling.scheduler import Scheduler

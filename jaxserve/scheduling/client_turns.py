@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, zip_longest
 from typing import Any
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.policies import Policy
 
 REMEMBERED = 64  # clients without work

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from jaxserve.memory.page_pool import PagePool
-from jaxserve.request import Request, RequestState
+from jaxserve.request.request import Request, RequestState
 
 
 class SequenceGroup:

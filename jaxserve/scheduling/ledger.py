@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
+from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import QueueFullError
-from jaxserve.resolved import ResolvedConfig
 from jaxserve.scheduling.policies import make_policy
 
 FIRST = -(2**63)  # the priority that goes before all others
@@ -28,7 +28,7 @@ MEMORY_S, LEAST_S = 3.0, 0.5
 OVERFLOW = 2
 
 
-class Work(NamedTuple):
+class RequestWork(NamedTuple):
     """What a request asks of the engine.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Admitted:
 
     __slots__ = ("compiles", "rank", "sequences", "since", "waits", "work")
 
-    def __init__(self, work: Work, rank: int, since: int):
+    def __init__(self, work: RequestWork, rank: int, since: int):
         self.work, self.rank, self.since = work, rank, since
         self.compiles = work.compiles  # still
         # that want a slot or have one
@@ -163,7 +163,7 @@ class Ledger:
         """A request of a client was let in by its head."""
         return Entry(self, client)
 
-    def admit(self, works: Mapping[str, Work]) -> None:
+    def admit(self, works: Mapping[str, RequestWork]) -> None:
         """Let the requests of one call in, all of them or none; they wait from now on.
 
         The predicted wait of the first decides: a call is not refused for its own length.

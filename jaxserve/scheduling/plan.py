@@ -1,4 +1,4 @@
-"""What one step does, as the scheduler decides it and `execution.packing` packs it."""
+"""What one step does, as the scheduler decides it and `execution.row_packer` packs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxserve.memory.manager import PageUpdate
 from jaxserve.memory.tier import Move
-from jaxserve.request import End, Request
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import End
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 
 class StepResource(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.memory.manager import PageManager
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.resources import Resources
 
 

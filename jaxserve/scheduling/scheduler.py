@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from jaxserve.boundary.messages import PageStats
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager, PageUpdate
-from jaxserve.messages import PageStats
-from jaxserve.request import End, Request, RequestState
+from jaxserve.request.request import Request, RequestState
+from jaxserve.request.stop_rule import End
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.giving_way import GivingWay
 from jaxserve.scheduling.group import HeldPages, SequenceGroup
-from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import Fork, SeenTokens, StepPlan, Upload
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from jaxserve.scheduling.resources import Resources, StepResource
 from jaxserve.scheduling.room import Room
+from jaxserve.scheduling.slot_transfer import SlotTransfer
 from jaxserve.scheduling.slots import Slots
+from jaxserve.scheduling.step_limits import SchedulerLimits
 
 
 class Scheduler:
@@ -81,7 +82,7 @@ class Scheduler:
         self.running = self._slots.running
         self._held = HeldPages(pages.pool)
         self._room = Room(pages, self._resources, limits.max_model_len)
-        self._giving_way = GivingWay(self.waiting, self._slots, pages, self._room, self._held)
+        self._giving_way = SlotTransfer(self.waiting, self._slots, pages, self._room, self._held)
         self._forks: list[Fork] = []  # to be done before the next step
         self._preempted: list[Request] = []
         self._num_computed = 0  # tokens of all running requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from jaxserve.request import Request, RequestState
+from jaxserve.request.request import Request, RequestState
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.resources import Resources
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 
 class Turns:

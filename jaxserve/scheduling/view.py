@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.memory.manager import PageManager
-from jaxserve.observability.engine_view import (
+from jaxserve.boundary.engine_view import (
     MAX_CELLS,
     MAX_SLOTS,
     EngineView,
     QueueView,
     SlotView,
 )
-from jaxserve.request import Request
+from jaxserve.memory.manager import PageManager
+from jaxserve.request.request import Request
 from jaxserve.scheduling.scheduler import Scheduler
 
 MAX_OWNER = (1 << 14) - 1  # that has room beside the state of a page

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 
 class WaitingQueue:

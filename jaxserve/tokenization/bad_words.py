@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_TOKENS
+from jaxserve.params.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_TOKENS
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 MAX_BAD_WORD_CHARACTERS = 2**16  # in all words, before they are tokenised

@@ -15,9 +15,9 @@ from checkpoints.gguf import is_gguf
 from checkpoints.json_file import read_object
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
-from jaxserve.tokenization.converted import converted_tokenizer
-from jaxserve.tokenization.gguf import gguf_tokenizer
-from jaxserve.tokenization.messages import content_text
+from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
+from jaxserve.tokenization.message_text import content_text
+from jaxserve.tokenization.older_files import converted_tokenizer
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
 

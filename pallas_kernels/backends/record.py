@@ -28,7 +28,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class ProofCase:
     """A problem for which a kernel is compiled where its devices are not there.
 
     Attributes:
@@ -84,7 +84,7 @@ class Implementation:
     instruction: str | None = None
     launches: int | None = None
     chips: tuple[str, ...] = ()
-    proved: tuple[Proven, ...] = ()
+    proved: tuple[ProofCase, ...] = ()
     backend: str = ""
 
     def load(self) -> Any:

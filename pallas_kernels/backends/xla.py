@@ -10,7 +10,7 @@ from pallas_kernels.backends.record import (
     TPU_CHIPS,
     Backend,
     Implementation,
-    Proven,
+    ProofCase,
 )
 
 BACKEND = Backend(
@@ -22,8 +22,8 @@ BACKEND = Backend(
             runs=ANYWHERE,
             chips=GPU_CHIPS + TPU_CHIPS,
             proved=(
-                Proven(Attention()),
-                Proven(
+                ProofCase(Attention()),
+                ProofCase(
                     Attention(pages="int8", scales="token", sinks=True),
                     kinds=HOPPER_CHIPS + TPU_CHIPS,
                 ),
@@ -35,7 +35,7 @@ BACKEND = Backend(
             "paged_attention.xla.prefill",
             runs=ANYWHERE,
             chips=GPU_CHIPS + TPU_CHIPS,
-            proved=(Proven(Attention(2048)),),
+            proved=(ProofCase(Attention(2048)),),
         ),
         Implementation(
             "write_kv",
@@ -43,9 +43,9 @@ BACKEND = Backend(
             runs=ANYWHERE,
             chips=GPU_CHIPS + TPU_CHIPS,
             proved=(
-                Proven(Attention(2048), quick=("a100", "v5e")),
-                Proven(Attention(2048, pages="float8_e4m3fn"), kinds=HOPPER_CHIPS + TPU_CHIPS),
-                Proven(
+                ProofCase(Attention(2048), quick=("a100", "v5e")),
+                ProofCase(Attention(2048, pages="float8_e4m3fn"), kinds=HOPPER_CHIPS + TPU_CHIPS),
+                ProofCase(
                     Attention(2048, pages="int8"),
                     kinds=HOPPER_CHIPS + TPU_CHIPS,
                     operation="write_kv_scaled",
@@ -57,7 +57,7 @@ BACKEND = Backend(
             "kept_threshold.xla",
             runs=ANYWHERE,
             chips=GPU_CHIPS + TPU_CHIPS,
-            proved=(Proven(Sampling(16), quick=("v5e",)),),
+            proved=(ProofCase(Sampling(16), quick=("v5e",)),),
         ),
         Implementation("matmul", "quantized_matmul.xla", runs=ANYWHERE),
         Implementation("linear", "linear.xla", runs=ANYWHERE),

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from jaxserve.config.flags import integer
 from jaxserve.errors import JaxServeError
-from jaxserve.flags import integer
 from server.commands.engine_flags import (
     ONE_AT_A_TIME,
     add_engine_flags,
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the model over the text and write the file; returns the exit code."""
     from checkpoints import CheckpointError
     from jaxserve import LLM
-    from jaxserve.kv_calibration import calibrate, save
+    from jaxserve.jobs.kv_calibration import calibrate, save
 
     try:
         text = args.text.read_text(encoding="utf-8")

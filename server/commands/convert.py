@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from server.commands.writing import add_folders, written
+from server.commands.output_folder import add_folders, written
 
 FORMATS = ("orbax", "safetensors")
 
@@ -41,7 +41,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert; returns the exit code."""
-    from jaxserve.converting import convert
+    from jaxserve.jobs.convert import convert
 
     if args.tensor_parallel_size > 1:
         import jax

@@ -7,11 +7,11 @@ import dataclasses
 import os
 from typing import Any
 
-from jaxserve.config import WITHOUT_PRIORITIES
+from jaxserve.config.engine_config import WITHOUT_PRIORITIES
+from jaxserve.config.flags import integer
 from jaxserve.errors import ValidationError
-from jaxserve.flags import integer
+from server.client_limits import Limits
 from server.keys import ApiKey, read_keys
-from server.limits import Limits
 
 KEY_VARIABLE = "JAXSERVE_API_KEY"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from jaxserve.config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
+from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
+from jaxserve.config.flags import add_flag
+from jaxserve.config.settings import settings_of
 from jaxserve.errors import ValidationError
-from jaxserve.flags import add_flag
-from jaxserve.settings import settings_of
 
 # Defaults of commands that run one request after the other: two programs serve any step of one
 # slot, and none is being compiled any more when the command wants to end.
@@ -82,7 +82,7 @@ def model_path(args: argparse.Namespace) -> str:
         return str(bundled_model_path())
     path = str(chosen.pop())
     from checkpoints.gguf import is_gguf
-    from jaxserve.hub import is_hub_id
+    from jaxserve.loading.hub import is_hub_id
 
     is_folder = (Path(path) / "config.json").is_file()
     if not is_folder and not is_gguf(path) and not is_hub_id("model", path):

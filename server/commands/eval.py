@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxserve.errors import JaxServeError, ValidationError
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
-from server.process import ended_by_ctrl_c
+from server.process_end import ended_by_ctrl_c
 
 DEFAULTS = {"compile_ahead": 2, "compile_in_background": False}
 WINDOW = 512  # of `logits`
@@ -150,7 +150,7 @@ def _logits(args: argparse.Namespace) -> Any:
         second = replace(second, quantization=args.b_quantization)
     from jaxserve.evaluation.comparison import compare
     from jaxserve.evaluation.windows import sliding_windows
-    from jaxserve.loading import load_bare
+    from jaxserve.loading.engine_build import load_bare
     from jaxserve.tokenization.tokenizer import Tokenizer
 
     a, files = load_bare(first)

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import JaxServeError
-from server.process import ended_by_ctrl_c
+from server.process_end import ended_by_ctrl_c
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
-    from jaxserve.sampling_params import SamplingParams
+    from jaxserve.params.sampling_params import SamplingParams
 
 
 class LocalEngine:

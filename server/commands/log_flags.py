@@ -9,7 +9,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.observability.json_log import JSON, TEXT
 
 if TYPE_CHECKING:
-    from server.tracing import RequestTracer
+    from server.request_spans import RequestTracer
 
 UNLOGGED = "/health,/metrics"
 
@@ -73,6 +73,6 @@ def tracer(args: argparse.Namespace, model_name: str) -> RequestTracer | None:
     """
     if args.otlp_traces_endpoint is None:
         return None
-    from server.tracing import RequestTracer
+    from server.request_spans import RequestTracer
 
     return RequestTracer(args.otlp_traces_endpoint, model_name)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxserve.config import QUANTIZATIONS
+from jaxserve.config.engine_config import QUANTIZATIONS
 from jaxserve.errors import ValidationError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B", re.IGNORECASE)

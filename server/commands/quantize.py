@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from server.commands.writing import add_folders, written
+from server.commands.output_folder import add_folders, written
 
 SCHEMES = ("int8", "int8-dynamic", "int8-static", "int4-awq", "int4-gptq", "int4-dynamic", "fp8")
 
@@ -55,7 +55,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Quantise; returns the exit code."""
-    from checkpoints.quantize.policy import read_policy, uniform_policy
+    from checkpoints.quantize.layer_schemes import read_policy, uniform_policy
     from server.commands.eval import read_text
 
     def write() -> Path:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             policy = read_policy(args.policy)
         else:
             policy = uniform_policy(args.scheme or "int8", args.calibration_method)
-        from jaxserve.quantizing import Calibration, quantize
+        from jaxserve.jobs.quantize import Calibration, quantize
 
         text = None
         if args.calibration is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.commands.parser_flags import add_parser_flags, parsers
-from server.process import ended_by_ctrl_c
+from server.process_end import ended_by_ctrl_c
 
 # Of each slot of the engine, so that the next request is there when one ends.
 REQUESTS_A_SLOT = 2
@@ -82,7 +82,7 @@ async def _run(
     from jaxserve.async_engine import AsyncEngine
     from server.app import create_app
     from server.batch import Batch, read_lines
-    from server.limits import Limits
+    from server.client_limits import Limits
 
     # its user is the only client: a response may show what it likes of its prompts
     limits = Limits(max_response_entries=2**20)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from jaxserve.flags import add_flag
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.config.flags import add_flag
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 
 # parameters that have a flag; each is left out of the parameters when it was not given
 _FLAGS = (

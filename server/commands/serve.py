@@ -7,12 +7,12 @@ import math
 import sys
 from typing import Any
 
-from jaxserve.config import Isolation, check_seconds, check_step_timeout
+from jaxserve.config.engine_config import Isolation, check_seconds, check_step_timeout
+from jaxserve.config.flags import integer, number
+from jaxserve.config.settings import Integer
 from jaxserve.errors import EngineDeadError, ValidationError
-from jaxserve.flags import integer, number
-from jaxserve.isolation.launch import EarlyProcess
-from jaxserve.settings import Whole
-from jaxserve.silence import AUTO, HUNG_FACTOR, HUNG_S
+from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
+from jaxserve.processes.launch import EarlyProcess
 from server.commands.config_file import SHIPPED
 from server.commands.edge_flags import add_edge_flags, api_keys, edge_limits
 from server.commands.engine_flags import (
@@ -26,7 +26,7 @@ from server.commands.parser_flags import add_parser_flags, parsers
 from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
-from server.process import ended_by_ctrl_c
+from server.process_end import ended_by_ctrl_c
 
 
 def register(subparsers: Any) -> None:
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         if args.load_timeout is not None:
             check_seconds("--load-timeout", args.load_timeout)
         if args.num_workers is not None:
-            Whole(1).checked("--num-workers", args.num_workers)
+            Integer(1).checked("--num-workers", args.num_workers)
         if not 0 <= args.shutdown_timeout < math.inf:
             raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
         edge_limits(args)
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"jaxserve: {error}", file=sys.stderr)
                 return 1
         try:
-            from server.supervisor import serve
+            from server.server_process import serve
 
             return serve(config, args, early)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from jaxserve.flags import json_object
+from jaxserve.config.flags import json_object
 from server.options import NO_OPTIONS, Options
 
 # flag -> field of `Options`, and what it does

@@ -7,8 +7,8 @@ import contextlib
 import json
 from typing import Any
 
+from jaxserve.config.vllm_arguments import ANY, NEUTRAL, REFUSED, own_settings
 from jaxserve.errors import ValidationError
-from jaxserve.vllm_arguments import ANY, NEUTRAL, REFUSED, own_settings
 
 # of vLLM's server alone: flag -> the values that ask for nothing, or for what is so anyway
 SERVER_NEUTRAL: dict[str, Any] = {

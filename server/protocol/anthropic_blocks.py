@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from jaxserve.errors import ValidationError
-from server.parts import Kind, Part
+from server.answer_parts import AnswerPart, Kind
 from server.protocol.conversation import ASSISTANT, SYSTEM, Conversation, PartCounter, text_of
 
 ROLES = ("user", ASSISTANT, SYSTEM)
@@ -94,7 +94,7 @@ def _text(given: Any, at: str, parts: PartCounter) -> str:
     return "\n".join(texts)
 
 
-def block(part: Part) -> dict[str, Any]:
+def block(part: AnswerPart) -> dict[str, Any]:
     """The block of a part as it is now."""
     match part.kind:
         case Kind.TEXT:
@@ -107,7 +107,7 @@ def block(part: Part) -> dict[str, Any]:
             return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": given}
 
 
-def _arguments(part: Part) -> dict[str, Any]:
+def _arguments(part: AnswerPart) -> dict[str, Any]:
     """The object that a call's arguments are; of one that was cut off as much as there is."""
     text = part.text.strip()
     try:
@@ -123,7 +123,7 @@ def _arguments(part: Part) -> dict[str, Any]:
     return {"arguments": text} if text else {}
 
 
-def delta(part: Part, text: str) -> dict[str, Any]:
+def delta(part: AnswerPart, text: str) -> dict[str, Any]:
     """What a block's event says of more text."""
     match part.kind:
         case Kind.TEXT:

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
-from jaxserve.tokenization.messages import content_text
+from jaxserve.tokenization.message_text import content_text
 from jaxserve.tokenization.tokenizer import check_template_variables
 from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
-from server.protocol.response_format import Asked
+from server.protocol.response_format import FormatFields
 from server.protocol.tool_messages import rendered_calls
 from server.protocol.tools import AskedTools, asked_tools
 
@@ -121,7 +121,7 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
         """What is said of tools. Raises ValidationError."""
         return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def constraint(self) -> Asked | None:
+    def constraint(self) -> FormatFields | None:
         asked, demanded = super().constraint(), self.asked_tools().constraint()
         if asked is not None and demanded is not None:
             raise ValidationError(

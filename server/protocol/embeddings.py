@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from jaxserve.pooling_params import PoolingParams
+from jaxserve.params.pooling_params import PoolingParams
 from server.protocol.prompts import prompt_list
 from server.protocol.requests import Int64, ModelRequest, Side, Truncation, check_request_id
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from jaxserve.errors import ValidationError
-from jaxserve.request import Queueing
+from jaxserve.request.queueing import Queueing
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.requests import GenerationRequest
 

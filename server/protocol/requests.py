@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.client.input_processor import Params
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import Params
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from server.protocol.beams import (
     KEPT_WITH_BEAMS,
     check_early_stopping,
     check_with_beams,
     check_without_beams,
 )
-from server.protocol.response_format import Asked, constraint
+from server.protocol.response_format import FormatFields, constraint
 from server.protocol.unsupported import check_unsupported
 
 logger = logging.getLogger("jaxserve.server")
@@ -226,7 +226,7 @@ class GenerationRequest(SamplingRequest):
             raise ValidationError("prompt_logprobs", self.prompt_logprobs, "only without stream")
         check_request_id(self.request_id)
 
-    def constraint(self) -> Asked | None:
+    def constraint(self) -> FormatFields | None:
         """What the text must be. Raises ValidationError."""
         return constraint(self.structured_outputs, self.response_format)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxserve.errors import ValidationError
-from jaxserve.structured_outputs_params import FIELD, KINDS, StructuredOutputsParams
-from server.protocol.named import named
+from jaxserve.params.structured_outputs_params import FIELD, KINDS, StructuredOutputsParams
+from server.protocol.body_errors import named
 
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _WHERE = {
@@ -18,14 +18,14 @@ _WHERE = {
 _FROM_FORMAT = {f"{FIELD}.{kind}": where for kind, where in _WHERE.items()}
 
 
-class Asked(NamedTuple):
+class FormatFields(NamedTuple):
     """A constraint, and which field of the body each of its own comes from."""
 
     params: StructuredOutputsParams
     fields: Mapping[str, str]
 
 
-def constraint(given: Any, response_format: Any) -> Asked | None:
+def constraint(given: Any, response_format: Any) -> FormatFields | None:
     """What a body asks for by one of the two fields; None: nothing.
 
     Args:
@@ -41,10 +41,10 @@ def constraint(given: Any, response_format: Any) -> Asked | None:
     if asked is not None:
         kinds = [name for name in KINDS if given.get(name) is not None]
         raise ValidationError(FIELD, kinds, "nothing beside response_format")
-    return Asked(StructuredOutputsParams.of(given), {})
+    return FormatFields(StructuredOutputsParams.of(given), {})
 
 
-def of_format(given: Any) -> Asked | None:
+def of_format(given: Any) -> FormatFields | None:
     """What `response_format` asks for. Raises ValidationError."""
     kind = given.get("type") if isinstance(given, dict) else None
     if kind not in FORMATS:
@@ -59,7 +59,7 @@ def of_format(given: Any) -> Asked | None:
             params = StructuredOutputsParams(structural_tag=given)
         else:
             params = StructuredOutputsParams(json=_schema(given))
-    return Asked(params, _FROM_FORMAT)
+    return FormatFields(params, _FROM_FORMAT)
 
 
 def _schema(given: dict[str, Any]) -> Any:

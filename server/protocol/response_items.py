@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from server.parts import Kind, Part
+from server.answer_parts import AnswerPart, Kind
 from server.protocol.conversation import (
     ASSISTANT,
     MAX_MESSAGES,
@@ -15,7 +15,7 @@ from server.protocol.conversation import (
     PartCounter,
     text_of,
 )
-from server.protocol.responses import Encoded
+from server.protocol.responses import EncodedList
 
 ROLES = {"user": "user", "assistant": ASSISTANT, "system": SYSTEM, "developer": SYSTEM}
 TEXTS = ("input_text", "output_text", "text")
@@ -115,13 +115,13 @@ def _thought(item: dict[str, Any], at: str, parts: PartCounter) -> str:
     return ""
 
 
-def item_id(part: Part) -> str:
+def item_id(part: AnswerPart) -> str:
     """A new id for a part's item."""
     return f"{_PREFIXES[part.kind]}_{secrets.token_hex(12)}"
 
 
 def output_item(
-    part: Part, part_id: str, logprobs: Encoded | None, *, status: str | None = None
+    part: AnswerPart, part_id: str, logprobs: EncodedList | None, *, status: str | None = None
 ) -> dict[str, Any]:
     """The item of a part.
 
@@ -148,7 +148,7 @@ def output_item(
             return {**head, "type": "function_call", **call}
 
 
-def output_content(part: Part, logprobs: Encoded | None) -> dict[str, Any]:
+def output_content(part: AnswerPart, logprobs: EncodedList | None) -> dict[str, Any]:
     """The content of a text's or a thought's item."""
     if part.kind is Kind.THOUGHT:
         return {"type": "reasoning_text", "text": part.text}

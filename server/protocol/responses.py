@@ -31,7 +31,7 @@ def dumps(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-class Repeated(list[Any]):
+class RepeatedList(list[Any]):
     """A list that a response has several times: `dumped_in_pieces` encodes it once.
 
     Attributes:
@@ -41,7 +41,7 @@ class Repeated(list[Any]):
     pieces: list[bytes] | None = None
 
 
-class Encoded(list[bytes]):
+class EncodedList(list[bytes]):
     """A list that is kept as its JSON, one or more of its elements a piece, without brackets."""
 
     def add(self, elements: list[Any]) -> bytes:
@@ -56,11 +56,11 @@ def dumped_in_pieces(value: Any) -> Iterator[bytes]:
 
     The encoder lets go of the interpreter only when it is done; a response may have megabytes.
     """
-    if isinstance(value, Repeated):
+    if isinstance(value, RepeatedList):
         if value.pieces is None:
             value.pieces = [*dumped_in_pieces([*value])]
         yield from value.pieces
-    elif isinstance(value, Encoded):
+    elif isinstance(value, EncodedList):
         for index, piece in enumerate(value):
             yield b"," if index else b"["
             yield piece

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.structured_outputs_params import MAX_DEPTH, is_deeper
+from jaxserve.params.structured_outputs_params import MAX_DEPTH, is_deeper
 
 MAX_CALLS = 256  # of one message
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from jaxserve.grammars.text import SCHEMAS_BY_NAME
-from jaxserve.structured_outputs_params import (
+from jaxserve.grammars.grammar_text import SCHEMAS_BY_NAME
+from jaxserve.params.structured_outputs_params import (
     FIELD,
     MAX_DEPTH,
     StructuredOutputsParams,
     is_deeper,
 )
-from server.protocol.response_format import Asked
+from server.protocol.response_format import FormatFields
 from server.protocol.tool_messages import MAX_CALLS
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
@@ -42,11 +42,11 @@ class AskedTools:
     name: str | None
     parallel: bool
 
-    def constraint(self) -> Asked | None:
+    def constraint(self) -> FormatFields | None:
         """What the text must be where a call is demanded."""
         if self.name is not None:
             (schema,) = (_parameters(t) for t in self.tools if _name(t) == self.name)
-            return Asked(StructuredOutputsParams(json=schema), _FIELDS)
+            return FormatFields(StructuredOutputsParams(json=schema), _FIELDS)
         if self.choice != REQUIRED:
             return None
         calls, definitions = [], {}
@@ -66,7 +66,7 @@ class AskedTools:
             )
         schema = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": definitions}
         schema["maxItems"] = MAX_CALLS if self.parallel else 1
-        return Asked(StructuredOutputsParams(json=schema), _FIELDS)
+        return FormatFields(StructuredOutputsParams(json=schema), _FIELDS)
 
 
 def asked_tools(tools: Any, choice: Any, parallel: bool | None) -> AskedTools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.reasoning.tagged import ReasoningParser
+from server.reasoning.tags import ReasoningParser
 
 
 class Qwen3Parser(ReasoningParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.reasoning.deepseek_r1 import DeepSeekR1Parser
 from server.reasoning.mistral import MistralReasoningParser
 from server.reasoning.qwen3 import Qwen3Parser
-from server.reasoning.tagged import ReasoningParser
+from server.reasoning.tags import ReasoningParser
 
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "deepseek_r1": DeepSeekR1Parser,

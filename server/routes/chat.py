@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.sampling_params import SamplingParams
-from server.answering import answer
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.sampling_params import SamplingParams
 from server.answers import COMMON_FIELDS, Answer, Piece
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.logprobs import chat_logprobs, prompt_logprobs
-from server.reasoning.counting import ThoughtCounter
+from server.reasoning.thought_counter import ThoughtCounter
 from server.tools.message import MessageReader
 
 ROLE = "assistant"

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.outputs import CompletionOutput
-from server.answering import answer
 from server.answers import COMMON_FIELDS, Answer, Piece
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.logprobs import Position, completion_logprobs, prompt_logprobs
-from server.protocol.responses import Repeated
+from server.protocol.responses import RepeatedList
 
 
 async def create_completion(request: Request) -> Response:
@@ -37,7 +37,7 @@ class Completions(Answer[CompletionRequest]):
         service.check_batch(len(prompts), "prompt")
         self.check_room(len(prompts))
         self._texts: list[str] = []  # of the prompts, for echo
-        self._scored: dict[int, Repeated] = {}  # by prompt
+        self._scored: dict[int, RepeatedList] = {}  # by prompt
         self._echoed: dict[int, dict[str, list[Any]]] = {}  # logprobs of each prompt
         self._offsets = Counter[int]()  # characters of each choice whose logprobs have been told
         # With echo and max_tokens=0 one token is generated and dropped: the prompt is scored.
@@ -76,7 +76,7 @@ class Completions(Answer[CompletionRequest]):
         scored = piece.output.prompt_logprobs if self.body.prompt_logprobs is not None else None
         if scored is not None and piece.position not in self._scored:
             # the same for all its choices
-            self._scored[piece.position] = Repeated(prompt_logprobs(scored))
+            self._scored[piece.position] = RepeatedList(prompt_logprobs(scored))
         return self.delta(piece) | {"prompt_logprobs": self._scored.get(piece.position)}
 
     def delta(self, piece: Piece) -> dict[str, Any]:

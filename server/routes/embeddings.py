@@ -11,17 +11,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxserve.inputs import PreparedRequest
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import RequestOutput
-from server.answering import answer
 from server.answers import QUICK_ENTRIES, check_served
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
+from server.event_stream import merge, until_disconnect
+from server.protocol.body_errors import named
 from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.named import named
 from server.service import Service, client_of, engine_id, entry_of, queueing_of, response_id
-from server.streaming import merge, until_disconnect
-from server.whole import whole_response
+from server.whole_answer import whole_response
 
 FIELDS = {"prompt": "input", "prompt_token_ids": "input"}
 

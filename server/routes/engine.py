@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import jaxserve
+from server.event_stream import EventStream
 from server.service import Service, client_of
-from server.streaming import EventStream
 
 
 async def facts(request: Request) -> Response:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
-from server.answering import answer_as
+from server.endpoint import answer_as
 from server.engine_route import EngineRoute
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest

@@ -9,18 +9,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from server.answering import answer
+from server.answer_parts import AnswerPart, Kind, PartBegin, PartGrowth, Step
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
-from server.parts import Begun, Grown, Kind, Part, Step
+from server.event_stream import until_disconnect
 from server.parts_answer import PartsAnswer
 from server.protocol.anthropic_blocks import block, delta
 from server.protocol.anthropic_errors import anthropic_error
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest, api_field
-from server.protocol.named import renamed
+from server.protocol.body_errors import renamed
 from server.protocol.responses import dumps
 from server.service import Service
-from server.streaming import until_disconnect
 
 TIME_IS_OVER = "timeout was over before the answer was complete"
 
@@ -98,10 +98,10 @@ class Messages(PartsAnswer):
 
     def step_events(self, step: Step) -> list[bytes]:
         part = step.part
-        if isinstance(step, Begun):
-            empty = block(Part(part.kind, part.index, part.name, part.call_id))
+        if isinstance(step, PartBegin):
+            empty = block(AnswerPart(part.kind, part.index, part.name, part.call_id))
             return [_event("content_block_start", index=part.index, content_block=empty)]
-        if isinstance(step, Grown):
+        if isinstance(step, PartGrowth):
             told = delta(part, step.text)
             return [_event("content_block_delta", index=part.index, delta=told)]
         return [_event("content_block_stop", index=part.index)]

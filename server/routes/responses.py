@@ -14,28 +14,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
-from server.answering import answer
+from server.answer_parts import AnswerPart, Kind, PartBegin, PartEnd, PartGrowth, Step
 from server.answers import Piece
-from server.body import QUICK_BYTES
+from server.body_reader import QUICK_BYTES
+from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError, as_api_error
-from server.parts import Begun, Ended, Grown, Kind, Part, Step
+from server.event_stream import until_disconnect
 from server.parts_answer import PartsAnswer
+from server.protocol.body_errors import renamed
 from server.protocol.conversation import Conversation
-from server.protocol.named import renamed
 from server.protocol.response_items import add_items, item_id, output_content, output_item
-from server.protocol.responses import PIECE, Encoded, dumped_in_pieces, dumps
+from server.protocol.responses import PIECE, EncodedList, dumped_in_pieces, dumps
 from server.protocol.responses_request import (
     LOGPROBS,
     Echo,
     ResponsesRequest,
     api_field,
 )
-from server.response_store import Kept, Owner, with_tools
-from server.routes.kept_responses import unknown_response
+from server.response_store import Owner, StoredResponse, with_tools
+from server.routes.stored_responses import unknown_response
 from server.service import Service, client_of
-from server.streaming import until_disconnect
-from server.whole import WholeResponse, coalesced
+from server.whole_answer import WholeResponse, coalesced
 
 
 async def create_response(request: Request) -> Response:
@@ -79,8 +79,8 @@ class Responses(PartsAnswer):
         self._sequence = 0
         self._ids: list[str] = []  # of the items
         # told with each token, and three times more at the end
-        self._all_logprobs = Encoded() if asked.tells_logprobs else None
-        self._new_logprobs = Encoded()  # that no event has told
+        self._all_logprobs = EncodedList() if asked.tells_logprobs else None
+        self._new_logprobs = EncodedList()  # that no event has told
         self._uncounted = 0  # bytes of them
 
     @classmethod
@@ -203,7 +203,7 @@ class Responses(PartsAnswer):
             "total_tokens": read + written,
         }
 
-    def _item(self, part: Part, status: str | None = None) -> dict[str, Any]:
+    def _item(self, part: AnswerPart, status: str | None = None) -> dict[str, Any]:
         while len(self._ids) <= part.index:
             self._ids.append(item_id(self.parts.parts[len(self._ids)]))
         return output_item(part, self._ids[part.index], self._all_logprobs, status=status)
@@ -224,7 +224,7 @@ class Responses(PartsAnswer):
         if self._asked.keeps:
             self.service.responses.put(self._owner, self.name, kept)
 
-    def _made(self) -> Kept:
+    def _made(self) -> StoredResponse:
         body = self._encode()
         messages: list[dict[str, Any]] = []
         if self._status in ("completed", "incomplete"):
@@ -237,10 +237,10 @@ class Responses(PartsAnswer):
         past = b"".join(dumped_in_pieces(messages)) if messages else b""
         return self._kept(past, is_made=True)
 
-    def _kept(self, messages: bytes, *, is_made: bool) -> Kept:
+    def _kept(self, messages: bytes, *, is_made: bool) -> StoredResponse:
         asked, echo = self._asked, self._echoed
         needed = 0 if is_made else max(0, self._body_bytes - len(echo.tools)) + self._earlier_bytes
-        return Kept(self._json, echo.tools, messages, needed, bool(asked.background))
+        return StoredResponse(self._json, echo.tools, messages, needed, bool(asked.background))
 
     def _encode(self) -> dict[str, Any]:
         """The response as it is now, which becomes `_json`."""
@@ -276,7 +276,7 @@ class Responses(PartsAnswer):
     def step_events(self, step: Step) -> list[bytes]:
         part = step.part
         at = {"output_index": part.index}
-        if isinstance(step, Begun):
+        if isinstance(step, PartBegin):
             item = self._item(part, "in_progress")
             begun = self._event("response.output_item.added", **at, item=item)
             if part.kind is Kind.CALL:
@@ -284,13 +284,13 @@ class Responses(PartsAnswer):
             content = output_content(part, None)
             where = self._where(part)
             return begun + self._event("response.content_part.added", **where, part=content)
-        if isinstance(step, Grown):
+        if isinstance(step, PartGrowth):
             more = self._take_logprobs() if part.kind is Kind.TEXT else {}
             where = self._where(part)
             return self._event(
                 f"response.{_TEXT[part.kind]}.delta", **where, delta=step.text, **more
             )
-        assert isinstance(step, Ended)
+        assert isinstance(step, PartEnd)
         item = self._item(part)
         events = self._text_done(part)
         if part.kind is not Kind.CALL:
@@ -318,7 +318,7 @@ class Responses(PartsAnswer):
         self._sequence += 1
         return [head.encode(), *with_tools(self._json, self._echoed.tools), b"}\n\n"]
 
-    def _text_done(self, part: Part) -> list[bytes]:
+    def _text_done(self, part: AnswerPart) -> list[bytes]:
         name = f"response.{_TEXT[part.kind]}.done"
         if part.kind is Kind.CALL:
             return self._event(name, **self._where(part), name=part.name, arguments=part.text)
@@ -327,10 +327,10 @@ class Responses(PartsAnswer):
         return self._event(name, **self._where(part), text=part.text, **more)
 
     def _take_logprobs(self) -> dict[str, Any]:
-        told, self._new_logprobs = self._new_logprobs, Encoded()
+        told, self._new_logprobs = self._new_logprobs, EncodedList()
         return {"logprobs": told}
 
-    def _where(self, part: Part) -> dict[str, Any]:
+    def _where(self, part: AnswerPart) -> dict[str, Any]:
         where = {"item_id": self._ids[part.index], "output_index": part.index}
         return where if part.kind is Kind.CALL else {**where, "content_index": 0}
 

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from jaxserve.client.input_processor import check_token_ids
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import check_token_ids
 from server.protocol.chat import ChatTokenizeRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.service import Service

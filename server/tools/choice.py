@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxserve.errors import ValidationError
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.params.structured_outputs_params import Thoughts
 from server.protocol.tools import AUTO, NONE, REQUIRED, AskedTools
-from server.reasoning.counting import ThoughtCounter
 from server.reasoning.registry import REASONING_PARSERS
-from server.reasoning.tagged import ReasoningParser
-from server.tools.constrained import ArgumentsParser, ListParser
+from server.reasoning.tags import ReasoningParser
+from server.reasoning.thought_counter import ThoughtCounter
+from server.tools.demanded_calls import ArgumentsParser, ListParser
 from server.tools.message import MessageReader
 from server.tools.reader import ToolParser
 from server.tools.registry import TOOL_PARSERS

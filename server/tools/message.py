@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.reasoning.tagged import ReasoningParser
+from server.reasoning.tags import ReasoningParser
 from server.tools.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 from server.tools.reader import ToolParser
 

@@ -10,9 +10,9 @@ from benchmarks.constrained import __main__ as validity
 from benchmarks.constrained import speed
 from checkpoints import bundled_model_path
 from jaxserve import StructuredOutputsParams
+from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.text import grammar_text
-from jaxserve.model_facts import ModelFacts
+from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.benchmarks.documented import documented
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.__main__ import LENGTH, Load, longest_silence
+from benchmarks.verify.faults.__main__ import LENGTH, Load, longest_silence
 from jaxserve.errors import EngineDeadError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from benchmarks import page_cost
-from benchmarks.edge_load import Server
+from benchmarks.verify.edge_load import Server
 
 
 def test_the_mean_of_ratios_and_its_interval() -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import benchmark
 from benchmarks.gpu.decode_step import mixed_items, too_fast
 from benchmarks.gpu.setting import bare_setting
-from jaxserve.bench.limits import MARGIN
+from jaxserve.bench.device_limits import MARGIN
 
 ROOT = Path(__file__).parents[2]
 # files whose engines keep the prefix cache, and why it makes nothing free there

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.tile_counts import __main__ as command
-from benchmarks.tile_counts.counting import Caches, Emulator, Layer, Prompt
+from benchmarks.verify.tile_counts import __main__ as command
+from benchmarks.verify.tile_counts.counting import Caches, Emulator, Layer, Prompt
 from pallas_kernels.native import build
 
 SMALLEST = np.float32(2.0**-126)  # normal number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.waiting_requests import bytes_each, main, plan_times
-from jaxserve.config import SCHEDULING_POLICIES
+from jaxserve.config.engine_config import SCHEDULING_POLICIES
 
 pytestmark = pytest.mark.slow  # each starts an engine or a server, or takes seconds
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from jaxserve.messages import Abort, AddGroup, Begun, Body, Control, StepOutput
-from jaxserve.reports import REPORTS
+from jaxserve.boundary.messages import Abort, AddGroup, Body, Control, FirstSteps, StepOutput
+from jaxserve.boundary.reports import REPORTS
 
 BODIES: dict[str, Any] = {
-    kind.kind: TypeAdapter(kind) for kind in (AddGroup, Abort, Begun, Control, StepOutput)
+    kind.kind: TypeAdapter(kind) for kind in (AddGroup, Abort, FirstSteps, Control, StepOutput)
 }
 REPORT_TYPES = {name: TypeAdapter(kind) for name, kind in REPORTS.items()}
 

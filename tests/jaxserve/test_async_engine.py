@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.config import EngineConfig
-from jaxserve.deadlines import Deadlines
-from jaxserve.inputs import PreparedRequest
+from jaxserve.client.deadlines import Deadlines
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.outputs import RequestOutput
 
 

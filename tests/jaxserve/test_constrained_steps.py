@@ -9,22 +9,24 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.boundary.messages import AddGroup, Hypothesis
 from jaxserve.engine.loop import Engine
 from jaxserve.execution.features import Facts, Need, SpecialRow
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.mask import Mask, MaskInputs
 from jaxserve.execution.results import StepResult
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.text import grammar_text
+from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup, Hypothesis
-from jaxserve.request import FinishReason, Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduling.limits import SchedulerLimits
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import FinishReason, StopRule
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
-from jaxserve.structured_outputs_params import StructuredOutputsParams, Thoughts
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from jaxserve import LLM, PoolingParams, SamplingParams
+from jaxserve.client.input_processor import InputProcessor
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import Facts, make_features
 from jaxserve.execution.programs import MOST_PROGRAMS
-from jaxserve.inputs import InputProcessor
-from jaxserve.pooling_params import POOLINGS
+from jaxserve.params.pooling_params import POOLINGS
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 

@@ -12,11 +12,11 @@ import jax.monitoring
 import pytest
 
 from jaxserve import LLM, RequestOutput, SamplingParams
+from jaxserve.boundary.messages import StepEstimate
+from jaxserve.boundary.reports import PROMPT_SCORES
 from jaxserve.engine.pace import Pace
 from jaxserve.errors import ValidationError
-from jaxserve.messages import Expected
-from jaxserve.pulse import Pulse
-from jaxserve.reports import PROMPT_SCORES
+from jaxserve.liveness.pulse import Pulse
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 
@@ -133,7 +133,7 @@ def test_nothing_is_compiled_once_the_engine_is_ready(llm) -> None:
 
 
 def test_what_steps_may_take_is_told_of_each_program(llm, monkeypatch) -> None:
-    engine, told = llm.client.engine, list[Expected]()
+    engine, told = llm.client.engine, list[StepEstimate]()
     runner, pulse = engine.runner, Pulse()
     assert set(runner.first_runs) == {one.layout.shape for one in runner.programs.programs}
     assert min(runner.first_runs.values()) > 0
@@ -146,7 +146,7 @@ def test_what_steps_may_take_is_told_of_each_program(llm, monkeypatch) -> None:
     finally:
         engine.pace = None
     assert sum(one.seconds > 0 for one in told) > 5
-    assert told[-1] == Expected(0.0, False), "nothing is in flight"
+    assert told[-1] == StepEstimate(0.0, False), "nothing is in flight"
 
 
 @pytest.mark.slow

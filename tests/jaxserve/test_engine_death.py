@@ -16,7 +16,7 @@ from jaxserve.async_engine import AsyncEngine
 from jaxserve.engine.loop import Engine
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.programs import Program
-from jaxserve.loading import load_engine
+from jaxserve.loading.engine_build import load_engine
 
 SIZES: dict[str, Any] = {
     "model": str(bundled_model_path()),
@@ -86,7 +86,7 @@ def engines_made(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
         made.append(loaded.engine)
         return loaded
 
-    monkeypatch.setattr("jaxserve.thread_client.load_engine", load)
+    monkeypatch.setattr("jaxserve.client.thread_client.load_engine", load)
     return made
 
 

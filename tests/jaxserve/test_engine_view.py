@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.config import EngineConfig, Isolation
-from jaxserve.observability.engine_view import EngineView
+from jaxserve.boundary.engine_view import EngineView
+from jaxserve.config.engine_config import EngineConfig, Isolation
 
 VIEW = EngineView(1, [], [], 1, 1, b"\0\0", 0.0)
 
@@ -62,8 +62,8 @@ def test_who_asks_meanwhile_gets_the_same_view(monkeypatch) -> None:
 
 
 def test_slots_bear_the_ids_of_requests() -> None:
-    from jaxserve.client import EngineClient
-    from jaxserve.observability.engine_view import SlotView
+    from jaxserve.boundary.engine_view import SlotView
+    from jaxserve.client.engine_client import EngineClient
 
     known = SimpleNamespace(request_of={"7.0": "cmpl-1"}.get)
     slots = [SlotView(n, name, 0, 1, 1, 1, 1, 1, 0, False, 0, 0.0) for n, name in enumerate("ab")]

@@ -10,12 +10,12 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features.logprobs import Logprobs
 from jaxserve.execution.features.prompt_scores import PromptScores
-from jaxserve.output_processor import OutputProcessor
+from jaxserve.params.beam_search_params import BeamSearchParams
 
 pytestmark = pytest.mark.slow
 

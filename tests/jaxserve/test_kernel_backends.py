@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineConfig, SamplingParams
-from jaxserve.client import LocalClient
+from jaxserve.client.engine_client import LocalClient
 from jaxserve.errors import ValidationError
-from jaxserve.loading import load_engine
+from jaxserve.loading.engine_build import load_engine
 from jaxserve.outputs import RequestOutput
 from pallas_kernels import AttentionShape, Backends, KernelError
 from pallas_kernels.backends.record import ANYWHERE, Backend, Implementation

@@ -12,11 +12,11 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM, SamplingParams
-from jaxserve.execution import pool_plan
 from jaxserve.execution import runner as runner_module
 from jaxserve.execution.memory_plan import Demand
 from jaxserve.execution.runner import Runner
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.loading import pool_plan
 
 MIB = 1 << 20
 SETTINGS: dict[str, Any] = {

@@ -16,10 +16,10 @@ from jaxserve.execution.control import CopyProgram
 from jaxserve.execution.host_pages import BACK, OUT
 from jaxserve.execution.runner import Command
 from jaxserve.memory.tier import Move
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import Fork, StepPlan
 from tests.jaxserve.host_tier import HostTier
-from tests.jaxserve.test_deciding import CASE, asked_for, built, decided_for
+from tests.jaxserve.loading.test_engine_plan import CASE, asked_for, built, decided_for
 from tests.jaxserve.test_step_contract import finish, request
 
 HOST_PAGES, PAGES = 24, 14

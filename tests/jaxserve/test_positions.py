@@ -16,14 +16,15 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.execution.features import Chunk, Feature, SpecialRow, Tokens
 from jaxserve.execution.layout import array, arrays
 from jaxserve.memory.page_keys import KeySpan
-from jaxserve.models import ModelConfig, load_model, registry
+from jaxserve.models import load_model, registry
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import PLAIN_LINEAR
 from jaxserve.models.llama import Llama
 from jaxserve.models.plain_forward import causal_attend
 from jaxserve.models.protocol import Angles, TokenRows
 from jaxserve.models.rope import rope_tables
 from jaxserve.parallel import make_mesh
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from tests.tiny_models import VOCAB_SIZE
 
 pytestmark = pytest.mark.slow
@@ -126,7 +127,7 @@ def llm(sectioned: None, make_llm: Any, model_folder: Any) -> LLM:
 def expected(sectioned: None, model_folder: Any) -> Any:
     """Greedy tokens of the model without pages, chunks and batches."""
     folder = model_folder(CASE)
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     graph, state = nnx.split(
         load_model(folder, config, mesh=make_mesh(1), dtype="float32", form=PLAIN_LINEAR)
     )

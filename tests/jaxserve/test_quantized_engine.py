@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from checkpoints import CheckpointError, bundled_model_path
-from checkpoints.quantize.policy import uniform_policy
+from checkpoints.quantize.layer_schemes import uniform_policy
 from jaxserve import LLM, SamplingParams
-from jaxserve.converting import convert
 from jaxserve.errors import ValidationError
-from jaxserve.quantizing import quantize
+from jaxserve.jobs.convert import convert
+from jaxserve.jobs.quantize import quantize
 from jaxserve.tokenization.tokenizer import Tokenizer
 from server.cli import build_parser
 from server.commands.engine_flags import engine_config

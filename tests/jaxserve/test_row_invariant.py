@@ -7,7 +7,7 @@ import pytest
 from checkpoints import bundled_model_path
 from jaxserve import LLM, EngineConfig, SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.loading import load_engine
+from jaxserve.loading.engine_build import load_engine
 from jaxserve.models.linear import LinearForm
 from pallas_kernels import Backends, native
 

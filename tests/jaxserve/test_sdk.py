@@ -19,10 +19,10 @@ from jaxserve import (
     SamplingParams,
     TokensPrompt,
 )
+from jaxserve.client.similarity import cosine, pair_up
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.observability.metric_values import Counter, Gauge, Histogram
-from jaxserve.sampling_params import RequestOutputKind
-from jaxserve.scoring import cosine, pair_up
+from jaxserve.params.sampling_params import RequestOutputKind
 
 SMALL = {
     "max_num_seqs": 4,

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.execution.features import Buffer, Facts, Feature, NewestTokens, Tokens
 from jaxserve.execution.layout import array, arrays
 from jaxserve.execution.runner import Command
-from jaxserve.loading import load_engine
-from jaxserve.request import Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.loading.engine_build import load_engine
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.group import SequenceGroup
 from tests.jaxserve import oracle
 from tests.jaxserve.requests import make_request

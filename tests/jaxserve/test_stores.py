@@ -20,11 +20,11 @@ from safetensors.numpy import load_file
 
 from checkpoints import CheckpointError, TensorMismatchError
 from checkpoints.store import RECORD_FILE, is_store, read_record
-from checkpoints.store.publishing import partial_folder
+from checkpoints.store.publish import partial_folder
 from checkpoints.store.reader import restore_store
 from checkpoints.store.writer import write_store
-from jaxserve.converting import convert
 from jaxserve.errors import ValidationError
+from jaxserve.jobs.convert import convert
 
 ROOT = Path(__file__).parents[2]
 ARRAYS = {
@@ -145,7 +145,7 @@ from pathlib import Path
 import numpy as np
 from checkpoints import CheckpointError
 from checkpoints.store.writer import write_store
-from checkpoints.writing import write_folder
+from checkpoints.folder_writer import write_folder
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 arrays = {"a": np.zeros((1000, 1000), np.float32)}
 for write in (
@@ -271,10 +271,10 @@ MESHES = """
 import sys
 from pathlib import Path
 import jax, numpy as np
-from jaxserve.config import EngineConfig
-from jaxserve.converting import convert
-from jaxserve.loading import load_bare
-from jaxserve.models.stored import named_leaves
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.jobs.convert import convert
+from jaxserve.loading.engine_build import load_bare
+from jaxserve.models.store import named_leaves
 folder, out, quantization = sys.argv[1], sys.argv[2], sys.argv[3] or None
 convert(folder, out, tensor_parallel_size=8, quantization=quantization, use_tqdm=False)
 def values(model):
@@ -326,11 +326,11 @@ def test_one_cpu_cuts_the_parts_for_two_devices(model_folder: Any, tmp_path: Pat
 @pytest.mark.parametrize("scheme", ["int4-dynamic", "fp8"])
 def test_a_quantised_checkpoint_is_kept_as_it_is_loaded(scheme: str, tmp_path: Path) -> None:
     from checkpoints import bundled_model_path
-    from checkpoints.quantize.policy import uniform_policy
-    from jaxserve.config import EngineConfig
-    from jaxserve.loading import load_bare
-    from jaxserve.models.stored import named_leaves, save_model
-    from jaxserve.quantizing import quantize
+    from checkpoints.quantize.layer_schemes import uniform_policy
+    from jaxserve.config.engine_config import EngineConfig
+    from jaxserve.jobs.quantize import quantize
+    from jaxserve.loading.engine_build import load_bare
+    from jaxserve.models.store import named_leaves, save_model
 
     source, out = tmp_path / "quantised", tmp_path / "store"
     model = str(bundled_model_path())

@@ -10,10 +10,10 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.errors import ValidationError
-from jaxserve.grammars import forcing
-from jaxserve.inputs import PreparedRequest
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.grammars import forced_tokens
+from jaxserve.params.structured_outputs_params import Thoughts
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_forced_tokens_change_nothing(llm: LLM, expected, monkeypatch) -> None:
     before = llm.client.stats().num_steps
     assert generate(llm) == expected
     forced = llm.client.stats().num_steps - before
-    monkeypatch.setattr(forcing, "MIN_FORCED", 10**6)
+    monkeypatch.setattr(forced_tokens, "MIN_FORCED", 10**6)
     assert generate(llm) == expected
     assert llm.client.stats().num_steps - before - forced > forced
     monkeypatch.undo()

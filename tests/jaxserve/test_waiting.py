@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from jaxserve import SamplingParams, live_request, output_processor
-from jaxserve.inputs import InputProcessor
-from jaxserve.messages import Abort, StepOutput
+from jaxserve import SamplingParams
+from jaxserve.boundary.messages import Abort, StepOutput
+from jaxserve.client import live_request, output_processor
+from jaxserve.client.input_processor import InputProcessor
+from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.output_processor import OutputProcessor
-from jaxserve.request import Request
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.params.sampling_params import RequestOutputKind
+from jaxserve.request.request import Request
 from jaxserve.scheduling.policies import FirstComeFirstServed
-from tests.jaxserve.test_messages import SLOTS, VOCAB, make_engine
+from tests.jaxserve.boundary.test_messages import SLOTS, VOCAB, make_engine
 from tests.resolved_config import resolved_config
 
 PROMPT = [5] * 20

@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.kv_calibration import calibrate
+from jaxserve.jobs.kv_calibration import calibrate
 from jaxserve.memory.page_groups import PageGroups
 from tests.jaxserve.test_engine import essence, random_workload
 

@@ -63,7 +63,7 @@ import jax.numpy as jnp
 import pallas_kernels
 from pallas_kernels import AttentionShape, KernelError, choose_backends, require_backend
 from pallas_kernels.backends.fake import FakeTuning
-from benchmarks.prove import cases_for
+from benchmarks.verify.prove import cases_for
 
 backends = choose_backends("cpu", "cpu", AttentionShape(page_size=16))
 assert (backends.decode, backends.write_kv) == ("fake", "fake"), backends

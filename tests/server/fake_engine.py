@@ -11,15 +11,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.config import EngineConfig
+from jaxserve.client.input_processor import InputProcessor, PreparedRequest
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import EngineDeadError
-from jaxserve.inputs import InputProcessor, PreparedRequest
 from jaxserve.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.request import Queueing
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
-from jaxserve.scheduling.ledger import Ledger, Work
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.scheduling.ledger import Ledger, RequestWork
 from tests.resolved_config import resolved_config
 
 VOCAB_SIZE = 0x110000
@@ -257,11 +257,11 @@ class FakeEngine:
             yield output([completion(i, text, True) for i, text in enumerate(texts)], True)
 
 
-def _work(prepared: PreparedRequest) -> Work:
+def _work(prepared: PreparedRequest) -> RequestWork:
     group = prepared.group
     turn, asked = group.queueing, group.num_output_asked
     size = len(group.prompt_token_ids)
-    return Work(turn.client, size, len(group.sequence_ids), num_output=asked)
+    return RequestWork(turn.client, size, len(group.sequence_ids), num_output=asked)
 
 
 def _logprobs(token_id: int, count: int) -> PositionLogprobs:

@@ -14,12 +14,12 @@ from starlette.testclient import TestClient
 
 from jaxserve.errors import QueueFullError
 from jaxserve.scheduling.ledger import Entry, Ledger
-from server.admission import Admission, Refused
+from server.admission import Admission, BusyResponse
 from server.app import create_app
+from server.client_limits import Limits
 from server.connection import Connection
 from server.engine_route import engine_paths
 from server.keys import ApiKey
-from server.limits import Limits
 from server.options import Options
 from tests.resolved_config import resolved_config
 from tests.server.fake_engine import FakeEngine
@@ -202,9 +202,9 @@ def test_paths_are_judged_behind_a_root_path_too() -> None:
     engine.refusal = FULL
     for root in (b"", b"/api"):
         told = admission.look(b"POST", root + b"/v1/completions?a=b", JSON_HEADERS, "10.0.0.1")
-        assert isinstance(told, Refused) and json.loads(told.body)["error"]["code"] == 503
+        assert isinstance(told, BusyResponse) and json.loads(told.body)["error"]["code"] == 503
         told = admission.look(b"POST", root + b"/v1/messages", JSON_HEADERS, "10.0.0.1")
-        assert isinstance(told, Refused)
+        assert isinstance(told, BusyResponse)
         assert json.loads(told.body)["error"]["type"] == "overloaded_error", "Anthropic's shape"
     for url in (b"/api/v1/models", b"/other/v1/completions", b"/v1/messages/count_tokens"):
         assert admission.look(b"POST", url, JSON_HEADERS, "10.0.0.1") is None
@@ -223,7 +223,7 @@ def test_clients_are_judged_apart() -> None:
     admission = Admission(service.refusal, service.enter, PATHS, service.keys, service.serves)
     for _ in range(2):
         look(admission).arrive()
-    assert isinstance(look(admission), Refused)
+    assert isinstance(look(admission), BusyResponse)
     assert look(admission, (b"x-forwarded-for", b"10.0.0.2")) is None, "a proxy's client"
     look(admission, address="10.0.0.2").arrive()
     engine.is_draining = True
@@ -236,7 +236,7 @@ def test_keys_tell_clients_apart_and_none_is_the_applications() -> None:
     service = create_app(engine, api_keys=[ApiKey("a", "a"), ApiKey("b", "b")]).state.service
     admission = Admission(service.refusal, service.enter, PATHS, service.keys, service.serves)
     look(admission, (b"authorization", b"Bearer a")).arrive()
-    assert isinstance(look(admission, (b"x-api-key", b"a")), Refused)
+    assert isinstance(look(admission, (b"x-api-key", b"a")), BusyResponse)
     assert isinstance(look(admission, (b"authorization", b"bearer b")), Entry)
     assert look(admission) is None and look(admission, (b"x-api-key", b"c")) is None, "401"
 

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from checkpoints import bundled_model_path
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from server.app import create_app
 from server.protocol.anthropic_errors import is_anthropic
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest

@@ -17,9 +17,9 @@ from jaxserve.errors import QueueFullError
 from server import connection
 from server.admission import Admission
 from server.app import create_app
+from server.client_limits import Limits
 from server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connection
 from server.engine_route import engine_paths
-from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 
 

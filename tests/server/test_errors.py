@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from jaxserve.errors import CompilerBusyError
 from jaxserve.outputs import ERROR, NOT_COMPILED, CompletionOutput, RequestOutput
-from jaxserve.sampling_params import TOKEN_FIELDS
+from jaxserve.params.sampling_params import TOKEN_FIELDS
 from server.answers import check_served
 from server.app import create_app
+from server.client_limits import Limits
 from server.errors import ApiError, as_api_error
-from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 
 JSON = {"content-type": "application/json"}

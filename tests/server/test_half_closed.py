@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from server.app import create_app
+from server.client_limits import Limits
 from server.connection import Connection
-from server.limits import Limits
 from tests.server.test_connection import HEAD, serving
 from tests.server.test_many_connections import Recorder, connect, post
 

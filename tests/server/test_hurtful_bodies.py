@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from server import body as bodies
+from server import body_reader as bodies
 from server.app import create_app
-from server.body import KEY, MAX_CONTAINERS, MAX_WEIGHT
+from server.body_reader import KEY, MAX_CONTAINERS, MAX_WEIGHT
+from server.client_limits import Limits
 from server.errors import ApiError
-from server.limits import Limits
 from server.protocol.responses import dumped_in_pieces
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_errors import CHAT, COMPLETIONS, JSON, OK_CHAT, assert_error
-from tests.server.test_streaming import Connection, wait_for
+from tests.server.test_event_stream import Connection, wait_for
 
 
 def test_messages_are_counted_before_they_are_looked_at(client: TestClient) -> None:
@@ -60,7 +60,7 @@ def test_roles_and_names_are_short(client: TestClient) -> None:
 def test_what_holds_the_interpreter_is_counted_before_it_is_parsed(
     client: TestClient, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.body.from_json", None)
+    monkeypatch.setattr("server.body_reader.from_json", None)
     body = '{"prompt": "a", "x": ' + value + "}"
     message = assert_error(client.post(COMPLETIONS, content=body, headers=JSON), 400)
     assert str(MAX_WEIGHT) in message
@@ -142,7 +142,7 @@ def test_large_bodies_are_parsed_beside_the_loop_one_at_a_time(
             if is_large:
                 parsing.remove(threading.current_thread().name)
 
-    monkeypatch.setattr("server.body.from_json", parse)
+    monkeypatch.setattr("server.body_reader.from_json", parse)
 
     async def main() -> None:
         app = create_app(engine)
@@ -272,7 +272,7 @@ def test_large_responses_are_made_beside_the_loop_and_are_the_same(
         threads.add(threading.current_thread().name)
         return real(value)
 
-    monkeypatch.setattr("server.whole.dumped_in_pieces", noted)
+    monkeypatch.setattr("server.whole_answer.dumped_in_pieces", noted)
     piecewise = ask()
     assert whole.status_code == 200 and piecewise.json() == whole.json()
     assert piecewise.headers["content-type"] == whole.headers["content-type"]

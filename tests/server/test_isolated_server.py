@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.supervisor import ENGINE_LOST
+from server.server_process import ENGINE_LOST
 from tests.server.server_process import Server, httpx, running_server
 
 BODY = {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "seed": 3, "temperature": 0.9}

@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 from jaxserve.errors import ValidationError
 from server.app import create_app
 from server.cli import build_parser
+from server.client_limits import Limits
 from server.commands.edge_flags import allowed_hosts, api_keys, edge_limits
 from server.keys import ApiKey, Bucket, read_keys
-from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_streaming import Connection, wait_for
+from tests.server.test_event_stream import Connection, wait_for
 
 COMPLETIONS = "/v1/completions"
 

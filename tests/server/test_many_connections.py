@@ -14,9 +14,9 @@ import pytest
 
 from server import connection, descriptors, peer
 from server.app import create_app
+from server.client_limits import Limits
 from server.connection import MAX_HEAD_BYTES, Connection
 from server.descriptors import Descriptors
-from server.limits import Limits
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_connection import CHUNKED, HEAD, answer, check_error, serving
 

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from jaxserve.errors import QueueFullError
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from jaxserve.scheduling.ledger import Work
+from jaxserve.scheduling.ledger import RequestWork
 from server.app import create_app
 from server.keys import ApiKey, Client, client_name
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_streaming import Connection
+from tests.server.test_event_stream import Connection
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc"},
@@ -227,7 +227,7 @@ def test_requests_wait_until_they_are_answered_and_then_nothing_is_left() -> Non
 
 def test_a_call_of_more_prompts_than_may_wait_now_is_refused_before_it_is_tokenised() -> None:
     engine = FakeEngine(max_num_queued_reqs=3)
-    engine.ledger.admit({"x": Work("other", 1)})
+    engine.ledger.admit({"x": RequestWork("other", 1)})
     assert post(engine, "/v1/completions", {"prompt": ["a", "b"]}).status_code == 200
     engine.tokenizer.encode = None
     answer = post(engine, "/v1/completions", {"prompt": ["a", "b", "c"]})
@@ -237,7 +237,7 @@ def test_a_call_of_more_prompts_than_may_wait_now_is_refused_before_it_is_tokeni
 def test_others_are_served_beside_a_key_that_fills_the_queue() -> None:
     engine = FakeEngine(max_num_queued_reqs=8)
     for name in range(8):
-        engine.ledger.admit({str(name): Work("key:a", 1)})
+        engine.ledger.admit({str(name): RequestWork("key:a", 1)})
     keys = [ApiKey("a", "a"), ApiKey("b", "b")]
     with TestClient(create_app(engine, api_keys=keys)) as client:
         for key, status in (("a", 503), ("b", 200)):

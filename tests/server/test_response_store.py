@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.response_store import Kept, ResponseStore
+from server.response_store import ResponseStore, StoredResponse
 
 
 class Making:
@@ -15,8 +15,8 @@ class Making:
         return False
 
 
-def kept(num_bytes: int, *, made: bool = True, **fields: Any) -> Kept:
-    one = Kept(b"x" * num_bytes, b"", **fields)
+def kept(num_bytes: int, *, made: bool = True, **fields: Any) -> StoredResponse:
+    one = StoredResponse(b"x" * num_bytes, b"", **fields)
     one.task = None if made else Making()  # type: ignore[assignment]
     return one
 
@@ -79,14 +79,14 @@ def test_tools_are_kept_once_for_each_owner() -> None:
     for owner in "AB":
         for name in "abc":
             tools = bytes(bytearray(b"[%s]" % (b"t" * 98)))  # equal, and another object
-            assert store.put(owner, name, Kept(b'{"x":12', tools))
+            assert store.put(owner, name, StoredResponse(b'{"x":12', tools))
     assert store.num_bytes == 2 * (3 * 7 + 100)
     first, second = store.get("A", "a"), store.get("A", "b")
     assert first is not None and second is not None and first.tools is second.tools
     assert b"".join(first.pieces) == b'{"x":12,"tools":[%s]}' % (b"t" * 98)
     store.remove("A", "a"), store.remove("A", "b")
     assert store.num_bytes == (7 + 100) + (3 * 7 + 100)
-    store.put("A", "c", Kept(b"{}", b"[]"))  # in place of the last with those tools
+    store.put("A", "c", StoredResponse(b"{}", b"[]"))  # in place of the last with those tools
     assert store.num_bytes == (2 + 2) + (3 * 7 + 100)
     for name in "abc":
         store.remove("B", name)

@@ -12,13 +12,13 @@ from starlette.testclient import TestClient
 
 from jaxserve.observability import repeated
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from server import streaming
+from server import event_stream
 from server.app import create_app
-from server.limits import Limits
-from server.streaming import COMMENT, COMMENT_END, EventStream, merge
-from server.unread import PIECE_BYTES, UnreadAnswers, UnreadMiddleware
+from server.client_limits import Limits
+from server.event_stream import COMMENT, COMMENT_END, EventStream, merge
+from server.unread_answers import PIECE_BYTES, UnreadAnswers, UnreadMiddleware
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_streaming import CHAT, COMPLETIONS, Connection, wait_for
+from tests.server.test_event_stream import CHAT, COMPLETIONS, Connection, wait_for
 
 BODY = {"prompt": "a", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 LIMITS = Limits(keep_alive_interval=0.02)
@@ -28,7 +28,7 @@ LIMITS = Limits(keep_alive_interval=0.02)
 def test_a_stream_that_waits_gets_headers_and_comments(
     path: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_COMMENT_S", 0.01)
     engine.delay = 0.1
     with TestClient(create_app(engine, limits=LIMITS)) as client:
         response = client.post(path, json={**BODY, "max_tokens": 2})
@@ -59,7 +59,7 @@ def events_of_stripped(pieces: list[bytes]) -> list[str]:
 def test_comments_cost_no_event_where_a_client_strips_what_it_reads(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_COMMENT_S", 0.01)
     engine.delay = 0.1
 
     async def main() -> None:
@@ -82,7 +82,7 @@ def test_a_stream_with_news_has_no_comments(client: TestClient) -> None:
 def test_an_error_behind_the_headers_is_an_event(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_COMMENT_S", 0.01)
     engine.delay, engine.fail_after = 0.1, 0
     with TestClient(create_app(engine, limits=LIMITS)) as client:
         response = client.post(COMPLETIONS, json=BODY)
@@ -93,7 +93,7 @@ def test_an_error_behind_the_headers_is_an_event(
 
 
 def test_leaving_while_comments_come(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_COMMENT_S", 0.01)
 
     async def main() -> None:
         engine.delay = 60
@@ -114,7 +114,7 @@ def test_leaving_while_comments_come(engine: FakeEngine, monkeypatch: pytest.Mon
 
 def test_no_comment_comes_into_the_middle_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reader takes it piece by piece, and slowly."""
-    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.001)
+    monkeypatch.setattr(event_stream, "FIRST_COMMENT_S", 0.001)
     large = b"data: " + b"x" * (4 * PIECE_BYTES) + b"\n\n"
 
     async def events() -> Any:
@@ -139,7 +139,7 @@ def test_no_comment_comes_into_the_middle_of_an_event(monkeypatch: pytest.Monkey
 
 def test_a_comment_that_was_never_written_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a reader that reads on when the stream is over."""
-    monkeypatch.setattr(streaming, "FIRST_COMMENT_S", 0.001)
+    monkeypatch.setattr(event_stream, "FIRST_COMMENT_S", 0.001)
 
     async def main() -> None:
         connection, waits = Connection(COMPLETIONS, {}), asyncio.Event()

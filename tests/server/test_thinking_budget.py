@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.structured_outputs_params import Thoughts
+from jaxserve.params.structured_outputs_params import Thoughts
 from server.app import create_app
 from server.tools.choice import Parsers
 from tests.server.unconstrained import UnconstrainedEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.observability.step_history import StepHistory, StepRecord
+from jaxserve.boundary.step_history import StepHistory, StepRecord
 from server.timeline import Timeline
 
 

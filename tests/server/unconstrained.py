@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.inputs import PreparedRequest
-from jaxserve.sampling_params import SamplingParams
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.client.input_processor import PreparedRequest
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from tests.server.fake_engine import FakeEngine
 
 

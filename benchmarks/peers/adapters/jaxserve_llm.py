@@ -12,7 +12,7 @@ from benchmarks.peers.workload import Cell
 from jaxserve import LLM
 from jaxserve.bench.measure import environment
 from jaxserve.bench.workloads import WorkItem, bytes_moved
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 
 
 class Jaxserve:

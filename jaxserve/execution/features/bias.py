@@ -18,12 +18,12 @@ from jaxserve.execution.features.feature import (
     SpecialRow,
 )
 from jaxserve.execution.layout import array, arrays
-from jaxserve.request import Request
-from jaxserve.sampling_rules import MAX_BIAS_ENTRIES
+from jaxserve.params.sampling_rules import MAX_BIAS_ENTRIES
+from jaxserve.request.request import Request
 from jaxserve.scheduling.turns import Turns
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 
 @arrays

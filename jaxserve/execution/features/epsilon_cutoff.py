@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.features.sampling import Sampling
 from jaxserve.execution.layout import array, arrays
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 PASSES = 4.0  # over [M, V]: maximum, sum of exponentials, the comparison
 

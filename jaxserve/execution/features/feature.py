@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxserve.messages import AddGroup
-from jaxserve.request import OwnState, Request
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.request.request import OwnState, Request
 from jaxserve.sampling.sampler import PORTABLE, Threshold
 from jaxserve.scheduling.plan import SeenTokens
 
 if TYPE_CHECKING:
-    from jaxserve.execution.results import Dispatched
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.results import StepInFlight
+    from jaxserve.execution.step_shape import StepShape
     from jaxserve.grammars.compiler import GrammarCompiler
     from jaxserve.memory.page_keys import KeySpan
     from jaxserve.models.config import ModelConfig
@@ -127,7 +127,7 @@ class TakenStep(NamedTuple):
     outputs: dict[str, Any]
     special: dict[int, int]
     chunks: list[Chunk]
-    step: Dispatched
+    step: StepInFlight
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxserve.boundary.reports import LOGPROBS, TokenLogprobs
 from jaxserve.execution.features.feature import (
     Chunk,
     Feature,
@@ -16,13 +17,12 @@ from jaxserve.execution.features.feature import (
     TakenStep,
 )
 from jaxserve.execution.layout import array, arrays
-from jaxserve.reports import LOGPROBS, TokenLogprobs
-from jaxserve.request import Request
+from jaxserve.params.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from jaxserve.request.request import Request
 from jaxserve.sampling.logprobs import score
-from jaxserve.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 PASSES = 5.0  # over [M, V]: maximum, sum of exponentials, rank, blocks of the top-k
 

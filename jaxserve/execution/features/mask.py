@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.boundary.messages import AddGroup
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
     Chunk,
@@ -23,13 +24,13 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.layout import array, arrays
 from jaxserve.grammars.constraint import Constraint, Demand, start_compiling
-from jaxserve.grammars.forcing import forced_tokens
+from jaxserve.grammars.forced_tokens import forced_tokens
 from jaxserve.grammars.masks import GrammarMasks
-from jaxserve.messages import AddGroup
-from jaxserve.request import End, FinishReason, Request
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import End, FinishReason
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 WORD = 32  # tokens a word of the mask
 _FREE = Constraint(None, None)

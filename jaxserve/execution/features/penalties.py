@@ -8,11 +8,11 @@ import jax
 
 from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.sampling.penalties import apply_penalties, token_counts
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 PASSES = 6.0  # over [M, V]: both tables of counts written and read, the logits
 

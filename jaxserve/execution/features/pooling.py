@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxserve.boundary.reports import POOLING
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
     Chunk,
@@ -21,12 +22,11 @@ from jaxserve.execution.features.feature import (
     Tokens,
 )
 from jaxserve.execution.layout import array, arrays
-from jaxserve.pooling_params import PoolingParams
-from jaxserve.reports import POOLING
-from jaxserve.request import Request, RequestState
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.request.request import Request, RequestState
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 NORMED = -1  # the layer whose output went through the final norm
 SHORTEST = 1e-12  # a shorter vector is divided by this instead of its length

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.boundary.prompt_spans import PromptSpan
 from jaxserve.execution.features.feature import Buffer, Chunk, Feature, SpecialRow, Tokens
 from jaxserve.execution.layout import array, arrays
 from jaxserve.memory.page_keys import KeySpan
-from jaxserve.prompts import PromptSpan
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 
 @arrays

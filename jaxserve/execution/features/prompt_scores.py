@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxserve.boundary.prompt_spans import NO_ID
+from jaxserve.boundary.reports import PROMPT_SCORES, TokenLogprobs
 from jaxserve.execution.features.feature import (
     NO_OPTIONS,
     Chunk,
@@ -21,13 +23,11 @@ from jaxserve.execution.features.feature import (
 )
 from jaxserve.execution.features.logprobs import scored_token
 from jaxserve.execution.layout import array, arrays
-from jaxserve.prompts import NO_ID
-from jaxserve.reports import PROMPT_SCORES, TokenLogprobs
-from jaxserve.request import Request, RequestState
+from jaxserve.request.request import Request, RequestState
 from jaxserve.sampling.logprobs import LogprobRows, score
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 PASSES = 6.0  # over [C, V]: the logits written, and what log-probabilities take
 BLOCK = 64  # region tokens whose logits are held at once

@@ -11,13 +11,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.execution.features.feature import Feature, Need, Rows
 from jaxserve.execution.layout import array, arrays
-from jaxserve.request import Request
+from jaxserve.params.sampling_params import seed_words
+from jaxserve.request.request import Request
 from jaxserve.sampling.sampler import SamplingRows, Threshold, sample
-from jaxserve.sampling_params import seed_words
 from pallas_kernels import Backends, kept_threshold
 
 if TYPE_CHECKING:
-    from jaxserve.execution.shapes import StepShape
+    from jaxserve.execution.step_shape import StepShape
 
 PASSES = 8.0  # over the logits: maximum, weights, borders of the filters, sums, the draw
 

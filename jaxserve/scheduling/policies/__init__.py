@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from jaxserve.scheduling.policies.first_come import FirstComeFirstServed
-from jaxserve.scheduling.policies.inputs import NO_INPUTS, PolicyInputs
 from jaxserve.scheduling.policies.length import Length
-from jaxserve.scheduling.policies.named import policy_of_name
+from jaxserve.scheduling.policies.own_policy import policy_of_name
 from jaxserve.scheduling.policies.policy import Policy
+from jaxserve.scheduling.policies.policy_inputs import NO_INPUTS, PolicyInputs
 from jaxserve.scheduling.policies.priority import Priority
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxserve.request import Request
-from jaxserve.scheduling.policies.inputs import NO_INPUTS, PolicyInputs
+from jaxserve.request.request import Request
+from jaxserve.scheduling.policies.policy_inputs import NO_INPUTS, PolicyInputs
 from jaxserve.scheduling.waiting_queue import WaitingQueue
 
 

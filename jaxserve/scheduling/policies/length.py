@@ -14,8 +14,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from jaxserve.request import Request
-from jaxserve.scheduling.policies.inputs import NO_INPUTS, PolicyInputs
+from jaxserve.request.request import Request
+from jaxserve.scheduling.policies.policy_inputs import NO_INPUTS, PolicyInputs
 from jaxserve.scheduling.waiting_queue import WaitingQueue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 
 
 class Policy(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.request import Request
+from jaxserve.request.request import Request
 from jaxserve.scheduling.policies.first_come import FirstComeFirstServed
 
 

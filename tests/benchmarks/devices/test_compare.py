@@ -10,7 +10,7 @@ from benchmarks import compare_devices
 from benchmarks.devices import compare
 from benchmarks.isolated import WorkerError
 from benchmarks.kernel_bench.rows import OURS, TOO_NOISY
-from benchmarks.prove.gpu_targets import CompilerMissingError
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
 from tests.benchmarks.documented import documented
 
 GPU = {
@@ -78,7 +78,7 @@ def test_an_estimate_without_its_compiler_is_one_line(monkeypatch, capsys, tmp_p
     def missing():
         raise CompilerMissingError("libtpu is not installed: pip install libtpu")
 
-    monkeypatch.setattr("benchmarks.prove.tpu_targets.require_compiler", missing)
+    monkeypatch.setattr("benchmarks.verify.prove.tpu_targets.require_compiler", missing)
     monkeypatch.setattr(compare, "installed", lambda platform: pytest.fail("it went on"))
     assert compare_devices.main(["--estimate", "v5e", "--output", str(tmp_path / "here")]) == 1
     captured = capsys.readouterr()

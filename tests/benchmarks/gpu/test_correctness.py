@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu import correctness, smoke
 from benchmarks.gpu.correctness import CUT, WHOLE, Small
 from benchmarks.gpu.setting import dry_setting
-from benchmarks.prove_check import absent_setting
+from benchmarks.verify.prove_check import absent_setting
 from pallas_kernels.paged_attention.hopper.decode import cut_of
 
 SETTING = dry_setting({}, 600.0)

@@ -8,11 +8,11 @@ import pytest
 from benchmarks.gpu import decode_step
 from benchmarks.gpu.decode_step import Case, SampledItem
 from benchmarks.gpu.engine import TINY, compiling_with, make_llm
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.execution import runner
 from jaxserve.execution.features import FAST, FULL_DECODE
-from jaxserve.execution.programs import Wanted
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.programs import ProgramQuery
+from jaxserve.execution.step_shape import StepShape
 
 NONSENSE = {"xla_gpu_nonsense": "1"}
 
@@ -45,8 +45,8 @@ def test_the_program_without_graphs_is_compiled_so_and_is_the_one_that_runs(llm,
     bed = decode_step.Bed(llm)
     table = llm.client.engine.runner.programs
     shape = StepShape(2, 0, 0, FULL_DECODE, 2)
-    needs_all = Wanted(2, 0, 0, FULL_DECODE, 2)
-    fast = Wanted(2, 0, 0, FAST, 0)
+    needs_all = ProgramQuery(2, 0, 0, FULL_DECODE, 2)
+    fast = ProgramQuery(2, 0, 0, FAST, 0)
     plain = table.select(fast)
     kept = table.select(needs_all)
     assert kept.layout.shape == shape

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import fused
 from benchmarks.gpu.setting import dry_setting
-from benchmarks.prove_check import absent_setting
+from benchmarks.verify.prove_check import absent_setting
 from pallas_kernels import Backends
 from pallas_kernels.kept_threshold import triton as threshold
 from pallas_kernels.residual_norm import triton as normed

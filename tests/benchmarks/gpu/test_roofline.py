@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.gpu.roofline import ATTENTION, PRODUCTS, least_by_kind, operations
 from benchmarks.kernel_bench.rows import Ceilings
-from jaxserve.bench.shapes import SHAPES
-from jaxserve.models.config import ModelConfig
+from jaxserve.bench.model_shapes import SHAPES
+from jaxserve.models.config_reader import model_config_of
 
 H200 = Ceilings(copy_gb_s=4200.0, matmul_tflop_s=790.0)
-LLAMA = ModelConfig.from_hf(SHAPES["llama-3-8b"])
+LLAMA = model_config_of(SHAPES["llama-3-8b"])
 
 
 def least(rows: int, tokens: int = 0) -> dict[str, float]:

@@ -13,7 +13,7 @@ from benchmarks.peers import worker
 from benchmarks.peers.adapters import ENGINES, Ran
 from benchmarks.peers.workload import fixed_batch
 from checkpoints import bundled_model_path
-from jaxserve.bench.limits import usable_cores
+from jaxserve.bench.device_limits import usable_cores
 
 
 def test_what_is_given_for_an_engine_serves_its_variants():

@@ -13,16 +13,16 @@ from benchmarks.peers.report import impossible, make_report, markdown
 from benchmarks.peers.rounds import EngineRecord
 from benchmarks.peers.workload import Cell, fixed_batch, prefill
 from checkpoints import bundled_model_path
-from jaxserve.bench.limits import MARGIN, Limits, measure_limits
-from jaxserve.bench.shapes import write_config
-from jaxserve.models.config import ModelConfig
+from jaxserve.bench.device_limits import MARGIN, Limits, measure_limits
+from jaxserve.bench.model_shapes import write_config
+from jaxserve.models.config_reader import read_model_config
 
 MACHINE = Limits(flops_per_second=100e9, bytes_per_second=10e9, product="a product")
 
 
 @pytest.fixture
 def config(tmp_path):
-    return ModelConfig.from_folder(write_config("llama-125m", tmp_path))
+    return read_model_config(write_config("llama-125m", tmp_path))
 
 
 def told(config, cell, seconds, bits=16):

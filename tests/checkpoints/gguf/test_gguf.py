@@ -12,7 +12,7 @@ from checkpoints import CheckpointError
 from checkpoints.gguf import GGUFFile, GGUFReader, gguf_config
 from checkpoints.gguf import blocks as ggml
 from checkpoints.gguf.names import row_order
-from checkpoints.quantized.stored import ELEMENTS, INT4_ZERO
+from checkpoints.quantized.quantized_matrix import ELEMENTS, INT4_ZERO
 from tests.checkpoints.gguf.files import TYPES, interleaved, recorded_blocks, write_gguf
 from tests.checkpoints.gguf.record import HALVES
 

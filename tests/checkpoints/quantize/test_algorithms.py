@@ -9,7 +9,7 @@ from checkpoints.quantize.awq import best_factors, clipped
 from checkpoints.quantize.calibration import METHODS, activation_scale
 from checkpoints.quantize.gptq import gptq, hessian
 from checkpoints.quantize.rounding import (
-    Rounded,
+    RoundedMatrix,
     round_fp8,
     round_integers,
     round_with_zeros,
@@ -32,7 +32,7 @@ def correlated(rows: int, inputs: int) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def output_error(rounded: Rounded, weight: np.ndarray, x: np.ndarray) -> float:
+def output_error(rounded: RoundedMatrix, weight: np.ndarray, x: np.ndarray) -> float:
     return float(np.square(x @ (rounded.dequantized() - weight).T).mean())
 
 

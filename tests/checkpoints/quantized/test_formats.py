@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoints import CheckpointError
-from checkpoints.formats import open_checkpoint, quantization_of
+from checkpoints.quantized_formats import open_checkpoint, quantization_of
 from tests import quantized_models as packers
 from tests.quantized_models import CASES, Packer, Tensors
 

@@ -17,8 +17,8 @@ import pytest
 
 from jaxserve.bench import commands, datasets, startup
 from jaxserve.bench.arrivals import arrival_times
-from jaxserve.bench.client import RequestTimes, Target, _take_event
 from jaxserve.bench.datasets import BenchPrompt
+from jaxserve.bench.http_client import RequestTimes, Target, _take_event
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serving_report import (
     details,

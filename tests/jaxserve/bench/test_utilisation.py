@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.bench import commands, limits, measure, sweep
-from jaxserve.bench.limits import Limits
-from jaxserve.bench.shapes import write_config
+from jaxserve.bench import commands, device_limits, measure, sweep
+from jaxserve.bench.device_limits import Limits
+from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, flops_of_items
-from jaxserve.loading import Footprint
-from jaxserve.models.config import ModelConfig
+from jaxserve.loading.engine_build import Footprint
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.cost import Row, flops_of
 from server.cli import build_parser, main
 
@@ -22,7 +22,7 @@ PHASES = {"device_idle": 0.0, "plan": 0.0}
 
 @pytest.fixture
 def config(tmp_path):
-    return ModelConfig.from_folder(write_config("llama-125m", tmp_path))
+    return read_model_config(write_config("llama-125m", tmp_path))
 
 
 def test_flops_of_requests(config):
@@ -44,7 +44,7 @@ def latency(config, monkeypatch, tmp_path):
         def served(llm, items, **how):
             batches.append(items)
             work = {"num_steps": 8, "bytes_read": 4e9, "flops": 3e9}
-            return measure.Measured(seconds, 2, 64, 16, phase_seconds=PHASES, **work)
+            return measure.Measurement(seconds, 2, 64, 16, phase_seconds=PHASES, **work)
 
         llm = SimpleNamespace(
             model_config=config, footprint=Footprint(3 * 10**8, 100), close=lambda: None
@@ -52,7 +52,7 @@ def latency(config, monkeypatch, tmp_path):
         monkeypatch.setattr(commands, "_make_llm", lambda *given: llm)
         monkeypatch.setattr(measure, "run_workload", served)
         found = Limits(1e10, 1e10, "a product")
-        monkeypatch.setattr(limits, "measure_limits", lambda working_set: found)
+        monkeypatch.setattr(device_limits, "measure_limits", lambda working_set: found)
         path = tmp_path / "latency.json"
         words = ["bench", "latency", "--num-iters-warmup", "1", "--num-iters", "3"]
         status = main([*words, "--batch-size", "2", "--output-json", str(path)])

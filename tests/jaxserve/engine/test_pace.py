@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from jaxserve.boundary.messages import StepEstimate
+from jaxserve.boundary.step_history import StepRecord
 from jaxserve.engine.pace import WINDOW, Pace
 from jaxserve.execution.flops import StepFlops
-from jaxserve.execution.packing import Needs
 from jaxserve.execution.results import PackedStep
-from jaxserve.execution.shapes import StepShape
-from jaxserve.messages import Expected
+from jaxserve.execution.row_packer import StepNeeds
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.liveness.pulse import BEAT_S, Pulse
+from jaxserve.liveness.silence import AUTO, Silence
 from jaxserve.observability import step_clock
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.pulse import BEAT_S, Pulse
 from jaxserve.scheduling.plan import ComputeRows
-from jaxserve.silence import AUTO, Silence
 from tests.jaxserve.observability.test_step_clock import STEP_S, Clock, Run, SimulatedDevice
 
 LARGE = StepShape(4, 64, 4, frozenset(), 0)
@@ -32,7 +32,7 @@ class Steps:
     """A pace, and what it has told; steps take as long as the test says."""
 
     def __init__(self, **first_runs: float):
-        self.clock, self.told = Clock(), list[Expected]()
+        self.clock, self.told = Clock(), list[StepEstimate]()
         self.table = SimpleNamespace(is_compiling=False)
         shapes = {"large": LARGE, "middle": MIDDLE}
         runner: Any = SimpleNamespace(
@@ -48,7 +48,7 @@ class Steps:
         record = StepRecord(*zeros)._replace(dispatched=dispatched, fetched=fetched)
         self.pace.ended(record)
 
-    def run(self, shape: StepShape, seconds: float, rows: ComputeRows = IDLE) -> list[Expected]:
+    def run(self, shape: StepShape, seconds: float, rows: ComputeRows = IDLE) -> list[StepEstimate]:
         """What is told of one step while it runs alone."""
         self.told.clear()
         self.pace.begins(shape, rows)
@@ -69,12 +69,12 @@ def test_nothing_is_told_of_short_steps() -> None:
 
 def test_a_step_may_take_as_long_as_the_slowest_of_its_program() -> None:
     steps = Steps(large=30.0, middle=2.0)
-    assert steps.run(LARGE, 20.0) == [Expected(30.0, False)], "the idle run, before the first"
-    assert steps.told[-1] == Expected(0.0, False)
-    assert steps.run(LARGE, 25.0) == [Expected(20.0, False)]
-    assert steps.run(LARGE, 20.0) == [Expected(25.0, False)]
-    assert steps.run(LARGE, 20.0) == [Expected(25.0, False)]
-    assert steps.run(MIDDLE, 0.5) == [Expected(2.0, False)], "each program has its own"
+    assert steps.run(LARGE, 20.0) == [StepEstimate(30.0, False)], "the idle run, before the first"
+    assert steps.told[-1] == StepEstimate(0.0, False)
+    assert steps.run(LARGE, 25.0) == [StepEstimate(20.0, False)]
+    assert steps.run(LARGE, 20.0) == [StepEstimate(25.0, False)]
+    assert steps.run(LARGE, 20.0) == [StepEstimate(25.0, False)]
+    assert steps.run(MIDDLE, 0.5) == [StepEstimate(2.0, False)], "each program has its own"
     assert steps.run(MIDDLE, 0.5) == []
 
 
@@ -86,30 +86,30 @@ def test_what_was_slow_once_is_forgotten_and_what_is_slow_now_and_then_is_not() 
     told = [steps.run(MIDDLE, 0.25) for _ in range(2 * WINDOW)]
     forgotten = told.index([])
     assert WINDOW - 2 <= forgotten <= 2 * WINDOW
-    assert all(one == [Expected(60.0, False)] for one in told[:forgotten])
+    assert all(one == [StepEstimate(60.0, False)] for one in told[:forgotten])
     assert not any(told[forgotten:])
     for number in range(4 * WINDOW):
         is_slow = number % WINDOW == 0
         found = steps.run(MIDDLE, 20.0 if is_slow else 0.25)
-        assert number == 0 or found == [Expected(20.0, False)]
+        assert number == 0 or found == [StepEstimate(20.0, False)]
     for _ in range(2 * WINDOW):
         steps.run(MIDDLE, 0.5)
-    assert steps.run(MIDDLE, 2.0, large) == [Expected(0.5 * (400 + 1800) / 400, False)], (
+    assert steps.run(MIDDLE, 2.0, large) == [StepEstimate(0.5 * (400 + 1800) / 400, False)], (
         "the largest of the steps that count has been forgotten with the slowest"
     )
 
 
 def test_before_its_first_step_a_program_is_like_the_next_larger_one() -> None:
-    assert Steps(large=30.0, middle=2.0).run(SMALL, 1.0) == [Expected(2.0, False)]
-    assert Steps(large=30.0).run(SMALL, 1.0) == [Expected(30.0, False)]
+    assert Steps(large=30.0, middle=2.0).run(SMALL, 1.0) == [StepEstimate(2.0, False)]
+    assert Steps(large=30.0).run(SMALL, 1.0) == [StepEstimate(30.0, False)]
 
 
 def test_a_step_that_computes_more_than_any_before_may_take_longer() -> None:
     steps = Steps(large=30.0, middle=2.0)
     long = ComputeRows([], [], [898, 0], [2, 0])  # 1,800 pairs beside 400 for the tokens
-    assert steps.run(MIDDLE, 5.0, long) == [Expected(2.0 * (400 + 1800) / 400, False)]
-    assert steps.run(MIDDLE, 5.0, long) == [Expected(5.0, False)]
-    assert steps.run(MIDDLE, 5.0) == [Expected(5.0, False)], "less is not taken for faster"
+    assert steps.run(MIDDLE, 5.0, long) == [StepEstimate(2.0 * (400 + 1800) / 400, False)]
+    assert steps.run(MIDDLE, 5.0, long) == [StepEstimate(5.0, False)]
+    assert steps.run(MIDDLE, 5.0) == [StepEstimate(5.0, False)], "less is not taken for faster"
 
 
 def test_a_step_in_which_the_process_was_stopped_says_nothing_of_the_next() -> None:
@@ -127,18 +127,18 @@ def test_of_two_steps_in_flight_the_longer_counts_and_one_begins_as_the_other_en
     steps = Steps(large=30.0, middle=2.0)
     steps.pace.begins(LARGE, IDLE)
     steps.pace.begins(MIDDLE, IDLE)
-    assert steps.told == [Expected(30.0, False)]
+    assert steps.told == [StepEstimate(30.0, False)]
     steps.ends(0.0, 30.0)
-    assert steps.told[-1] == Expected(2.0, False)
+    assert steps.told[-1] == StepEstimate(2.0, False)
     steps.ends(0.0, 31.5)
-    assert steps.run(MIDDLE, 1.0) == [Expected(1.5, False)]
+    assert steps.run(MIDDLE, 1.0) == [StepEstimate(1.5, False)]
 
 
 def test_what_is_compiled_beside_steps_is_told_while_there_are_steps() -> None:
     steps = Steps(large=0.01)
     steps.table.is_compiling = True
-    assert steps.run(LARGE, 0.5) == [Expected(0.0, True)]
-    assert steps.told[-1] == Expected(0.0, False)
+    assert steps.run(LARGE, 0.5) == [StepEstimate(0.0, True)]
+    assert steps.told[-1] == StepEstimate(0.0, False)
     steps.table.is_compiling = False
     assert steps.run(LARGE, 0.5) == []
 
@@ -158,7 +158,7 @@ class SlowDevice(SimulatedDevice):
     def pack(self, plan):
         shape = LARGE if plan.num_decode < len(plan.rows) else MIDDLE
         program = SimpleNamespace(layout=SimpleNamespace(shape=shape))
-        return PackedStep(program, Needs(frozenset(), [], [], []), None)  # type: ignore[arg-type]
+        return PackedStep(program, StepNeeds(frozenset(), [], [], []), None)  # type: ignore[arg-type]
 
     def dispatch(self, plan, packed):
         self._free = max(self._free, self.clock()) + SLOW_S - STEP_S
@@ -180,9 +180,9 @@ def test_an_engine_of_20_s_a_step_is_never_called_silent(clock_of_steps, overlap
     run = Run(clock, 2, overlap=overlap)
     device: Any = SlowDevice(clock, silence, pulse)
     run.engine.runner = device
-    told: list[Expected] = []
+    told: list[StepEstimate] = []
 
-    def tell(expected: Expected) -> None:
+    def tell(expected: StepEstimate) -> None:
         told.append(expected)
         silence.expect(expected.seconds, compiles=expected.compiles)
 
@@ -194,7 +194,7 @@ def test_an_engine_of_20_s_a_step_is_never_called_silent(clock_of_steps, overlap
         silence.heard()
     assert len(device.reasons) >= 6 * SLOW_S / BEAT_S
     assert set(device.reasons) == {None} and not device.hung
-    assert {one.seconds for one in told[:-1]} >= {SLOW_S} and told[-1] == Expected(0.0, False)
+    assert {one.seconds for one in told[:-1]} >= {SLOW_S} and told[-1] == StepEstimate(0.0, False)
 
 
 def test_without_a_word_of_its_pace_it_would_be(clock_of_steps) -> None:

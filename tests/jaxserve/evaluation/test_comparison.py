@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.evaluation.comparison import compare, forward
-from jaxserve.loading import load_bare
+from jaxserve.loading.engine_build import load_bare
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxserve.execution.features import FAST, FULL, FULL_DECODE, Facts, make_features
-from jaxserve.execution.inputs import BlobLayout, ResultLayout
-from jaxserve.execution.packing import RowPacker
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.row_packer import RowPacker
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
+from jaxserve.execution.step_shape import StepShape
 
 VOCAB, SLOTS, PAGE_SIZE = 20, 4, 16
 FACTS = Facts(vocab_size=VOCAB, num_logprobs=3)

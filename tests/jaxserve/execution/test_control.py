@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.execution.control import FORKS, UPLOAD_TOKENS, CopyProgram, UploadProgram
-from jaxserve.execution.state import DeviceState
+from jaxserve.execution.device_state import DeviceState
 from jaxserve.models.kv_cache import KVPages
 from jaxserve.scheduling.plan import Fork, Upload
 

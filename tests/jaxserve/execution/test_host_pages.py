@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.execution.device_state import DeviceState, StateShape
 from jaxserve.execution.host_pages import MOVES, SIZE, HostPages, pack_moves
-from jaxserve.execution.state import DeviceState, StateShape
 from jaxserve.memory.tier import Move
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.layer_groups import LayerGroups

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxserve.bench.shapes import SHAPES
+from jaxserve.bench.model_shapes import SHAPES
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import FULL, FULL_DECODE
 from jaxserve.execution.memory_plan import (
@@ -16,8 +16,8 @@ from jaxserve.execution.memory_plan import (
     table_bytes,
     temporary_bound,
 )
-from jaxserve.execution.shapes import StepShape
-from jaxserve.models.config import ModelConfig
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.models.config_reader import model_config_of
 
 GIB = 1 << 30
 SCORED = StepShape(256, 2048, 32, FULL, 288)
@@ -66,7 +66,7 @@ def test_page_table_history_and_lengths_of_256_slots_at_128k_tokens() -> None:
 )
 def test_the_bound_holds_what_xla_compiled_for_an_h200(name, shape, compiled) -> None:
     """Temporaries of two layers, by jax 0.11.2; more layers reuse the memory of the first."""
-    bound = temporary_bound(shape, ModelConfig.from_hf(SHAPES[name]), itemsize=2)
+    bound = temporary_bound(shape, model_config_of(SHAPES[name]), itemsize=2)
     assert compiled <= bound <= 2 * compiled
 
 

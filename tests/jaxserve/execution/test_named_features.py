@@ -11,10 +11,10 @@ import pytest
 from jaxserve.engine.features import EngineFeatures
 from jaxserve.errors import ValidationError
 from jaxserve.execution.features import ALL_NAMES, Feature, Need, make_features
-from jaxserve.execution.features.named import chosen_features, made
+from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.features.traced import FeatureError
 from jaxserve.execution.layout import array, arrays
-from jaxserve.execution.packing import RowPacker
+from jaxserve.execution.row_packer import RowPacker
 from tests.jaxserve.execution.engine_facts import FACTS
 from tests.jaxserve.requests import make_request
 

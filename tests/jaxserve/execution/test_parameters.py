@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.execution.parameters import split_model
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.llama import Llama
 from jaxserve.parallel.mesh import make_mesh
@@ -39,7 +40,7 @@ def config(**changes) -> ModelConfig:
         "vocab_size": 32,
         "max_position_embeddings": 64,
     }
-    return ModelConfig.from_hf(settings | changes)
+    return model_config_of(settings | changes)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
+from jaxserve.config.device_defaults import DEFAULTS
 from jaxserve.errors import EngineDeadError
 from jaxserve.execution.buffers import DeviceBuffers
 from jaxserve.execution.control import CopyProgram, UploadProgram
-from jaxserve.execution.defaults import DEFAULTS, PRESET_FACTORS
 from jaxserve.execution.features import (
     FAST,
     FULL,
@@ -28,8 +28,8 @@ from jaxserve.execution.programs import (
     MOST_FAST_DECODES,
     MOST_PROGRAMS,
     Program,
+    ProgramQuery,
     ProgramTable,
-    Wanted,
     decode_buckets,
     lanes_for,
     predicted_cost,
@@ -37,7 +37,8 @@ from jaxserve.execution.programs import (
     wanted_shapes,
 )
 from jaxserve.execution.runner import Runner
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.loading.defaults import PRESET_FACTORS
 from tests.jaxserve.execution.engine_facts import FACTS, blob_layout, fast, result_layout
 
 
@@ -56,7 +57,7 @@ def table(ahead: int) -> ProgramTable:
 
 
 def selected(programs: ProgramTable, rows: int, tokens: int = 0, lanes: int = 0) -> StepShape:
-    return programs.select(Wanted(rows, tokens, lanes, FAST, 0)).layout.shape
+    return programs.select(ProgramQuery(rows, tokens, lanes, FAST, 0)).layout.shape
 
 
 def test_buckets() -> None:
@@ -133,18 +134,18 @@ def test_few_programs_hold_every_set_of_features(
     every = lanes_for(tokens, seqs)
     rows = [n for n in (1, 5, 17, seqs) if n <= seqs]
     for queries in {1, 1 + num_drafts}:  # each of its own
-        one = [Wanted(n, 0, 0, sets.fast, 0, queries) for n in rows]
+        one = [ProgramQuery(n, 0, 0, sets.fast, 0, queries) for n in rows]
         assert all(
             min((s for s in shapes if w.fits(s)), key=lambda s: s.num_decode_tokens).num_queries
             == queries
             for w in one
         )
     for features in (sets.fast | set(pair) for pair in itertools.product(names, names)):
-        most = Wanted(seqs, tokens, every, features, seqs + every, 1 + num_drafts)
+        most = ProgramQuery(seqs, tokens, every, features, seqs + every, 1 + num_drafts)
         assert any(most.fits(shape) for shape in shapes)
         if features <= sets.full_decode:
             assert any(
-                Wanted(seqs, 0, 0, features, seqs).fits(shape)
+                ProgramQuery(seqs, 0, 0, features, seqs).fits(shape)
                 for shape in shapes
                 if not shape.num_prefill
             )
@@ -156,10 +157,10 @@ def test_every_step_is_served_whatever_is_compiled(ahead: int) -> None:
     for rows, features in itertools.product(range(1, 17), (FAST, FULL_DECODE, FULL)):
         special = 0 if features == FAST else rows
         if features != FULL:
-            wanted = Wanted(rows, 0, 0, features, special)
+            wanted = ProgramQuery(rows, 0, 0, features, special)
             assert wanted.fits(programs.select(wanted).layout.shape)
         for tokens, lanes in ((1, 1), (17, 2), (256, 16)):
-            wanted = Wanted(rows, tokens, lanes, features, special)
+            wanted = ProgramQuery(rows, tokens, lanes, features, special)
             assert wanted.fits(programs.select(wanted).layout.shape)
 
 
@@ -172,7 +173,9 @@ def test_the_cheapest_program_is_chosen() -> None:
 def test_a_row_that_needs_more_does_not_take_every_row_along() -> None:
     wide = ProgramTable(wanted_shapes(256, 2048, 1), fake_program, cost)
     wide.compile_ahead(1000, lambda shape: None)
-    chosen = {m: wide.select(Wanted(200, 0, 0, FULL_DECODE, m)).layout.shape for m in (1, 32, 33)}
+    chosen = {
+        m: wide.select(ProgramQuery(200, 0, 0, FULL_DECODE, m)).layout.shape for m in (1, 32, 33)
+    }
     assert [(s.num_decode, s.num_special) for s in chosen.values()] == [
         (256, 32),
         (256, 32),
@@ -183,7 +186,7 @@ def test_a_row_that_needs_more_does_not_take_every_row_along() -> None:
 def test_a_special_row_does_not_make_a_step_score_its_prompts() -> None:
     wide = ProgramTable(wanted_shapes(256, 2048, 1), fake_program, cost)
     wide.compile_ahead(1000, lambda shape: None)
-    chosen = wide.select(Wanted(17, 20, 1, FAST | {"bias"}, 1)).layout.shape
+    chosen = wide.select(ProgramQuery(17, 20, 1, FAST | {"bias"}, 1)).layout.shape
     assert "prompt_scores" not in chosen.features and chosen.num_prefill == 128
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from jaxserve.execution.features import Feature, Need, make_features
 from jaxserve.execution.features.traced import FeatureError, traced
-from jaxserve.execution.hooked import ComputeTokens, HookedFeatures
-from jaxserve.execution.inputs import BlobLayout
 from jaxserve.execution.layout import array, arrays
-from jaxserve.execution.sampled_rows import Known, sample_rows
-from jaxserve.execution.shapes import StepShape
+from jaxserve.execution.model_hooks import ComputeTokens, HookedFeatures
+from jaxserve.execution.sample_rows import SampleFacts, sample_rows
+from jaxserve.execution.step_inputs import BlobLayout
+from jaxserve.execution.step_shape import StepShape
 from tests.jaxserve.execution.engine_facts import FACTS, PAGE_SIZE
 
 X = jnp.zeros((4, 3), jnp.bfloat16)
@@ -142,7 +142,7 @@ def test_what_works_on_rows(kind: type[Feature], told: str) -> None:
     layout = BlobLayout(shape, features, FACTS, PAGE_SIZE)
     blob = layout.views(np.zeros(layout.size, np.int32))
     zeros = jnp.zeros(2, jnp.int32)
-    known = Known(zeros, zeros, zeros, jnp.zeros((3, 8), jnp.int32))
+    known = SampleFacts(zeros, zeros, zeros, jnp.zeros((3, 8), jnp.int32))
     logits = jnp.zeros((2, FACTS.vocab_size))
     with pytest.raises(FeatureError, match=told):
         jax.eval_shape(lambda: sample_rows(features, layout, blob, known, logits))

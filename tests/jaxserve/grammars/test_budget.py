@@ -11,10 +11,10 @@ from jaxserve.execution.features.feature import Facts, Need, SpecialRow, TakenSt
 from jaxserve.execution.features.mask import Mask, MaskInputs
 from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.constraint import Constraint
-from jaxserve.request import StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.params.structured_outputs_params import Thoughts
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.plan import SeenTokens
-from jaxserve.structured_outputs_params import Thoughts
 from tests.jaxserve.requests import make_request
 
 PIECES = [b"<t>", b"</t>", b"<", b"t>", b"/t", b">", b"a", b" ", b"b</t>c"]

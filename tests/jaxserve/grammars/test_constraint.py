@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.engine.waiting import Waiting
+from jaxserve.engine.waiting_room import WaitingRoom
 from jaxserve.execution.features.feature import Facts, Host, TakenStep
 from jaxserve.execution.features.mask import Mask
-from jaxserve.request import End, FinishReason, StopRule
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.plan import SeenTokens
 from tests.jaxserve.requests import make_request
 
@@ -28,7 +28,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone() -> None:
         return futures[-1]
 
     compiler: Any = SimpleNamespace(start=start, num_words=1, close=lambda: None)
-    mask, waiting = Mask(Facts(32, 1)), Waiting()
+    mask, waiting = Mask(Facts(32, 1)), WaitingRoom()
     mask.serve(
         Host(compiler, lambda request, tokens: None, lambda request: None, lambda *rows: None)
     )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.constrained.suite import allows, compiled
-from jaxserve.grammars.refused import SchemaError
 from jaxserve.grammars.schemas import lowered
+from jaxserve.grammars.unsupported_keywords import SchemaError
 
 A: dict[str, Any] = {"properties": {"kind": {"const": "a"}}, "required": ["kind"]}
 B: dict[str, Any] = {"properties": {"kind": {"enum": ["b", "c"]}}, "required": ["kind"]}

@@ -14,12 +14,12 @@ import pytest
 from jaxserve.execution.features.mask import forbid
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.grammars.constraint import Grammar
+from jaxserve.grammars.grammar_state import GrammarState
+from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.masks import GrammarMasks
-from jaxserve.grammars.matching import GrammarError
+from jaxserve.grammars.matchers import GrammarError
 from jaxserve.grammars.notation import in_notation
-from jaxserve.grammars.state import GrammarState
-from jaxserve.grammars.text import grammar_text
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
 
 WORDS = -(-FACTS.vocab_size // 32)

@@ -9,11 +9,11 @@ from urllib.parse import quote
 import pytest
 
 from benchmarks.constrained.suite import allows, compiled
+from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.notation import in_notation
-from jaxserve.grammars.refused import SchemaError
 from jaxserve.grammars.schemas import lowered
-from jaxserve.grammars.text import grammar_text
-from jaxserve.structured_outputs_params import StructuredOutputsParams
+from jaxserve.grammars.unsupported_keywords import SchemaError
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 DEFS = {"a/b~": {"items": {"uniqueItems": True}}, "unused": {"not": {}}}
 

@@ -18,21 +18,21 @@ import time
 from pathlib import Path
 
 from checkpoints import bundled_model_path
-from jaxserve.isolation.child import ended_at_once
-from jaxserve.isolation.wire import Channel, ModelSizes, Ready, Start, Sync
-from jaxserve.messages import (
+from jaxserve.boundary.messages import (
     Abort,
     Action,
     AddGroup,
-    Begun,
     Control,
     EngineStats,
-    Expected,
     FirstStep,
+    FirstSteps,
     PageStats,
+    StepEstimate,
     StepOutput,
 )
-from jaxserve.observability.step_times import StepTimes
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.isolation.child import ended_at_once
+from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, Sync
 from tests.resolved_config import resolved
 
 KILL, HANG, LATE, SLOW = 50, 51, 52, 53
@@ -128,9 +128,9 @@ def main(path: str) -> int:
                 case Sync():
                     channel.send(Sync())
         if engine.live:
-            channel.send(Begun(engine.running()))
+            channel.send(FirstSteps(engine.running()))
             if any(group.prompt_token_ids[0] == SLOW for group, *_ in engine.live.values()):
-                channel.send(Expected(SLOW_S, compiles=False))
+                channel.send(StepEstimate(SLOW_S, compiles=False))
             channel.send(engine.step())
 
 

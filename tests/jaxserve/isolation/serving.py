@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.isolation.process_client import ProcessClient
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
-from jaxserve.sampling_params import RequestOutputKind, SamplingParams
+from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from tests.jaxserve.isolation.fake_child import next_token
 
 MODULE = "tests.jaxserve.isolation.fake_child"

@@ -8,11 +8,11 @@ import pytest
 
 from checkpoints import bundled_model_path
 from jaxserve import EngineConfig
+from jaxserve.boundary.messages import AddGroup, EngineStats, PageStats, StepOutput
+from jaxserve.boundary.step_times import StepTimes
 from jaxserve.errors import EngineDeadError
 from jaxserve.isolation.probe import MOST_TOKENS, probe
-from jaxserve.loading import load_engine
-from jaxserve.messages import AddGroup, EngineStats, PageStats, StepOutput
-from jaxserve.observability.step_times import StepTimes
+from jaxserve.loading.engine_build import load_engine
 
 STATS = EngineStats(0, 0, 0.0, 0, 0, 1, StepTimes(), PageStats())
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from jaxserve.async_engine import AsyncEngine
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
-from jaxserve.isolation.launch import EarlyProcess, Listener
 from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.processes.launch import EarlyProcess, Listener
 from tests.jaxserve.isolation.fake_child import (
     HANG,
     KILL,
@@ -133,7 +133,7 @@ def test_no_jax_is_needed_beside_the_engine_and_its_socket_is_private() -> None:
         listener.close()
     assert not path.parent.exists()
     code = "import sys, jaxserve.async_engine, jaxserve.isolation.process_client as p;"
-    code += "import server.supervisor; sys.exit('jax' in sys.modules)"
+    code += "import server.server_process; sys.exit('jax' in sys.modules)"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
 
 
@@ -164,7 +164,7 @@ def test_a_process_that_is_stopped_is_replaced() -> None:
 
 
 def test_a_process_that_is_stopped_is_silent_until_it_goes_on(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.1)
+    monkeypatch.setattr("jaxserve.liveness.silence.SILENT_S", 0.1)
     with serving() as one:
         one.add("r", [1, 2], 60)
         one.until(lambda: bool(one.tokens))
@@ -184,8 +184,8 @@ def test_a_process_that_is_stopped_is_silent_until_it_goes_on(monkeypatch) -> No
 
 @pytest.mark.slow
 def test_who_takes_nothing_for_long_does_not_make_an_idle_engine_silent(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.silence.SILENT_S", 0.5)
-    monkeypatch.setattr("jaxserve.silence.HUNG_S", 0.5)
+    monkeypatch.setattr("jaxserve.liveness.silence.SILENT_S", 0.5)
+    monkeypatch.setattr("jaxserve.liveness.silence.HUNG_S", 0.5)
     with serving() as one:
         pid, found = one.client.pid, set[str | None]()
         one.add("r", [1, 2], 3)
@@ -200,8 +200,8 @@ def test_who_takes_nothing_for_long_does_not_make_an_idle_engine_silent(monkeypa
 
 @pytest.mark.slow
 def test_a_slow_engine_that_says_so_is_neither_silent_nor_killed(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.silence.SILENT_S", 1.0)
-    monkeypatch.setattr("jaxserve.silence.HUNG_S", 1.0)
+    monkeypatch.setattr("jaxserve.liveness.silence.SILENT_S", 1.0)
+    monkeypatch.setattr("jaxserve.liveness.silence.HUNG_S", 1.0)
     with serving() as one:
         pid, found = one.client.pid, set[str | None]()
         one.add("slow", [SLOW, 2], 2)

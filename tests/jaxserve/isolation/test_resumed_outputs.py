@@ -20,10 +20,10 @@ from jaxserve import (
     RequestOutputKind,
     SamplingParams,
 )
-from jaxserve.client import EngineClient, LocalClient
-from jaxserve.config import Isolation
+from jaxserve.client.engine_client import EngineClient, LocalClient
+from jaxserve.config.engine_config import Isolation
 from jaxserve.isolation.process_client import ProcessClient
-from jaxserve.loading import load_engine
+from jaxserve.loading.engine_build import load_engine
 from jaxserve.observability.step_clock import ClientClock
 
 CONFIG = EngineConfig.from_settings(

@@ -27,7 +27,7 @@ def wait_for_children(count: int) -> set[int]:
 
 @pytest.mark.slow
 def test_a_spare_process_takes_over_and_gets_a_successor(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.isolation.spare.DELAY_S", 0.1)
+    monkeypatch.setattr("jaxserve.processes.spare.DELAY_S", 0.1)
     before = children()
     with serving(spare=True) as one:
         for _ in range(2):
@@ -46,7 +46,7 @@ def test_a_spare_process_takes_over_and_gets_a_successor(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_a_spare_process_that_has_died_is_not_used(monkeypatch) -> None:
-    monkeypatch.setattr("jaxserve.isolation.spare.DELAY_S", 0.1)
+    monkeypatch.setattr("jaxserve.processes.spare.DELAY_S", 0.1)
     before = children()
     with serving(spare=True) as one:
         first = one.client.pid

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import EngineConfig, Isolation
+from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.isolation import supervisor as module
 from jaxserve.isolation.supervisor import LOAD_FACTOR, LOAD_SLACK_S, Supervisor
-from jaxserve.pulse import BEAT_S, Pulse
-from jaxserve.silence import HUNG_S
+from jaxserve.liveness.pulse import BEAT_S, Pulse
+from jaxserve.liveness.silence import HUNG_S
 from tests.jaxserve.observability.test_step_clock import Clock
 
 PAUSE_S = 600.0

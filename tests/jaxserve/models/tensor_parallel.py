@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxserve.models import ModelConfig, load_model
+from jaxserve.models import load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import LinearForm
 from jaxserve.parallel import make_mesh
 from tests.jaxserve.models.dense import empty_cache, run
@@ -25,7 +26,7 @@ TOKENS = 24
 
 
 def compare(folder: str) -> dict[str, Any]:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
     logits: list[Any] = []
     leaves: dict[str, list[Any]] = {"dummy": [], "int8": [], "dummy int8": []}

@@ -14,6 +14,7 @@ from transformers import Gemma3TextConfig
 from checkpoints.errors import CheckpointError
 from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.models import ModelConfig, resolve_dtype
+from jaxserve.models.config_reader import model_config_of, read_model_config
 from jaxserve.models.registry import FAMILIES
 
 LLAMA = {
@@ -31,11 +32,11 @@ MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 
 
 def read(**fields: Any) -> ModelConfig:
-    return ModelConfig.from_hf(LLAMA | fields)
+    return model_config_of(LLAMA | fields)
 
 
 def test_llama_defaults() -> None:
-    config = ModelConfig.from_hf(LLAMA)
+    config = model_config_of(LLAMA)
     assert (config.num_layers, config.num_heads, config.num_kv_heads) == (4, 8, 2)
     assert config.head_dim == 8
     assert config.attention_scale == 8**-0.5
@@ -45,12 +46,12 @@ def test_llama_defaults() -> None:
     assert config.eos_token_ids == (2,)
     assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
     assert config.windows == (None,) * 4
-    assert hash(config) == hash(ModelConfig.from_hf(LLAMA))
+    assert hash(config) == hash(model_config_of(LLAMA))
 
 
 def test_absent_kv_heads_mean_multi_head_attention() -> None:
     fields = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
-    assert ModelConfig.from_hf(fields).num_kv_heads == 8
+    assert model_config_of(fields).num_kv_heads == 8
     assert read(num_key_value_heads=None).num_kv_heads == 8
 
 
@@ -81,14 +82,14 @@ def test_longest_context_counts_rope_scaling_in() -> None:
 
 
 def test_windows_of_each_family() -> None:
-    assert ModelConfig.from_hf(MISTRAL).windows == (4096,) * 4
-    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": None}).windows == (None,) * 4
+    assert model_config_of(MISTRAL).windows == (4096,) * 4
+    assert model_config_of(MISTRAL | {"sliding_window": None}).windows == (None,) * 4
     on = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}
-    assert ModelConfig.from_hf(QWEN3 | on).windows == (None, None, None, 7)
+    assert model_config_of(QWEN3 | on).windows == (None, None, None, 7)
     kinds = ["sliding_attention", "full_attention"] * 2
-    assert ModelConfig.from_hf(QWEN3 | on | {"layer_types": kinds}).windows == (7, None, 7, None)
-    assert ModelConfig.from_hf(QWEN3 | on | {"use_sliding_window": False}).windows == (None,) * 4
-    assert ModelConfig.from_hf(QWEN3 | on).layer_window(3) == 7
+    assert model_config_of(QWEN3 | on | {"layer_types": kinds}).windows == (7, None, 7, None)
+    assert model_config_of(QWEN3 | on | {"use_sliding_window": False}).windows == (None,) * 4
+    assert model_config_of(QWEN3 | on).layer_window(3) == 7
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_refusals_name_field_and_value(fields: dict[str, Any], field: str) -> No
 
 
 def test_gemma_layers_attend_by_turns() -> None:
-    gemma2 = ModelConfig.from_hf(LLAMA | {"architectures": ["Gemma2ForCausalLM"]})
+    gemma2 = model_config_of(LLAMA | {"architectures": ["Gemma2ForCausalLM"]})
     assert gemma2.windows == (4096, None, 4096, None)
     assert (gemma2.attention_soft_cap, gemma2.attention_scale) == (50.0, 256**-0.5)
     assert (gemma2.head_dim, gemma2.hidden_act) == (256, "gelu_pytorch_tanh")
@@ -206,8 +207,8 @@ def test_gemma_layers_attend_by_turns() -> None:
         "full_attention": {"rope_theta": 5e5, **scaling},
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
-    one = ModelConfig.from_hf(LLAMA | gemma3 | old | {"rope_scaling": scaling})
-    assert one == ModelConfig.from_hf(LLAMA | gemma3 | {"rope_parameters": new})
+    one = model_config_of(LLAMA | gemma3 | old | {"rope_scaling": scaling})
+    assert one == model_config_of(LLAMA | gemma3 | {"rope_parameters": new})
     assert one.windows == (4096, 4096, None, 4096)
     assert (one.rope.theta, one.local_rope.theta) == (5e5, 2e4)
     assert one.max_context_length == 2048, "the config's own value counts the scaling in"
@@ -217,7 +218,7 @@ def test_longrope_by_its_old_names() -> None:
     phi3 = LLAMA | {"architectures": ["Phi3ForCausalLM"], "max_position_embeddings": 16384}
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     ropes = [
-        ModelConfig.from_hf(phi3 | {"rope_scaling": {"type": name, **factors}}).rope
+        model_config_of(phi3 | {"rope_scaling": {"type": name, **factors}}).rope
         for name in ("su", "yarn", "longrope")
     ]
     assert ropes[0] == ropes[1] == ropes[2]
@@ -226,29 +227,29 @@ def test_longrope_by_its_old_names() -> None:
 
 def test_experts_of_a_sparse_model() -> None:
     sparse = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16}
-    config = ModelConfig.from_hf(sparse | {"decoder_sparse_step": 2, "mlp_only_layers": [1]})
+    config = model_config_of(sparse | {"decoder_sparse_step": 2, "mlp_only_layers": [1]})
     assert (config.num_experts, config.experts_per_token, config.expert_size) == (16, 8, 768)
     assert config.dense_layers == {0, 1, 2}
     assert config.inner_sizes == (768, 128)
     assert config.head_dim == 8
-    mixtral = ModelConfig.from_hf(LLAMA | {"architectures": ["MixtralForCausalLM"]})
+    mixtral = model_config_of(LLAMA | {"architectures": ["MixtralForCausalLM"]})
     assert (mixtral.num_experts, mixtral.inner_sizes) == (8, (128,))
     assert mixtral.rope.theta == 1e6
 
 
 def test_folder_adds_generation_eos(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 5}))
-    assert ModelConfig.from_folder(tmp_path).eos_token_ids == (5,)
+    assert read_model_config(tmp_path).eos_token_ids == (5,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 5]}))
-    assert ModelConfig.from_folder(tmp_path).eos_token_ids == (5, 9)
+    assert read_model_config(tmp_path).eos_token_ids == (5, 9)
 
 
 def test_unreadable_folder(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"config\.json"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="valid JSON"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_a_value_of_a_wrong_type_is_told_with_its_file(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | values))
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     with pytest.raises(UnsupportedModelError, match=named):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
 
 
 def test_resolve_dtype() -> None:
@@ -281,17 +282,17 @@ def test_resolve_dtype() -> None:
 def test_overrides_replace_values_and_are_checked_like_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     whole = {"rope_type": "linear", "factor": 2.0}
-    made = ModelConfig.from_folder(tmp_path, {"num_hidden_layers": 1, "rope_scaling": whole})
+    made = read_model_config(tmp_path, {"num_hidden_layers": 1, "rope_scaling": whole})
     assert (made.num_layers, made.rope.factor) == (1, 2.0)
     with pytest.raises(UnsupportedModelError, match="hidden_act='mish'"):
-        ModelConfig.from_folder(tmp_path, {"hidden_act": "mish"})
+        read_model_config(tmp_path, {"hidden_act": "mish"})
     for beyond in (LLAMA["vocab_size"], [1, LLAMA["vocab_size"]]):
         with pytest.raises(ValidationError, match=r"hf_overrides\.eos_token_id=\d+ .*, 0 to \d+$"):
-            ModelConfig.from_folder(tmp_path, {"eos_token_id": beyond})
+            read_model_config(tmp_path, {"eos_token_id": beyond})
     # a key of the file that this architecture does not read has no effect
     for unread in ("no_such_key", "max_window_layers"):
         with pytest.raises(ValidationError, match=rf"hf_overrides\.{unread}=7"):
-            ModelConfig.from_folder(tmp_path, {unread: 7})
+            read_model_config(tmp_path, {unread: 7})
 
 
 def test_published_gemma3_configs(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,7 +313,7 @@ def test_published_gemma3_configs(caplog: pytest.LogCaptureFixture) -> None:
         "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "vision_config": {},
     }  # fmt: skip
     for text, heads, scale in ((four, (8, 4, 256), 256), (large, (32, 16, 128), 168)):
-        made = ModelConfig.from_hf(outside | {"text_config": text})
+        made = model_config_of(outside | {"text_config": text})
         oracle = Gemma3TextConfig(**text)
         assert (made.num_heads, made.num_kv_heads, made.head_dim) == heads
         assert made.vocab_size == oracle.vocab_size == 262208
@@ -325,7 +326,7 @@ def test_published_gemma3_configs(caplog: pytest.LogCaptureFixture) -> None:
         assert made.rope.factor == 8.0
     assert not caplog.records
     with pytest.raises(UnsupportedModelError, match="text_config"):
-        ModelConfig.from_hf(outside)
+        model_config_of(outside)
 
 
 def test_a_sliding_window_is_honoured_or_refused_by_every_family() -> None:
@@ -337,7 +338,7 @@ def test_a_sliding_window_is_honoured_or_refused_by_every_family() -> None:
         if family.passed_over:
             config = {"architectures": [family.architecture], "text_config": sizes}
         try:
-            made = ModelConfig.from_hf(config)
+            made = model_config_of(config)
         except UnsupportedModelError as error:
             assert error.field == "sliding_window"
             assert "hf_overrides" in str(error) and "attention_window" in str(error)
@@ -354,7 +355,7 @@ def test_a_sliding_window_is_honoured_or_refused_by_every_family() -> None:
 
 def test_the_attention_window_bounds_every_layer() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-    gemma = ModelConfig.from_hf(
+    gemma = model_config_of(
         LLAMA | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 17, "layer_types": kinds}
     )
     for bound, wanted in ((None, [17, None, 17, None]), (5, [5] * 4), (99, [17, 99, 17, 99])):

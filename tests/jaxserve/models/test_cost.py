@@ -7,15 +7,15 @@ import math
 import pytest
 from flax import nnx
 
-from jaxserve.bench.shapes import write_config
-from jaxserve.models.config import ModelConfig
+from jaxserve.bench.model_shapes import write_config
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.cost import ModelCost, Row, flops_of, seen
 from jaxserve.models.registry import family_of
-from jaxserve.models.stored import named_leaves
+from jaxserve.models.store import named_leaves
 
 
 def config_of(shape, folder, **overrides):
-    return ModelConfig.from_folder(write_config(shape, folder, **overrides))
+    return read_model_config(write_config(shape, folder, **overrides))
 
 
 @pytest.mark.parametrize("shape", ["llama-125m", "qwen3-moe-3b"])

@@ -11,7 +11,8 @@ from checkpoints.tiny.corpus import encode_conversation
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
 from jaxserve import EngineConfig
 from jaxserve.errors import ValidationError
-from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models import Model, load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel import make_mesh
@@ -21,11 +22,11 @@ from tests.checkpoints.tiny.bundled import FOLDER
 from tests.jaxserve.models.dense import empty_cache, run
 from tests.tiny_models import make_case
 
-CONFIG = ModelConfig.from_folder(FOLDER)
+CONFIG = read_model_config(FOLDER)
 
 
 def load(form: LinearForm, folder=FOLDER) -> Model:
-    return load_model(folder, ModelConfig.from_folder(folder), mesh=make_mesh(1), form=form)
+    return load_model(folder, read_model_config(folder), mesh=make_mesh(1), form=form)
 
 
 def logits_of(model: Model, tokens: np.ndarray) -> np.ndarray:
@@ -105,7 +106,7 @@ def test_other_quantizations_are_refused_by_name():
 @pytest.mark.parametrize(("backend", "zero"), [("xla", 0), ("native", 128)])
 def test_dummy_weights_are_made_in_8_bits_of_the_same_numbers(tmp_path, backend, zero):
     folder = make_case(tmp_path, "qwen3_tied_biases")
-    config, mesh = ModelConfig.from_folder(folder), make_mesh(1)
+    config, mesh = read_model_config(folder), make_mesh(1)
     plain, rounded = (
         load_model(folder, config, mesh=mesh, load_format="dummy", dtype="float32", form=form)
         for form in (LinearForm(), LinearForm(backend, "int8"))

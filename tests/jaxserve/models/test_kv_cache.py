@@ -13,14 +13,14 @@ from jax.sharding import PartitionSpec
 from safetensors.numpy import save_file
 
 from checkpoints import CheckpointError
-from jaxserve.bench.shapes import SHAPES
-from jaxserve.models.config import ModelConfig
+from jaxserve.bench.model_shapes import SHAPES
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.kv_cache import KVCache, KVFormat, KVPages, KVScales
 from jaxserve.models.kv_scales import is_kv_scale, read_kv_scales
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
 
 XLA = Backends(decode="xla", prefill="xla", write_kv="xla", reason="portable")
-LLAMA = ModelConfig.from_hf(dict(SHAPES["llama-3-8b"]))
+LLAMA = model_config_of(dict(SHAPES["llama-3-8b"]))
 
 
 def cache(kv_cache_dtype: str = "auto", dtype: str = "bfloat16", **changes: Any) -> KVCache:
@@ -38,7 +38,7 @@ def test_the_bytes_of_a_page_are_those_of_its_arrays(kv_cache_dtype) -> None:
 
 @pytest.mark.parametrize(("head_dim", "times"), [(64, 128 / 66), (128, 256 / 130)])
 def test_an_8_bit_cache_holds_more_tokens_in_the_same_bytes(head_dim, times) -> None:
-    model = ModelConfig.from_hf({**SHAPES["llama-3-8b"], "head_dim": head_dim})
+    model = model_config_of({**SHAPES["llama-3-8b"], "head_dim": head_dim})
     size = {
         name: KVCache.of(
             model, KVFormat.of(name, "bfloat16"), XLA, platform="cpu", page_size=16

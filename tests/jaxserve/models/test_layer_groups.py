@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from jaxserve.memory.page_groups import PageGroups
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.layer_groups import MOST_GROUPS, LayerGroups
 from tests.jaxserve.models.test_config import LLAMA
 
-MODEL = ModelConfig.from_hf(LLAMA)
+MODEL = model_config_of(LLAMA)
 LONG = 100_000
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxserve.models import ModelConfig
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig, SparseMLP
 from jaxserve.models.protocol import TokenRows
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def make(backend: str, **changes: object) -> SparseMLP:
-    config = ModelConfig.from_hf(SETTINGS)
+    config = model_config_of(SETTINGS)
     assert isinstance(config, MoeConfig)
     mlp = SparseMLP(replace(config, **changes), "float32", LinearForm(backend))
     graph, state = nnx.split(mlp)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models import Model, load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
 from jaxserve.parallel import make_mesh
 from pallas_kernels import native
@@ -39,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 
 
 def load(folder: Path, dtype: str = "auto", form: LinearForm = PLAIN_LINEAR) -> Model:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     return load_model(folder, config, mesh=make_mesh(1), dtype=dtype, form=form)
 
 
@@ -91,7 +92,7 @@ def test_attention_window(tmp_path: Path) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, sliding_window=13)
     tokens = random_tokens(48)
     (expected,) = oracle_steps(oracle.eval(), [tokens])
-    bounded = replace(ModelConfig.from_folder(folder), attention_window=13)
+    bounded = replace(read_model_config(folder), attention_window=13)
     model = load_model(folder, bounded, mesh=make_mesh(1))
     found, _ = run(model, tokens, empty_cache(model.config, CONTEXT), 0)
     assert relative_error(found, expected) <= TOLERANCE

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models import Model, load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.protocol import Rotation, TokenRows
 from jaxserve.models.quant_array import QuantArray
@@ -29,7 +30,7 @@ FUSED = LinearForm("gpu", residual_norm="xla")
 
 
 def load(folder: Path, form: LinearForm = LinearForm()) -> Model:  # noqa: B008
-    return load_model(folder, ModelConfig.from_folder(folder), mesh=make_mesh(1), form=form)
+    return load_model(folder, read_model_config(folder), mesh=make_mesh(1), form=form)
 
 
 def values_of(cache: None, layer: int, qkv: jax.Array, rotation: Rotation, dtype: str):

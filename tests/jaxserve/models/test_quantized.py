@@ -17,7 +17,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import CheckpointError, TensorMismatchError
-from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models import Model, load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel import make_mesh
@@ -42,7 +43,7 @@ NOT_IN_XLA = ("gptq-8", "w8a16-groups", "w8a8-zeros", "fp8-block")
 
 
 def load(folder: Path, backend: str = "xla", dtype: str = "float32", **form: str) -> Model:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     options = LinearForm(backend, **form)  # type: ignore[arg-type]
     return load_model(folder, config, mesh=make_mesh(1), dtype=dtype, form=options)
 
@@ -275,7 +276,7 @@ def test_rounded_models(model_folder: Callable[..., Path], quantization: str, ba
 @pytest.mark.slow
 def test_dummy_weights_have_their_spread(model_folder: Callable[..., Path]) -> None:
     folder = model_folder("llama_biases", **SIZES)
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     for quantization in ("int8", "int4", "fp8"):
         model = load_model(
             folder, config, mesh=make_mesh(1), load_format="dummy",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.models import Model, load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.linear import LinearForm
 from jaxserve.parallel import make_mesh
 from tests.jaxserve.models import dense
@@ -30,7 +31,7 @@ QUICK = (("none", "int8"), ("awq", "fp8_e4m3"))
 
 
 def load(folder: Path, quantization: str | None = None) -> Model:
-    config, form = ModelConfig.from_folder(folder), LinearForm("xla", quantization)
+    config, form = read_model_config(folder), LinearForm("xla", quantization)
     return load_model(folder, config, mesh=make_mesh(1), dtype="float32", form=form)
 
 

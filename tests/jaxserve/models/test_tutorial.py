@@ -16,7 +16,7 @@ from transformers import GraniteConfig, GraniteForCausalLM
 from jaxserve import LLM, SamplingParams
 from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.execution.runner import Runner
-from jaxserve.models import ModelConfig
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.weights import load_model
 from jaxserve.parallel.mesh import make_mesh
 from tests.jaxserve import oracle
@@ -64,7 +64,7 @@ def test_the_tutorial_is_short() -> None:
 
 
 def test_its_logits_equal_transformers(granite: Path) -> None:
-    config, tokens = ModelConfig.from_folder(granite, OWN), random_tokens(40)
+    config, tokens = read_model_config(granite, OWN), random_tokens(40)
     model = load_model(granite, config, mesh=make_mesh(1))
     with torch.no_grad():
         expected = oracle.load(granite)(torch.tensor(tokens)[None]).logits[0].numpy()
@@ -94,20 +94,20 @@ def test_its_steps_are_not_kept_for_a_later_start(
     runner: Any = SimpleNamespace(
         features=(), num_logprobs=0, _backends=backends, _mesh=make_mesh()
     )
-    runner._model_config = ModelConfig.from_folder(granite, OWN)
+    runner._model_config = read_model_config(granite, OWN)
     Runner.keep_steps(runner, tmp_path, "")
     assert "made by granite, own_attention, whose sources may change" in caplog.text
 
 
 def test_without_the_operators_word_the_model_is_refused(granite: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"architectures=\['GraniteForCausalLM'\]"):
-        ModelConfig.from_folder(granite)
+        read_model_config(granite)
     config = json.loads((granite / "config.json").read_text())
     (granite / "config.json").write_text(json.dumps(config | OWN))
     with pytest.raises(UnsupportedModelError, match=r"architectures=\['granite:GRANITE'\]"):
-        ModelConfig.from_folder(granite)
+        read_model_config(granite)
     with pytest.raises(UnsupportedModelError, match=r"architectures=\['granite:GRANITE'\]"):
-        ModelConfig.from_folder(granite, {"rms_norm_eps": 1e-5})
+        read_model_config(granite, {"rms_norm_eps": 1e-5})
 
 
 def test_a_reader_says_its_own_architecture(granite: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_reader_says_its_own_architecture(granite: Path) -> None:
     assert changed != code
     (granite.parent / "llama_reader.py").write_text(changed)
     with pytest.raises(UnsupportedModelError, match="gives its own, not LlamaForCausalLM"):
-        ModelConfig.from_folder(granite, {"architectures": ["llama_reader:GRANITE"]})
+        read_model_config(granite, {"architectures": ["llama_reader:GRANITE"]})
 
 
 @pytest.mark.parametrize(
@@ -130,5 +130,5 @@ def test_a_reader_says_its_own_architecture(granite: Path) -> None:
 )
 def test_what_is_no_family_is_one_error(granite: Path, name: str, told: str) -> None:
     with pytest.raises(ValidationError, match=told) as caught:
-        ModelConfig.from_folder(granite, {"architectures": [name]})
+        read_model_config(granite, {"architectures": [name]})
     assert caught.value.field == "hf_overrides.architectures"

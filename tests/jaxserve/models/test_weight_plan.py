@@ -12,9 +12,9 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
-from checkpoints.quantized import Stored
+from checkpoints.quantized import Encoding
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weight_plan import (
@@ -29,34 +29,39 @@ from jaxserve.parallel.sharding import ShardingRules
 CPU = LinearForm("native")
 HOPPER = LinearForm("gpu", matmul=("mosaic_gpu", "triton", "xla"))
 AMPERE = LinearForm("gpu", matmul=("triton", "xla"))
-AWQ = Stored("int4", 128, "integer")
-STATIC = Stored("int8", activations="int8", static=True)
+AWQ = Encoding("int4", 128, "integer")
+STATIC = Encoding("int8", activations="int8", static=True)
 
 
 @pytest.mark.parametrize(
     ("form", "dtype", "stored", "kept"),
     [
-        (CPU, "bfloat16", AWQ, Stored("int4", 128, "offset", "int8")),
-        (CPU, "float32", AWQ, Stored("int4", 128, "offset", "float")),
+        (CPU, "bfloat16", AWQ, Encoding("int4", 128, "offset", "int8")),
+        (CPU, "float32", AWQ, Encoding("int4", 128, "offset", "float")),
         (HOPPER, "bfloat16", AWQ, AWQ),
-        (AMPERE, "float16", Stored("int4", 32, "offset"), Stored("int8")),
-        (CPU, "bfloat16", Stored("int8", 16), Stored("int8", 16, activations="int8")),
-        (CPU, "bfloat16", Stored("int8", 32), Stored("int8", 32, activations="int8")),
-        (AMPERE, "bfloat16", Stored("int8", 32), Stored("int8")),
-        (AMPERE, "bfloat16", Stored("int8"), Stored("int8")),
-        (CPU, "bfloat16", Stored("int8"), Stored("int8")),
-        (CPU, "bfloat16", Stored("fp8", activations="fp8"), Stored("fp8")),
-        (HOPPER, "bfloat16", Stored("fp8", activations="fp8"), Stored("fp8", activations="fp8")),
-        (AMPERE, "bfloat16", Stored("fp8", activations="fp8"), Stored("fp8")),
-        (HOPPER, "bfloat16", Stored("fp8", 128, activations="fp8"), Stored("int8")),
-        (CPU, "bfloat16", Stored("fp8", 128, activations="fp8"), Stored("fp8", 128)),
+        (AMPERE, "float16", Encoding("int4", 32, "offset"), Encoding("int8")),
+        (CPU, "bfloat16", Encoding("int8", 16), Encoding("int8", 16, activations="int8")),
+        (CPU, "bfloat16", Encoding("int8", 32), Encoding("int8", 32, activations="int8")),
+        (AMPERE, "bfloat16", Encoding("int8", 32), Encoding("int8")),
+        (AMPERE, "bfloat16", Encoding("int8"), Encoding("int8")),
+        (CPU, "bfloat16", Encoding("int8"), Encoding("int8")),
+        (CPU, "bfloat16", Encoding("fp8", activations="fp8"), Encoding("fp8")),
+        (
+            HOPPER,
+            "bfloat16",
+            Encoding("fp8", activations="fp8"),
+            Encoding("fp8", activations="fp8"),
+        ),
+        (AMPERE, "bfloat16", Encoding("fp8", activations="fp8"), Encoding("fp8")),
+        (HOPPER, "bfloat16", Encoding("fp8", 128, activations="fp8"), Encoding("int8")),
+        (CPU, "bfloat16", Encoding("fp8", 128, activations="fp8"), Encoding("fp8", 128)),
         (CPU, "bfloat16", STATIC, STATIC),
         (HOPPER, "bfloat16", STATIC, STATIC),
         (AMPERE, "bfloat16", replace(STATIC, zeros="integer"), STATIC),
         (AMPERE, "bfloat16", replace(STATIC, kind="fp8"), replace(STATIC, kind="fp8")),
     ],
 )
-def test_device_formats(form: LinearForm, dtype: str, stored: Stored, kept: Stored) -> None:
+def test_device_formats(form: LinearForm, dtype: str, stored: Encoding, kept: Encoding) -> None:
     format = device_format(stored, "linear", form, dtype, 1024, 64)
     if stored.kind == "fp8" and form is CPU and not stored.static:
         assert format.stored.activations == "float"
@@ -70,16 +75,16 @@ def test_device_formats(form: LinearForm, dtype: str, stored: Stored, kept: Stor
         ((), "bfloat16", False),
         ((AWQ,), "bfloat16", True),
         ((AWQ,), "float32", False),
-        ((AWQ, Stored("int8", 32)), "bfloat16", True),
-        ((Stored("int8", activations="int8"),), "float32", True),
-        ((Stored("int8"),), "bfloat16", False),
+        ((AWQ, Encoding("int8", 32)), "bfloat16", True),
+        ((Encoding("int8", activations="int8"),), "float32", True),
+        ((Encoding("int8"),), "bfloat16", False),
         ((STATIC,), "bfloat16", False),
-        ((Stored("int8", zeros="integer", activations="int8"),), "bfloat16", False),
-        ((AWQ, Stored("fp8")), "bfloat16", False),
+        ((Encoding("int8", zeros="integer", activations="int8"),), "bfloat16", False),
+        ((AWQ, Encoding("fp8")), "bfloat16", False),
     ],
 )
 def test_which_checkpoints_are_products_of_integers(
-    kinds: tuple[Stored, ...], dtype: str, wanted: bool
+    kinds: tuple[Encoding, ...], dtype: str, wanted: bool
 ) -> None:
     """Those that `device_format` keeps with rounded activations."""
     matrices = {str(number): SimpleNamespace(stored=kind) for number, kind in enumerate(kinds)}
@@ -95,18 +100,18 @@ def test_which_checkpoints_are_products_of_integers(
 @pytest.mark.parametrize(
     ("form", "stored", "told"),
     [
-        (CPU, Stored("fp8", activations="fp8"), "8 weights are made for activations .* to fp8"),
-        (AMPERE, Stored("fp8", activations="fp8"), "8 weights are made for activations"),
-        (HOPPER, Stored("fp8", activations="fp8"), None),
-        (CPU, Stored("int8", None, "integer", "int8"), "8 weights .* rounded to int8 token"),
-        (CPU, Stored("int8", activations="int8"), None),
+        (CPU, Encoding("fp8", activations="fp8"), "8 weights are made for activations .* to fp8"),
+        (AMPERE, Encoding("fp8", activations="fp8"), "8 weights are made for activations"),
+        (HOPPER, Encoding("fp8", activations="fp8"), None),
+        (CPU, Encoding("int8", None, "integer", "int8"), "8 weights .* rounded to int8 token"),
+        (CPU, Encoding("int8", activations="int8"), None),
         (CPU, AWQ, None),
     ],
 )
 def test_activations_that_are_not_rounded_are_told_in_one_line(
-    form: LinearForm, stored: Stored, told: str | None, caplog: pytest.LogCaptureFixture
+    form: LinearForm, stored: Encoding, told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = ModelConfig.from_hf(
+    config = model_config_of(
         {
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": 64,
@@ -134,10 +139,10 @@ class _Any:
 
 def test_experts_are_kept_as_other_weights_are() -> None:
     for form in (CPU, HOPPER, AMPERE):
-        for stored in (AWQ, Stored("int8", 32), Stored("fp8", activations="fp8")):
+        for stored in (AWQ, Encoding("int8", 32), Encoding("fp8", activations="fp8")):
             kept = device_format(stored, "experts", form, "bfloat16", 1024, 64)
             assert kept == device_format(stored, "linear", form, "bfloat16", 1024, 64)
-    rounded = Stored("int8", activations="int8")
+    rounded = Encoding("int8", activations="int8")
     assert device_format(AWQ, "experts", CPU, "bfloat16", 1024, 24).stored == rounded
     ordered = replace(AWQ, ordered=True)
     assert device_format(ordered, "experts", HOPPER, "bfloat16", 1024, 64).stored == rounded

@@ -18,9 +18,10 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from checkpoints import CheckpointError, SafetensorsReader, TensorMismatchError, aligned_empty
-from jaxserve.converting import convert
 from jaxserve.errors import ValidationError
-from jaxserve.models import Model, ModelConfig, load_model
+from jaxserve.jobs.convert import convert
+from jaxserve.models import Model, load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.registry import FAMILIES
 from jaxserve.parallel import make_mesh
 from tests.jaxserve.models.dense import empty_cache, run
@@ -31,7 +32,7 @@ FILE = "model.safetensors"
 
 
 def load(folder: Path, **options: object) -> Model:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     return load_model(folder, config, mesh=make_mesh(1), **options)  # type: ignore[arg-type]
 
 
@@ -238,7 +239,7 @@ def test_untied_model_needs_its_head(tmp_path: Path) -> None:
 
 
 def test_missing_folder(tmp_path: Path, folder: Path) -> None:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     with pytest.raises(CheckpointError, match="no such file or folder"):
         load_model(tmp_path / "nowhere", config, mesh=make_mesh(1))
 
@@ -311,7 +312,7 @@ import sys
 from jaxserve.models import ModelConfig, load_model
 from jaxserve.models.registry import FAMILIES
 from jaxserve.parallel import make_mesh
-config = ModelConfig.from_folder(sys.argv[1])
+config = read_model_config(sys.argv[1])
 load_model(sys.argv[1], config, mesh=make_mesh(1))
 print([name for name in ("torch", "transformers", "server", "starlette") if name in sys.modules])
 """

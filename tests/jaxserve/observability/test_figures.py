@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jaxserve.boundary.step_history import StepRecord
 from jaxserve.errors import JaxServeError
 from jaxserve.observability.figures import (
     CACHED,
@@ -24,7 +25,6 @@ from jaxserve.observability.request_lives import (
     RequestLife,
     SequenceLife,
 )
-from jaxserve.observability.step_history import StepRecord
 
 pytest.importorskip("matplotlib", reason="needs the extra `bench`")
 

@@ -7,14 +7,14 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from jaxserve.messages import EngineStats, StepOutput
+from jaxserve.boundary.messages import EngineStats, StepOutput
+from jaxserve.boundary.step_history import StepRecord
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.boundary.work import Work
 from jaxserve.observability.cheap_histogram import CheapHistogram
 from jaxserve.observability.metric_names import LABELS, MetricNames
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.request_metrics import EndedRequest
-from jaxserve.observability.step_history import StepRecord
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.observability.work import Work
 from jaxserve.outputs import RequestMetrics
 from tests.resolved_config import resolved_config
 

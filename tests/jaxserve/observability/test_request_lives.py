@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jaxserve.boundary.messages import AddGroup
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.engine.loop import Engine
-from jaxserve.inputs import PreparedRequest
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup
 from jaxserve.observability.request_lives import MOST_EVENTS, RequestLives
 from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxserve.request import Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.jaxserve.observability.test_step_clock import Clock, SimulatedDevice

@@ -6,17 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from jaxserve.boundary.messages import AddGroup, FirstStep
+from jaxserve.boundary.step_history import StepHistory
+from jaxserve.boundary.step_times import StepTimes
 from jaxserve.engine.loop import Engine
-from jaxserve.execution.packing import Needs
-from jaxserve.execution.results import Dispatched, PackedStep, StepResult
+from jaxserve.execution.results import PackedStep, StepInFlight, StepResult
+from jaxserve.execution.row_packer import StepNeeds
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup, FirstStep
 from jaxserve.observability import step_clock
 from jaxserve.observability.step_clock import ClientClock, StepClock
-from jaxserve.observability.step_history import StepHistory
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.request import Queueing, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.scheduler import Scheduler, SchedulerLimits
 
 STEP_S = 4.0
@@ -53,7 +54,9 @@ class SimulatedDevice:
     def dispatch(self, plan, packed):
         end = self._free = max(self._free, self.clock()) + STEP_S
         result = SimpleNamespace(end=end, is_ready=lambda: self.clock() >= end)
-        return Dispatched(plan, PackedStep(None, Needs(frozenset(), [], [], []), None), result, {})
+        return StepInFlight(
+            plan, PackedStep(None, StepNeeds(frozenset(), [], [], []), None), result, {}
+        )
 
     def fetch(self, step):
         self.clock.now = max(self.clock(), step.result.end)

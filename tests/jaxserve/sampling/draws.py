@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.params.sampling_params import seed_words
 from jaxserve.sampling.sampler import SamplingRows, sample
-from jaxserve.sampling_params import seed_words
 
 DEFAULTS = {
     "temperature": 1.0,

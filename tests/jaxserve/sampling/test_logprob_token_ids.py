@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve import SamplingParams
 from jaxserve.errors import ValidationError
-from jaxserve.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from jaxserve.params.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from tests.jaxserve import oracle
 from tests.tiny_models import VOCAB_SIZE
 

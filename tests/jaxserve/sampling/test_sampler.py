@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from benchmarks.prove.gpu_targets import compile_for, gpu_mesh
+from benchmarks.verify.prove.gpu_targets import compile_for, gpu_mesh
 from jaxserve.sampling.penalties import TokenCounts, apply_penalties
 from jaxserve.sampling.sampler import PORTABLE, SamplingRows, pick, random_words, sample
 from pallas_kernels import blocks, choose_backends, kept_threshold

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.beam_search_params import BeamSearchParams
+from jaxserve.boundary.messages import AddGroup, Hypothesis
+from jaxserve.boundary.reports import TokenLogprobs
 from jaxserve.memory.manager import PageManager
-from jaxserve.messages import AddGroup, Hypothesis
-from jaxserve.reports import TokenLogprobs
-from jaxserve.request import Queueing, Request, StopRule
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.beam_search import BeamSearch
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.client_turns import ClientTurns
-from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from tests.jaxserve.host_tier import HostTier
 from tests.jaxserve.requests import make_request
 from tests.jaxserve.scheduling.fake_device import FakeDevice, likely_tokens, next_token

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.request import Request, StopRule
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling.client_turns import REMEMBERED, ClientTurns
 from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.plan import StepPlan

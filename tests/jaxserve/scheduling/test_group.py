@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.request import Request, RequestState
+from jaxserve.request.request import Request, RequestState
 from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.scheduler import Scheduler
 from tests.jaxserve.scheduling.fake_device import FakeDevice

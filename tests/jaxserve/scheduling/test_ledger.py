@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import QueueFullError
 from jaxserve.scheduling import ledger as ledger_module
-from jaxserve.scheduling.ledger import MEMORY_S, Ledger, Work
+from jaxserve.scheduling.ledger import MEMORY_S, Ledger, RequestWork
 from jaxserve.scheduling.policies import FirstComeFirstServed
 from tests.resolved_config import resolved_config
 
@@ -29,7 +29,7 @@ class Bench:
     def admit(self, client: str = "", **fields: Any) -> str:
         self.count += 1
         name = f"r{self.count}"
-        self.ledger.admit({name: Work(client, fields.pop("num_prompt", 5), **fields)})
+        self.ledger.admit({name: RequestWork(client, fields.pop("num_prompt", 5), **fields)})
         return name
 
     def admit_anyway(self, **fields: Any) -> str:
@@ -106,9 +106,9 @@ def test_a_call_is_let_in_whole_or_not_at_all() -> None:
     bench = Bench(max_num_queued_reqs=3)
     bench.admit()
     with pytest.raises(QueueFullError):
-        bench.ledger.admit({name: Work("", 1) for name in "abc"})
+        bench.ledger.admit({name: RequestWork("", 1) for name in "abc"})
     assert bench.ledger.num_waiting == 1 and not bench.ledger.is_admitted("a")
-    bench.ledger.admit({name: Work("", 1) for name in "ab"})
+    bench.ledger.admit({name: RequestWork("", 1) for name in "ab"})
     assert bench.ledger.num_waiting == 3
 
 
@@ -342,7 +342,7 @@ def test_where_pages_are_short_fewer_run_than_there_are_slots() -> None:
 def test_a_call_is_not_refused_for_its_own_length() -> None:
     bench = Bench(max_queue_wait=1.0)
     bench.crawl(0.1)
-    bench.ledger.admit({f"b{n}": Work("", 5) for n in range(500)})
+    bench.ledger.admit({f"b{n}": RequestWork("", 5) for n in range(500)})
     assert bench.refused() == "max_queue_wait", "another call waits for all of them"
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from jaxserve.memory.page_keys import KeySpan, key_tokens
-from jaxserve.request import Request
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.request import Request
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
 from tests.jaxserve.scheduling.fake_device import FakeDevice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.request import Request, RequestState
+from jaxserve.request.request import Request, RequestState
 from jaxserve.scheduling.resources import Resources
 from tests.jaxserve.scheduling.test_client_turns import full
 from tests.jaxserve.scheduling.test_scheduler import make_request, simple, start, step

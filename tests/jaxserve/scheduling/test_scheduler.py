@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_groups import PageGroups
-from jaxserve.request import FinishReason, Queueing, Request, RequestState, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request, RequestState
+from jaxserve.request.stop_rule import FinishReason, StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import SequenceGroup
-from jaxserve.scheduling.limits import SchedulerLimits
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority
 from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.scheduling.turns import Turns
 from tests.jaxserve.host_tier import HostTier
 from tests.jaxserve.requests import make_request as make_plain

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxserve.boundary import engine_view
+from jaxserve.boundary.messages import Action, AddGroup, Control
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_pool import PagePool, PageState
-from jaxserve.messages import Action, AddGroup, Control
-from jaxserve.observability import engine_view
-from jaxserve.request import Queueing, Request, StopRule
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.request import Request
+from jaxserve.request.stop_rule import StopRule
 from jaxserve.scheduling import view as viewing
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.policies import Length

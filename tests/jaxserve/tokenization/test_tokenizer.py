@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.tokenization import Tokenizer
 from jaxserve.tokenization import tokenizer as tokenizer_module
 from jaxserve.tokenization.tokenizer import check_template_variables
@@ -93,7 +93,7 @@ def test_nothing_of_a_folder_is_run(byte_level_folder, tmp_path):
     )
     assert Tokenizer(folder).encode("Hello")
     with pytest.raises(ValidationError):
-        ModelConfig.from_folder(folder)
+        read_model_config(folder)
     assert not ran.exists()
 
 

@@ -12,8 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from benchmarks.prove import gpu_targets
-from benchmarks.prove.deviceless import environment
+from benchmarks.verify.prove import gpu_targets
+from benchmarks.verify.prove.deviceless import environment
 from pallas_kernels.compat import load_as, store_plain
 from pallas_kernels.interpreter import pass_counter
 from tests.absent_devices import HOPPER_INTERPRETER, needs_gpu_compiler, needs_hopper_interpreter

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.prove.gpu_targets import compile_for, gpu_mesh
+from benchmarks.verify.prove.gpu_targets import compile_for, gpu_mesh
 from pallas_kernels import KernelError, kept_threshold
 from pallas_kernels.kept_threshold import triton
 from tests.absent_devices import needs_gpu_compiler

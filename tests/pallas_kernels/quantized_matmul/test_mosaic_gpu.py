@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from benchmarks.prove import Requirements, gpu_targets, prove
+from benchmarks.verify.prove import Requirements, gpu_targets, prove
 from pallas_kernels import KernelError
 from pallas_kernels.backends.mosaic_gpu import HopperMatmulTuning
 from pallas_kernels.quantized_matmul import mosaic_gpu, nibbles, quantized_matmul

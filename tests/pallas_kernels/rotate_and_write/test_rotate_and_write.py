@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.prove import gpu_targets
+from benchmarks.verify.prove import gpu_targets
 from pallas_kernels import KernelError, coverage
 from pallas_kernels.backends import triton
 from pallas_kernels.linear import Norm

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from checkpoints import bundled_model_path
-from jaxserve.config import EngineConfig
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.flags import integer, json_object
+from jaxserve.config.settings import Integer, Switch, defaults_of, settings_of
 from jaxserve.errors import ValidationError
-from jaxserve.flags import integer, json_object
-from jaxserve.settings import Switch, Whole, defaults_of, settings_of
 from server.cli import build_parser
 from server.commands.engine_flags import SERVER_QUEUE, engine_config
 
@@ -76,7 +76,7 @@ def test_every_flag_reaches_its_field(model: str) -> None:
         "kv_cache_scales": "/s",
     }
     rules = {k: one.rule for k, one in settings_of(EngineConfig).items() if one.flag}
-    wholes = [k for k, rule in rules.items() if isinstance(rule, Whole) and k not in given]
+    wholes = [k for k, rule in rules.items() if isinstance(rule, Integer) and k not in given]
     given |= {name: 5 + place for place, name in enumerate(wholes)}
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     overrides = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.config.vllm_arguments import RENAMED
 from jaxserve.errors import ValidationError
-from jaxserve.vllm_arguments import RENAMED
 from server.cli import build_parser
 from server.commands.vllm_flags import SERVER_NEUTRAL, SERVER_REFUSED, check_vllm_flags
 
-DATA = Path(__file__).parents[2] / "jaxserve" / "data" / "vllm_arguments.txt"
+DATA = Path(__file__).parents[2] / "jaxserve" / "config" / "data" / "vllm_arguments.txt"
 # of vLLM's server, beside those of its engine
 FRONT = Path(__file__).with_name("vllm_server_flags.txt")
 

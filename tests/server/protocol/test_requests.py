@@ -8,8 +8,8 @@ from typing import Any, get_type_hints
 import pydantic
 import pytest
 
-from jaxserve.beam_search_params import BeamSearchParams
-from jaxserve.sampling_params import TOKEN_FIELDS, SamplingParams
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.sampling_params import TOKEN_FIELDS, SamplingParams
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.unsupported import NEUTRAL, REFUSED

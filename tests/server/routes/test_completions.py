@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.beam_search_params import BeamSearchParams
 from jaxserve.outputs import Logprob
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.sampling_params import RequestOutputKind
 from server.app import create_app
 from server.options import Options
 from server.protocol.logprobs import completion_logprobs

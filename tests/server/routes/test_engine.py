@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.messages import EngineStats, PageStats
-from jaxserve.observability.engine_view import EngineView, QueueView, SlotView
-from jaxserve.observability.step_history import StepHistory, StepRecord
-from jaxserve.observability.step_times import StepTimes
-from jaxserve.observability.work import Work
-from server import watching
+from jaxserve.boundary.engine_view import EngineView, QueueView, SlotView
+from jaxserve.boundary.messages import EngineStats, PageStats
+from jaxserve.boundary.step_history import StepHistory, StepRecord
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.boundary.work import Work
+from server import watchers
 from server.app import create_app
 from server.errors import ApiError
 from server.keys import ApiKey, Client
@@ -88,7 +88,7 @@ def service_of(
     options = Options(tells_cached_tokens=tells_cached_tokens)
     keys = [ApiKey("k", "a")] if has_keys else []
     service: Any = Service(engine, api_keys=keys, options=options)  # type: ignore[arg-type]
-    service.watch = watching.Watch(
+    service.watch = watchers.Watch(
         service, tells_cached=tells_cached_tokens or not has_keys, interval=0.001
     )
     return service  # type: ignore[no-any-return]
@@ -177,12 +177,12 @@ def test_an_engine_that_computes_nothing_is_looked_at_seldom(computes: bool) -> 
     engine = Asked()
     told = watch(service_of(engine), None, 6)
     assert [one["frame"] for one in told[2:]] == [1, 2, 3, 4]
-    every = 1 if computes else watching.QUIET
+    every = 1 if computes else watchers.QUIET
     assert 3 * every < engine.num_turns <= 4 * every
 
 
 def test_only_so_many_may_watch(engine: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_WATCHERS", 1)
+    monkeypatch.setattr(watchers, "MOST_WATCHERS", 1)
     service = service_of(engine)
 
     async def read() -> None:
@@ -267,10 +267,10 @@ def test_changes_and_runs_say_all_of_a_map() -> None:
     for _ in range(20):
         cells = np.where(rng.random(200) < 0.1, rng.integers(0, 3, 200), before).astype(np.uint16)
         found = before.copy()
-        told = watching.changes(before, cells)
+        told = watchers.changes(before, cells)
         for begin, length, code in zip(told[::3], told[1::3], told[2::3], strict=True):
             found[begin : begin + length] = code
         assert (found == cells).all()
-        told = watching.runs(cells)
+        told = watchers.runs(cells)
         assert (np.repeat(told[1::2], told[::2]) == cells).all()
         before = cells

@@ -10,13 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.app import create_app
-from server.limits import Limits
-from server.unread import PIECE_BYTES
+from server.client_limits import Limits
+from server.unread_answers import PIECE_BYTES
 from tests.server.fake_engine import FakeEngine
 from tests.server.named_events import named_events
 from tests.server.routes.responses import PARSERS, ROUTE, ask, prompt
 from tests.server.test_errors import assert_error
-from tests.server.test_streaming import Connection, wait_for
+from tests.server.test_event_stream import Connection, wait_for
 from tests.server.unconstrained import UnconstrainedEngine
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.errors import ValidationError
-from jaxserve.inputs import PreparedRequest
 from jaxserve.outputs import GRAMMAR, CompletionOutput, RequestOutput
-from jaxserve.sampling_params import RequestOutputKind
+from jaxserve.params.sampling_params import RequestOutputKind
 from server.app import create_app
 from server.protocol.tool_messages import MAX_CALLS
 from server.protocol.tools import asked_tools

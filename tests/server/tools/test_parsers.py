@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.tools.constrained import ArgumentsParser, ListParser
+from server.tools.demanded_calls import ArgumentsParser, ListParser
 from server.tools.reader import ToolParser
 from server.tools.registry import TOOL_PARSERS
 from tests.server.tools.reading import Read, read

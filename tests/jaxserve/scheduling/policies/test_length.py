@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.request import Request, RequestState
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.request.request import Request, RequestState
 from jaxserve.scheduling.plan import StepPlan
 from jaxserve.scheduling.policies import Length, PolicyInputs
 from jaxserve.scheduling.scheduler import Scheduler

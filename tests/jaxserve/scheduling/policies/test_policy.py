@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from hypothesis import given, settings
 
-from jaxserve.config import SCHEDULING_POLICIES, EngineConfig
-from jaxserve.request import Request
+from jaxserve.config.engine_config import SCHEDULING_POLICIES, EngineConfig
+from jaxserve.request.request import Request
 from jaxserve.scheduling.policies import FirstComeFirstServed, Length, Policy, Priority, make_policy
 from tests.jaxserve.scheduling.test_scheduler import (
     Run,

@@ -1,0 +1,1 @@
+"""What proves and attacks jaxserve: compilers of absent devices, faults, random operations."""

@@ -1,0 +1,81 @@
+"""What is proved: the problems that the records of the backends name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pallas_kernels.backends import BACKENDS
+from pallas_kernels.backends.problems import Attention, Matmul, Sampling
+from pallas_kernels.backends.record import Backend
+
+# operations that are proved by the names of their functions
+FUNCTIONS = {"matmul": "quantized_matmul", "threshold": "kept_threshold"}
+OWN = {
+    backend.name for backend in BACKENDS if any(one.interprets for one in backend.implementations)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function that is compiled for every one of some kinds of devices.
+
+    Attributes:
+        operation: "decode", "decode_and_write", "prefill", "write_kv", "write_kv_scaled",
+            "rotate_and_write", "quantized_matmul" or "kept_threshold".
+        backend: of the operation.
+        kinds: keys of `benchmarks.verify.prove.targets.KINDS`.
+        problem: shapes and options.
+        requires: the instruction that its kernel must use; None for none.
+        quick: the kinds for which it is compiled in a quick run.
+    """
+
+    operation: str
+    backend: str
+    kinds: tuple[str, ...]
+    problem: Attention | Matmul | Sampling
+    requires: str | None = None
+    quick: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> bool:
+        """Whether the backend is a kernel of this package, and not XLA's."""
+        return self.backend in OWN
+
+    @property
+    def name(self) -> str:
+        """Operation, backend, shapes, and the options that are not at their defaults."""
+        return f"{self.operation} {self.backend} {self.problem.words()}"
+
+
+def cases_of(backend: Backend) -> Iterator[Case]:
+    """The cases of a backend's record."""
+    for one in backend.implementations:
+        for proven in one.proved:
+            yield Case(
+                proven.operation or FUNCTIONS.get(one.operation, one.operation),
+                backend.name,
+                proven.kinds or one.chips,
+                proven.problem,
+                # float32 is multiplied exactly, without matrix instructions
+                None if proven.problem.dtype == "float32" else one.instruction,
+                proven.quick,
+            )
+
+
+CASES = tuple(case for backend in BACKENDS for case in cases_of(backend))
+
+
+def cases_for(kind: str, *, quick: bool = False, backend: str | None = None) -> tuple[Case, ...]:
+    """The cases of one kind of device.
+
+    Args:
+        kind: a key of `benchmarks.verify.prove.targets.KINDS`.
+        quick: only those of a quick run.
+        backend: only those of this backend.
+    """
+    return tuple(
+        case
+        for case in CASES
+        if kind in (case.quick if quick else case.kinds) and backend in (None, case.backend)
+    )

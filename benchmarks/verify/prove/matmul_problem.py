@@ -1,0 +1,49 @@
+"""From a case of quantized_matmul to a function with operands, and its cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.verify.prove.cases import Case, Matmul
+from benchmarks.verify.prove.proof import Cost
+from pallas_kernels.quantized_matmul import Fp8Weight, Int4Weight, Int8Weight, quantized_matmul
+from pallas_kernels.quantized_matmul.formats import packed_columns
+
+
+def abstract_weight(problem: Matmul) -> Any:
+    """The quantised weight [outputs, inputs] as ShapeDtypeStructs."""
+    shape = jax.ShapeDtypeStruct
+    outputs, inputs = problem.outputs, problem.inputs
+    weight: Any = {"int8": Int8Weight, "int4": Int4Weight, "fp8": Fp8Weight}[problem.weight]
+    if problem.weight == "int4":
+        by_group = (inputs // problem.group, outputs)
+        zeros = shape(by_group, jnp.uint8) if problem.asymmetric else None
+        packed = shape((outputs, packed_columns(inputs)), jnp.uint16)
+        return weight(packed, shape(by_group, jnp.float32), zeros)
+    stored = jnp.int8 if problem.weight == "int8" else jnp.float8_e4m3fn
+    return weight(shape((outputs, inputs), stored), shape((outputs,), jnp.float32))
+
+
+def matmul_call(case: Case, kind: str) -> tuple[Any, tuple[Any, ...]]:
+    """The function and its operands."""
+    problem = case.problem
+    assert isinstance(problem, Matmul)
+
+    def function(x: Any, weight: Any) -> Any:
+        return quantized_matmul(x, weight, activations=problem.activations, backend=case.backend)
+
+    x = jax.ShapeDtypeStruct((problem.rows, problem.inputs), problem.dtype)
+    return function, (x, abstract_weight(problem))
+
+
+def matmul_cost(problem: Matmul) -> Cost:
+    """The stored weight, the activations and the result are moved once."""
+    stored = sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weight(problem))
+    )
+    rows = problem.rows * (problem.inputs + problem.outputs) * jnp.dtype(problem.dtype).itemsize
+    flops = 2 * problem.rows * problem.inputs * problem.outputs
+    return Cost(flops, stored + rows, "shapes", eight_bit=problem.activations != "float")

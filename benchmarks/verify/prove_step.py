@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""Proof, without an accelerator, that the engine's whole step compiles for one.
+
+    python -m benchmarks.verify.prove_step --device h200 --shape llama-3-8b
+    python -m benchmarks.verify.prove_step --device h200 --shape llama-3-70b --tensor-parallel 8
+    python -m benchmarks.verify.prove_step --full --markdown docs/memory.md
+
+Compiles decode and mixed steps of a model shape with the kernels that the engine chooses on each
+kind of device, and reports what the executables need: weights, KV pool, temporaries, and whether
+the pool stays in place; and what they launch: kernels a layer, loops, copies, CUDA graphs. Exit
+codes: 0 all pass, 1 one fails, 3 this machine lacks a compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.launch_table import launch_table
+from benchmarks.memory_table import StepProof, memory_document
+from benchmarks.verify.prove import (
+    KINDS,
+    Cost,
+    Proof,
+    Requirements,
+    absent_mesh,
+    attempt,
+    device_memory,
+    device_name,
+    ended,
+    markdown,
+    platform_of,
+    prove,
+    write_json,
+)
+from benchmarks.verify.prove.gpu_targets import CompilerMissingError
+from jaxserve.bench.model_shapes import SHAPES
+from jaxserve.compilation.compiler_options import compiler_options
+from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
+from jaxserve.execution.device_state import DeviceState, StateShape
+from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features, threshold_on
+from jaxserve.execution.memory_plan import (
+    CacheBudget,
+    plan_num_pages,
+    table_bytes,
+)
+from jaxserve.execution.parameters import split_model
+from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
+from jaxserve.execution.step import StepSpec, run_step
+from jaxserve.execution.step_inputs import BlobLayout, ResultLayout
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import model_config_of
+from jaxserve.models.kv_cache import KVCache, KVFormat
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.weights import abstract_model
+from pallas_kernels import Backends, choose_backends
+from pallas_kernels.backends import resolve
+
+MAX_MODEL_LEN = 8192
+MAX_NUM_SEQS = 256
+DTYPE = "bfloat16"
+UTILIZATION = 0.9  # of a device's memory: the engine's default
+TEMPORARIES = 2**30  # kept free of pages
+MAX_LOGPROBS = 20  # the engine's default
+STEPS = {
+    "decode[16]": StepShape(16, 0, 0, FAST, 0),
+    "decode[256]": StepShape(256, 0, 0, FAST, 0),
+    "full[256]": StepShape(256, 0, 0, FULL_DECODE, MOST_SPECIAL),
+    "mixed[256,2048]": StepShape(256, 2048, lanes_for(2048, 256), FAST, 0),
+}
+# shape, devices that share its heads and weights, kinds: what docs/memory.md shows
+FULL = (
+    ("llama-3-8b", 1, ("h200", "h100", "a100", "v6e", "v5p")),
+    ("llama-3-8b", 4, ("v5e",)),
+    ("llama-3-70b", 8, ("h200", "h100", "a100", "v5p")),
+)
+# kernels of a layer on one GPU: products 4, norms with the residual 2, rotation with the write,
+# activation; attention of decode rows, where Triton merges their pieces in a kernel of its own; and
+# prefill, for which XLA cuts the queries of both kinds apart and joins the outputs around Triton's
+OTHER_KERNELS = 8
+FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which steps of which model are compiled for which devices."""
+
+    kind: str
+    devices: int
+    shape: str
+    layers: int | None
+    num_pages: int | None
+    page_size: int
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    slots: int = MAX_NUM_SEQS
+    max_model_len: int = MAX_MODEL_LEN
+
+    def config(self) -> ModelConfig:
+        """The model, with all of its layers or the first few."""
+        settings = dict(SHAPES[self.shape])
+        if self.layers:
+            settings["num_hidden_layers"] = self.layers
+        return model_config_of(settings)
+
+    def mesh(self) -> Mesh:
+        """A mesh with the engine's axes over devices that are not there."""
+        devices = absent_mesh(self.kind, self.devices).devices.reshape(1, self.devices)
+        return Mesh(devices, ("data", "model"))
+
+    def backends(self) -> Backends:
+        """The kernels that the engine chooses."""
+        platform = platform_of(self.kind)
+        kv_format = KVFormat.of(self.kv_cache_dtype, DTYPE)
+        shape = kv_format.attention_shape(
+            self.config(), DTYPE, platform, self.page_size, self.devices
+        )
+        chosen = choose_backends(device_name(self.kind), platform, shape)
+        return chosen.sharded() if self.devices > 1 else chosen
+
+    def cache(self) -> KVCache:
+        """The engine's KV cache, of the pages that are given."""
+        cache = KVCache.of(
+            self.config(),
+            KVFormat.of(self.kv_cache_dtype, DTYPE),
+            self.backends(),
+            platform=platform_of(self.kind),
+            page_size=self.page_size,
+        )
+        return cache.with_pages(self.num_pages or 0)
+
+
+def abstract_leaves(
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+) -> tuple[Any, tuple[Any, ...]]:
+    """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
+    return split_model(abstract_model(config, mesh, dtype, form))
+
+
+def abstract_state(setting: Setting, mesh: Mesh) -> DeviceState:
+    """The engine's device state as ShapeDtypeStructs with their shardings."""
+    assert setting.num_pages
+    shape = StateShape(
+        cache=setting.cache(),
+        max_num_seqs=setting.slots,
+        max_model_len=setting.max_model_len,
+        features={},
+    )
+    return shape.abstract(mesh)
+
+
+def with_pages(setting: Setting, weights: int) -> Setting:
+    """The setting with the pages that the engine would plan, where none are given."""
+    if setting.num_pages is not None:
+        return setting
+    tables = table_bytes(setting.slots, setting.max_model_len, setting.page_size)
+    share = int(device_memory(setting.kind) * UTILIZATION) - (weights + tables + TEMPORARIES)
+    pages = plan_num_pages(
+        CacheBudget(share, "gpu_memory_utilization", UTILIZATION),
+        setting.cache().page_bytes(setting.devices),
+        useful=setting.slots * -(-setting.max_model_len // setting.page_size) + 1,
+    )
+    return replace(setting, num_pages=pages)
+
+
+def device_bytes(leaves: Any) -> int:
+    """Bytes of one device's share of abstract arrays."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(leaves)
+    )
+
+
+def step_cost(
+    setting: Setting, config: ModelConfig, step: StepShape, weights: int, numbers: int
+) -> Cost:
+    """Weights and the full pool are read once, the embedding table by row; chunks begin at 0.
+
+    `weights` are bytes, `numbers` what they stand for.
+    """
+    rows, itemsize = step.num_decode + step.num_prefill, jnp.dtype(DTYPE).itemsize
+    table = config.vocab_size * config.hidden_size // setting.devices
+    head = 0 if config.tie_word_embeddings else table
+    layers = numbers - table - head
+    products = rows * layers + (step.num_decode + step.num_lanes) * table
+    row = config.num_layers * config.num_heads * config.head_dim // setting.devices
+    assert setting.num_pages
+    pool_tokens = setting.num_pages * setting.page_size
+    chunk = step.num_prefill // max(step.num_lanes, 1)
+    seen = pool_tokens + step.num_prefill * (chunk + 1) // 2
+    token = setting.cache().token_bytes // setting.devices
+    moved = weights - head * itemsize + token * (pool_tokens + step.num_prefill)
+    return Cost(2 * products + 4 * row * seen, moved, "shapes")
+
+
+def requirements(
+    setting: Setting, backends: Backends, step: StepShape, pool_bytes: int
+) -> Requirements:
+    """What the step must fulfil: matrix instructions, few kernels, the pool in place."""
+    used = {"paged_decode": resolve("decode", backends.decode)}
+    if step.num_prefill:
+        used["paged_prefill"] = resolve("prefill", backends.prefill)
+    launches = [one.launches for one in used.values()]
+    if setting.quantization is not None:
+        used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
+    instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
+    a_layer = None
+    plain = setting.devices == 1 and setting.quantization is None
+    if plain and backends.rotate_and_write and None not in launches:
+        a_layer = OTHER_KERNELS + sum(filter(None, launches))
+    return Requirements(
+        instructions=instructions,
+        a_layer=a_layer,
+        own_kernel=bool(instructions),
+        in_place=pool_bytes,
+        max_temporaries=pool_bytes // 2,
+        capacity=device_memory(setting.kind),
+        # where the engine turns this off; a TPU's compiler may when the device is nearly full
+        recomputed=0 if platform_of(setting.kind) == "gpu" else None,
+    )
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.children_user
+
+
+def prove_step(setting: Setting, step: StepShape) -> StepProof:
+    """Compile one program of the engine for absent devices and judge it.
+
+    Raises:
+        CompilerMissingError: what compiles for this kind is not installed.
+    """
+    begin = cpu_seconds()
+    config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
+    structure, leaves = abstract_leaves(
+        config, mesh, DTYPE, LinearForm.of(backends, setting.quantization)
+    )
+    weights = device_bytes(leaves)
+    plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
+    numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
+    setting = with_pages(setting, weights)
+    assert setting.num_pages
+    threshold = threshold_on(mesh, backends)
+    facts = Facts(config.vocab_size, MAX_LOGPROBS, model=config, threshold=threshold)
+    features = make_features(facts)
+    layout = BlobLayout(step, features, facts, setting.page_size)
+    spec = StepSpec(
+        config=config,
+        features=features,
+        layout=layout,
+        result=ResultLayout(step, features, facts),
+        cache=setting.cache(),
+        max_num_seqs=setting.slots,
+        mesh=mesh,
+    )
+    state = abstract_state(setting, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    pool = device_bytes(state.kv)
+    parallel = f", {setting.devices} devices" if setting.devices > 1 else ""
+    stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
+    weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
+    name = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}, {step.name}"
+
+    def compilation() -> Proof:
+        return prove(
+            name,
+            partial(run_step, spec, structure),
+            leaves,
+            {},
+            state,
+            jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
+            mesh=mesh,
+            kind=setting.kind,
+            wanted=requirements(setting, backends, step, pool),
+            cost=step_cost(setting, config, step, weights, numbers),
+            layers=config.num_layers,
+            compiler_options=compiler_options(
+                platform_of(setting.kind), divides_products=backends.divides_products
+            ),
+            donate_argnums=2,
+            out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
+        )
+
+    proof = attempt(name, setting.kind, compilation)
+    return StepProof(
+        shape=setting.shape,
+        layers=config.num_layers,
+        devices=setting.devices,
+        step=step.name,
+        backends=(backends.decode, backends.prefill if step.num_prefill else None),
+        pool_tokens=setting.num_pages * setting.page_size,
+        weights=weights,
+        pool=pool,
+        proof=proof,
+        cpu_seconds=cpu_seconds() - begin,
+        blob=4 * layout.size,
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="all models and devices of the docs")
+    parser.add_argument("--device", nargs="+", choices=KINDS, default=["h200"])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3-8b"])
+    parser.add_argument("--step", nargs="+", choices=STEPS, help="programs; all if not given")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("--num-pages", type=int, help="KV pages a layer; what fits if not given")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens a page")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
+    parser.add_argument(
+        "--quantization", choices=ONLINE_QUANTIZATIONS, help="of the linear layers' weights"
+    )
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="absent devices")
+    parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
+    parser.add_argument("--json", type=Path, help="also write all that is known to this file")
+    options = parser.parse_args(arguments)
+    options.step = options.step or list(FULL_STEPS if options.full else STEPS)
+    for name in ("layers", "num_pages", "page_size", "tensor_parallel"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1, not {value}")
+    return options
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """What the options ask for: every shape on every device, or the list of the docs."""
+    models = [(shape, options.tensor_parallel, options.device) for shape in options.shape]
+    return [
+        Setting(
+            kind,
+            devices,
+            shape,
+            options.layers,
+            options.num_pages,
+            options.page_size,
+            options.kv_cache_dtype,
+            options.quantization,
+        )
+        for shape, devices, kinds in (FULL if options.full else models)
+        for kind in kinds
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the proofs; 0 when all pass, 1 when one fails, 3 when this machine cannot compile."""
+    options = parse(arguments)
+    # compilation is on the host; without this JAX would look for a driver
+    jax.config.update("jax_platforms", "cpu")
+    steps: list[StepProof] = []
+    missing: list[str] = []
+    for setting in settings(options):
+        try:
+            for name in options.step:
+                steps.append(prove_step(setting, STEPS[name]))
+                proof = steps[-1].proof
+                print(f"{proof.device}: {proof.name}: {proof.seconds:.0f} s", file=sys.stderr)
+                if options.markdown:  # after every step: an interrupted run leaves what it has
+                    options.markdown.write_text(memory_document(steps))
+        except CompilerMissingError as error:
+            missing.append(f"cannot prove anything for {setting.kind} here: {error}")
+    proofs = [step.proof for step in steps]
+    if steps:
+        tables = (markdown(proofs), launch_table(steps), memory_document(steps))
+        print("\n".join([f"jax {jax.__version__}\n", *tables]))
+    if options.json:
+        write_json(options.json, proofs)
+    return ended(proofs, missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

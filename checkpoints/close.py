@@ -1,0 +1,26 @@
+"""What is closed when its `with` block ends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Closeable(ABC):
+    """A context manager that gives itself and is closed at the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

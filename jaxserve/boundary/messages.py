@@ -1,0 +1,287 @@
+"""What crosses the engine's boundary: plain data.
+
+A client sends `AddGroup`, `Abort` and `Control`; the engine answers each step with one
+`StepOutput`, by sequence id. Nothing in a message is alive: it could cross a process, and the same
+messages sent to a second engine give the same tokens. Lists in a message are not changed once it
+is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.prompt_spans import PromptSpan
+from jaxserve.boundary.step_history import StepRecord
+from jaxserve.boundary.step_times import StepTimes
+from jaxserve.boundary.work import Work
+from jaxserve.errors import ValidationError, Verbatim, shown
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.sampling_params import SamplingParams
+from jaxserve.params.structured_outputs_params import Thoughts
+from jaxserve.request.queueing import Queueing
+from jaxserve.request.stop_rule import End, StopRule
+
+
+@dataclass(frozen=True, slots=True)
+class AddGroup:
+    """Queue the sequences that continue one prompt; it is computed once.
+
+    Attributes:
+        sequence_ids: one a completion, unique for the life of the engine.
+        seeds: 64-bit seeds of their random numbers.
+        prompt_token_ids: the prompt, checked: not empty, tokens of the model, room for one more;
+            NO_ID in the places of `spans`.
+        params: how tokens are chosen; what concerns the client alone is left out.
+        stop_rule: which tokens end a sequence.
+        bad_words: token sequences that must not be generated.
+        queueing: what decides whose turn it is; deadlines are kept by the client.
+        cache_salt: the prefix cache finds for it what requests with the same salt computed.
+        beams: search for the most likely sequences, as many as there are ids; the first id stands
+            for all, and `stop_rule` has no other ends than end-of-sequence tokens and `max_tokens`.
+        pooling: what is wanted of the prompt's hidden states, beside one token; None: nothing.
+        spans: what takes the places of token ids, in the order of the places.
+        grammar: what the output must be, in llguidance's notation, of the end-of-sequence tokens of
+            `stop_rule`; None: anything.
+        output_token_ids: what an engine that has died had generated of the only sequence, with the
+            same seed and parameters: it goes on from there.
+        thoughts: what comes before the text of the grammar, and has the tokens of
+            `thinking_token_budget` at most; None: nothing.
+    """
+
+    kind: ClassVar[str] = "add"
+    sequence_ids: list[str]
+    seeds: list[int]
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stop_rule: StopRule
+    bad_words: list[list[int]]
+    queueing: Queueing
+    cache_salt: str | None = None
+    beams: BeamSearchParams | None = None
+    pooling: PoolingParams | None = None
+    spans: list[PromptSpan] = field(default_factory=list)
+    grammar: str | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    thoughts: Thoughts | None = None
+
+    @property
+    def num_output_asked(self) -> int:
+        """Tokens that its caller asks for: `n` times `max_tokens`, 1 where it was not said."""
+        return len(self.sequence_ids) * (self.params.max_tokens or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End sequences now; those that are not live any more are passed over."""
+
+    kind: ClassVar[str] = "abort"
+    sequence_ids: list[str]
+
+
+class Action(StrEnum):
+    """What a client may ask of the engine as a whole."""
+
+    CLOSE = "close"  # end every sequence, give back the device
+    RESET_PREFIX_CACHE = "reset_prefix_cache"  # nothing computed so far is found any more
+    LOOK = "look"  # the next output brings a view of the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something that concerns no sequence."""
+
+    kind: ClassVar[str] = "control"
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSteps:
+    """Who is in the step that is about to run and may not have been in one before.
+
+    An engine that runs alone in its process says so: if the process dies, its client knows who was
+    in the last steps.
+    """
+
+    kind: ClassVar[str] = "begun"
+    sequence_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """What the steps in flight may take; it holds until the next one is sent.
+
+    An engine that runs alone in its process says so before a step of which it changes, so that long
+    steps are told from an engine that hangs.
+
+    Attributes:
+        seconds: of the longest of them; 0.0: so few that it does not matter.
+        compiles: a program is compiled beside them.
+    """
+
+    kind: ClassVar[str] = "expected"
+    seconds: float
+    compiles: bool
+
+
+class Hypothesis(NamedTuple):
+    """A finished sequence of a beam search.
+
+    Attributes:
+        token_ids: what was generated, an end-of-sequence token included.
+        cum_logprob: sum of the tokens' raw log-probabilities.
+        end: how its last token ended it.
+    """
+
+    token_ids: list[int]
+    cum_logprob: float
+    end: End
+
+
+class FirstStep(NamedTuple):
+    """How a sequence came to its first step.
+
+    Attributes:
+        time: when the step was handed to the device, by `time.monotonic()`.
+        queue_overhead: seconds from arrival to then, without those in which the engine waited for
+            the step in flight; None for a sequence that was not in the first step planned after it
+            had come, because no slot or too few pages were free.
+        num_cached_tokens: prompt tokens that the prefix cache had.
+    """
+
+    time: float
+    queue_overhead: float | None
+    num_cached_tokens: int
+
+
+class Refusal(NamedTuple):
+    """A value of a request that a feature does not take, see `ValidationError`.
+
+    Attributes:
+        field, allowed: of the error.
+        value: as the error shows it.
+    """
+
+    field: str
+    value: str
+    allowed: str
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> Refusal | None:
+        """What an error says of a request; None: it is no fault of the request's."""
+        if not isinstance(error, ValidationError):
+            return None
+        return cls(error.field, shown(error.value), error.allowed)
+
+    def error(self) -> ValidationError:
+        """The error once more."""
+        return ValidationError(self.field, Verbatim(self.value), self.allowed)
+
+
+class PageStats(NamedTuple):
+    """The KV pages at one moment, and what was found in them since the engine started.
+
+    Attributes:
+        num_pages: that can be given to requests.
+        num_active: that requests own.
+        num_reclaimable: that nobody owns, but that hold what could be found again.
+        num_cached: that can be found, owned or not.
+        page_size: tokens that a page has room for.
+        num_tokens: tokens whose keys and values are in owned pages, or will be after the step;
+            counted for each group of layers that has pages of its own.
+        num_queried, num_found: prompt tokens that were looked for, and found.
+    """
+
+    num_pages: int = 0
+    num_active: int = 0
+    num_reclaimable: int = 0
+    num_cached: int = 0
+    num_tokens: int = 0
+    page_size: int = 1
+    num_queried: int = 0
+    num_found: int = 0
+
+
+class EngineStats(NamedTuple):
+    """A snapshot for metrics."""
+
+    num_running: int
+    num_waiting: int
+    page_usage: float  # share of KV pages that requests own, 0 to 1
+    num_preemptions: int  # since the engine started
+    num_steps: int  # dispatched since the engine started
+    num_programs: int  # compiled so far; grows only while the background thread compiles
+    times: StepTimes  # seconds by phase since the engine started
+    pages: PageStats = PageStats()
+    num_integrity_failures: int = 0  # checks of pages and slots that found something wrong
+    num_beam_shrinks: int = 0  # beams that searches gave up for want of pages
+    work: Work | None = None  # of a device since the engine started; None: it is not counted
+
+    def after(self, earlier: EngineStats) -> EngineStats:
+        """With what an engine before this one had counted until it died."""
+        pages, before = self.pages, earlier.pages
+        work = self.work
+        if work is not None and earlier.work is not None:
+            work = work.plus(earlier.work)
+        return self._replace(
+            num_preemptions=self.num_preemptions + earlier.num_preemptions,
+            num_steps=self.num_steps + earlier.num_steps,
+            times=self.times.plus(earlier.times),
+            pages=pages._replace(
+                num_queried=pages.num_queried + before.num_queried,
+                num_found=pages.num_found + before.num_found,
+            ),
+            num_integrity_failures=self.num_integrity_failures + earlier.num_integrity_failures,
+            num_beam_shrinks=self.num_beam_shrinks + earlier.num_beam_shrinks,
+            work=work,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did for its sequences: parallel lists with an entry a token.
+
+    Attributes:
+        sequence_ids, tokens: whose token each entry is; a sequence's own are in order.
+        ends: entry -> how its token ended its sequence; most tokens end none.
+        reports: by feature, by sequence what the feature tells of it, see `reports`.
+        first_steps: of sequences whose first step was dispatched since the last output; of a group
+            its first sequence.
+        preempted: sequences that lost their slots since then, and how often each has so far.
+        stats: the engine after the step.
+        beams: what searches that are over have found, the best first; by first sequence. Nothing
+            is said of their tokens before.
+        failed: sequences that an error of their own has ended, and what of their requests a feature
+            refuses; None: the log tells what went wrong.
+        step: the step that the tokens are of; None where none has run.
+        page_waits: of sequences that got a slot in the step dispatched last, the seconds that each
+            waited for KV pages.
+        view: of the engine after the step; None unless somebody wants to look.
+        queued: sequences that were queued since the last output, after a feature had begun
+            something for them, as to compile a grammar; of a group its first.
+    """
+
+    kind: ClassVar[str] = "output"
+    sequence_ids: list[str]
+    tokens: list[int]
+    ends: dict[int, End]
+    reports: dict[str, dict[str, Any]]
+    first_steps: dict[str, FirstStep]
+    preempted: dict[str, int]
+    stats: EngineStats
+    beams: dict[str, list[Hypothesis]] = field(default_factory=dict)
+    failed: dict[str, Refusal | None] = field(default_factory=dict)
+    step: StepRecord | None = None
+    page_waits: list[float] = field(default_factory=list)
+    view: EngineView | None = None
+    queued: list[str] = field(default_factory=list)
+
+
+class Body(Protocol):
+    """A message: a dataclass of plain data."""
+
+    @property
+    def kind(self) -> str: ...

@@ -1,0 +1,1 @@
+"""The engine as its callers use it: prompts in, outputs out."""

@@ -1,0 +1,68 @@
+"""Prompts of conversations, by the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxserve.errors import ValidationError
+from jaxserve.params.prompts import TokensPrompt
+from jaxserve.tokenization.control_tokens import unmarked
+from jaxserve.tokenization.tokenizer import Tokenizer, check_template_variables
+
+Message = Mapping[str, Any]
+ALLOWED = "a list of messages such as {'role': 'user', 'content': 'text'}, or a list of such lists"
+
+
+def chat_prompts(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+    variables: Mapping[str, Any] | None,
+    *,
+    chat_template: str | None,
+    keep_control_tokens: bool,
+    **how: Any,
+) -> list[TokensPrompt]:
+    """One prompt a conversation.
+
+    Args:
+        tokenizer: of the model, with its template.
+        messages: a conversation or a list of them.
+        variables: further variables of the template.
+        chat_template: in place of the tokenizer's.
+        keep_control_tokens: whether control tokens in the messages' text are control tokens.
+        **how: other arguments of `Tokenizer.render_chat`.
+
+    Raises:
+        ValidationError: no messages, something else than messages, or some that the template
+            refuses.
+    """
+    if not _is_list(messages):
+        raise ValidationError("messages", messages, ALLOWED)
+    if not messages:
+        raise ValidationError("messages", messages, "at least one message")
+    conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
+    for conversation in conversations:
+        if not _is_list(conversation) or not all(isinstance(m, Mapping) for m in conversation):
+            raise ValidationError("messages", messages, ALLOWED)
+    check_template_variables(variables or {})
+    prompts: list[TokensPrompt] = []
+    for conversation in conversations:
+        text = tokenizer.render_chat(
+            list(conversation),
+            chat_template=chat_template,
+            mark=not keep_control_tokens,
+            **how,
+            **(variables or {}),
+        )
+        # the template has placed the special tokens already
+        if keep_control_tokens:
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            tokens = tokenizer.encode_chat(text, chat_template)
+        prompts.append({"prompt": unmarked(text), "prompt_token_ids": tokens})
+    return prompts
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

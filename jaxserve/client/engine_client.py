@@ -1,0 +1,406 @@
+"""The engine as those who use it see it: prompts in, outputs out, whatever lies between.
+
+A client checks requests, sends messages and makes text of the tokens that come back; the engine
+sees neither strings nor callers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from jaxserve.boundary.engine_view import EngineView
+from jaxserve.boundary.messages import (
+    Abort,
+    Action,
+    AddGroup,
+    Body,
+    Control,
+    EngineStats,
+    StepOutput,
+)
+from jaxserve.boundary.model_facts import ModelFacts
+from jaxserve.boundary.step_history import StepHistory
+from jaxserve.client.deadlines import Deadlines
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.client.output_processor import OutputProcessor
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import QueueFullError, ValidationError
+from jaxserve.observability.metrics import Metrics
+from jaxserve.observability.request_lives import RequestLives
+from jaxserve.observability.step_clock import ClientClock
+from jaxserve.outputs import TIMEOUT, RequestOutput
+from jaxserve.request.queueing import Queueing
+from jaxserve.scheduling.ledger import Ledger, RequestWork
+from jaxserve.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxserve.loading.engine_build import (
+        LoadedEngine,  # imports jax, which a client of a process can do without
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient(ABC):
+    """What serves requests; used by one thread, but for `prepare`, which any may call.
+
+    Clients differ in how messages get to the engine and back.
+
+    Attributes:
+        config: of the engine, once it is there.
+        metrics: of the requests and the engine.
+        history: its last steps.
+        ledger: what was let in, and what may still be.
+    """
+
+    config: ResolvedConfig
+    resumes: ClassVar[bool] = False  # whether requests may be sent to a second engine
+    # whether a request ends that has waited for max_queue_wait: not where a call waits for itself
+    refuses_late: ClassVar[bool] = True
+
+    def __init__(self, model_name: str, metrics_prefix: str, clock: ClientClock):
+        self.metrics = Metrics(_label(model_name), metrics_prefix)
+        self.history = StepHistory()
+        self._clock = clock
+        self._deadlines = Deadlines()
+        self._queue_deadlines = Deadlines()  # of first steps
+        self._failures: dict[str, Exception] = {}
+        self._view: EngineView | None = None
+        self._inputs: InputProcessor | None = None
+
+    def _bind(
+        self,
+        config: ResolvedConfig,
+        model: ModelFacts,
+        tokenizer: Tokenizer | None,
+        page_bytes: int,
+    ) -> None:
+        """The engine is there.
+
+        Args:
+            config: of the engine.
+            model: of the engine.
+            tokenizer: None when `skip_tokenizer_init` is set.
+            page_bytes: of one KV page over all layers and devices.
+        """
+        self.config = config
+        self._model_config = model
+        self._tokenizer = tokenizer
+        self._inputs = InputProcessor(config, model, tokenizer)
+        self.page_bytes = page_bytes
+        self.metrics.set_engine(config, page_bytes)
+        self._processor = OutputProcessor(
+            tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
+        )
+        self.ledger = Ledger(config, self._clock.now)
+
+    @abstractmethod
+    def _post(self, body: Body) -> None:
+        """Have a message get to the engine."""
+
+    @abstractmethod
+    def check_alive(self) -> None:
+        """Raises EngineDeadError once the engine has failed or was closed."""
+
+    @abstractmethod
+    def outputs(self) -> list[RequestOutput]:
+        """What has come since the last call, and the last outputs of requests whose time is over.
+
+        Raises EngineDeadError if nothing more can come.
+        """
+
+    @property
+    def model_config(self) -> ModelFacts:
+        return self._model_config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ValidationError where the engine has none."""
+        if self._tokenizer is None:
+            raise ValidationError("skip_tokenizer_init", True, "False where a tokenizer is used")
+        return self._tokenizer
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is unfinished."""
+        return self._processor.has_live
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: Params,
+        request_id: str,
+        queueing: Queueing | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenise one request; see `InputProcessor.prepare`."""
+        return self.inputs.prepare(prompt, params, request_id, queueing)
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """What prepares requests, once the engine is there."""
+        assert self._inputs is not None
+        return self._inputs
+
+    def admit(self, prepared: Sequence[PreparedRequest]) -> None:
+        """Let the requests of one call in, all of them or none; each is added or ended next.
+
+        Raises:
+            ValidationError: an id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+        """
+        for one in prepared:
+            self._check_id(one.request_id)
+        with self._counted():
+            self.ledger.admit({one.request_id: _work(one.group) for one in prepared})
+
+    def add(self, prepared: PreparedRequest) -> None:
+        """Begin a request, which is admitted if it has not been.
+
+        Raises:
+            ValidationError: its id is in use.
+            QueueFullError: too much waits already, by the configured limits.
+            EngineDeadError: the engine has ended.
+        """
+        request_id, turn = prepared.request_id, prepared.group.queueing
+        if not self.ledger.is_admitted(request_id):
+            self.admit([prepared])
+        elif self._processor.is_live(request_id):
+            self._check_id(request_id)
+        try:
+            self._post(prepared.group)
+        except BaseException:
+            self.ledger.ended(request_id)
+            raise
+        self._processor.add(prepared)
+        if turn.timeout is not None:
+            self._deadlines.add(request_id, turn.arrival_time + turn.timeout)
+        if not _compiles(prepared.group):
+            self._queued(request_id)
+
+    def next_deadline(self) -> float | None:
+        """When `outputs` has to be asked again at the latest, by the clock; None: at no time."""
+        times = (self._deadlines.next, self._queue_deadlines.next)
+        return min((one for one in times if one is not None), default=None)
+
+    def check_room(self, client: str = "", requests: int = 1) -> None:
+        """Refuse requests of a client before any work is spent on them; see `Ledger.check`.
+
+        Raises:
+            QueueFullError: too much waits already, by the configured limits.
+        """
+        with self._counted():
+            self.ledger.check(client, requests)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its last output, None if it is not live."""
+        return self._end(request_id, None)
+
+    def take_failures(self) -> dict[str, Exception]:
+        """Requests that have ended without a last output since the last call, and why."""
+        found, self._failures = self._failures, {}
+        return found
+
+    def num_generated(self, request_id: str) -> int:
+        """Tokens so far of all sequences of a request; 0 of one that has ended."""
+        return self._processor.num_generated(request_id)
+
+    def drop(self, request_id: str) -> None:
+        """End a request now whose caller has gone, so that no output need be made."""
+        self._end_sequences(request_id, self._processor.drop(request_id))
+
+    def stats(self) -> EngineStats:
+        """The engine's newest snapshot: queues, pages, steps, where their time went."""
+        return self.metrics.stats
+
+    def reset_prefix_cache(self) -> None:
+        """Have nothing found any more that was computed so far; requests that run go on."""
+        self._post(Control(Action.RESET_PREFIX_CACHE))
+
+    def look(self) -> None:
+        """Ask for a view of the engine, which comes with the outputs of a step."""
+        self._post(Control(Action.LOOK))
+
+    def take_view(self) -> EngineView | None:
+        """What came since the last call; its slots bear the ids of requests."""
+        found, self._view = self._view, None
+        return found
+
+    def close(self) -> None:
+        """End the engine, which gives back its device memory."""
+        self._end_checks()
+        self._post(Control(Action.CLOSE))
+
+    def _end_checks(self) -> None:
+        if self._inputs is not None:
+            self._inputs.close()
+
+    def _end(self, request_id: str, why: str | None) -> RequestOutput | None:
+        output, sequences = self._processor.abort(request_id, why)
+        self._end_sequences(request_id, sequences)
+        return output
+
+    def _end_sequences(self, request_id: str, sequences: list[str]) -> None:
+        """Have the engine end them."""
+        self._forget(request_id)
+        if sequences:
+            self._post(Abort(sequences))
+
+    def _forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._deadlines.discard(request_id)
+        self._queue_deadlines.discard(request_id)
+        self.ledger.ended(request_id)
+
+    def _queued(self, request_id: str) -> None:
+        """A request waits for its first step and for nothing else from now on."""
+        most = self.config.asked.max_queue_wait or math.inf
+        if self.refuses_late and most < math.inf:
+            self._queue_deadlines.add(request_id, self._clock.now() + most)
+
+    def _check_id(self, request_id: str) -> None:
+        if self._processor.is_live(request_id) or self.ledger.is_admitted(request_id):
+            raise ValidationError("request_id", request_id, "an id that is not in use")
+
+    def _expired(self) -> list[RequestOutput]:
+        """The last outputs of requests whose time is over; those that waited too long fail."""
+        if self._queue_deadlines:
+            for name in self._queue_deadlines.due(self._clock.now()):
+                self._refuse_late(name)
+        if not self._deadlines:
+            return []
+        ended = [self._end(name, TIMEOUT) for name in self._deadlines.due(self._clock.now())]
+        return [output for output in ended if output is not None]
+
+    def _refuse_late(self, request_id: str) -> None:
+        """End a request that has had no first step within max_queue_wait."""
+        most = self.config.asked.max_queue_wait or math.inf
+        self._end_sequences(request_id, self._processor.drop(request_id))
+        self.metrics.record_refused("max_queue_wait")
+        text = f"the request had no first step within {most:g} s"
+        self._failures[request_id] = QueueFullError("max_queue_wait", text, most)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFullError as error:
+            self.metrics.record_refused(error.limit)
+            raise
+
+    def _take(self, step: StepOutput) -> list[RequestOutput]:
+        """Make outputs of one step's tokens; sequences that met a stop string are ended."""
+        if step.step is not None:
+            self.history.record(step.step)
+        self.metrics.record_step(step)
+        name_of, ledger = self._processor.request_of, self.ledger
+        for one in step.queued:
+            if (name := name_of(one)) is not None and ledger.compiled(name):
+                self._queued(name)
+        begun = [name for one in step.first_steps if (name := name_of(one)) is not None]
+        for name in begun:
+            self._queue_deadlines.discard(name)
+        for entry in step.ends:
+            if (name := name_of(step.sequence_ids[entry])) is not None:
+                ledger.sequence_ended(name)
+        processed = self._processor.process(step)
+        for name in processed.stopped.values():
+            ledger.sequence_ended(name)
+        ended_at = None if step.step is None else step.step.fetched
+        ledger.stepped(begun, step.stats.num_running, ended_at)
+        self._failures |= processed.refused
+        finished = [output.request_id for output in processed.outputs if output.finished]
+        for name in (*finished, *processed.refused):
+            self._forget(name)
+        if processed.stopped:
+            self._post(Abort([*processed.stopped]))
+        self.metrics.record_stats(self._with_own_times(step.stats))
+        if step.view is not None:
+            self._view = self._with_request_ids(step.view)
+        return processed.outputs
+
+    def _with_request_ids(self, view: EngineView) -> EngineView:
+        name_of = self._processor.request_of
+        slots = [one._replace(sequence_id=name_of(one.sequence_id) or "") for one in view.slots]
+        return view._replace(slots=slots)
+
+    def _with_own_times(self, stats: EngineStats) -> EngineStats:
+        return stats._replace(times=self._clock.add_to(stats.times))
+
+
+def _work(group: AddGroup) -> RequestWork:
+    turn = group.queueing
+    num_prompt, sequences = len(group.prompt_token_ids), len(group.sequence_ids)
+    compiles, asked = _compiles(group), group.num_output_asked
+    return RequestWork(turn.client, num_prompt, sequences, turn.priority, compiles, asked)
+
+
+def _compiles(group: AddGroup) -> bool:
+    """Whether it waits for its grammar before it is queued."""
+    return group.grammar is not None or group.thoughts is not None
+
+
+def _label(model_name: str) -> str:
+    """What metrics call the model: its name, but no path of this machine."""
+    return Path(model_name).name if Path(model_name).exists() else model_name
+
+
+class LocalClient(EngineClient):
+    """The client of an engine that the caller's own thread steps.
+
+    Attributes:
+        engine: for those who look inside, such as benchmarks of its parts.
+        lives: what became of the last requests.
+    """
+
+    refuses_late = False
+
+    def __init__(self, loaded: LoadedEngine):
+        config = loaded.decided.config
+        asked = config.asked
+        super().__init__(asked.model_names[0], asked.metrics_prefix, ClientClock())
+        self.engine = loaded.engine
+        self.lives = RequestLives()
+        self.engine.on_dispatch = self.lives.planned
+        self._bind(config, loaded.decided.model, loaded.tokenizer, loaded.page_bytes)
+
+    @property
+    def has_work(self) -> bool:
+        """True also while a step is in flight."""
+        return self.engine.has_work
+
+    def check_alive(self) -> None:
+        self.engine.check_alive()
+
+    def outputs(self) -> list[RequestOutput]:
+        """Those of one step, which is run."""
+        expired = self._expired()
+        found = expired + self._take(self.engine.step())
+        self.lives.ended(found)
+        return found
+
+    def add(self, prepared: PreparedRequest) -> None:
+        try:
+            super().add(prepared)
+        except KeyboardInterrupt:
+            # the engine may have it already: it would run for nobody
+            if not self._processor.is_live(prepared.request_id):
+                self._post(Abort(prepared.group.sequence_ids))
+            raise
+        self.lives.added(prepared)
+
+    def _take(self, step: StepOutput) -> list[RequestOutput]:
+        self.lives.took(step, self._clock.now())
+        return super()._take(step)
+
+    def stats(self) -> EngineStats:
+        return self._with_own_times(self.engine.stats())
+
+    def _post(self, body: Body) -> None:
+        self.engine.handle(body)

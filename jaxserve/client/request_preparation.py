@@ -1,0 +1,42 @@
+"""Requests of an event loop are prepared in other threads, where that takes time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jaxserve.client.input_processor import InputProcessor, Params, PreparedRequest, Prompt
+from jaxserve.request.queueing import Queueing
+
+
+class RequestPreparation:
+    """Prepares requests of one event loop; used by its thread.
+
+    Attributes:
+        count: of requests that are being prepared elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def prepare(
+        self,
+        inputs: InputProcessor,
+        prompt: Prompt,
+        params: Params,
+        request_id: str,
+        queueing: Queueing | None,
+    ) -> PreparedRequest:
+        """As `InputProcessor.prepare`."""
+        work = (prompt, params, request_id, queueing)
+        if inputs.is_quick(prompt, params):
+            # two changes of thread cost more than the work, the more the busier the engine is
+            return inputs.prepare(*work)
+        self.count += 1
+        try:
+            client = "" if queueing is None else queueing.client
+            tried = await asyncio.to_thread(inputs.begin_check, params, client)
+            if tried is not None:  # no thread waits for it, and nothing waits behind it
+                await asyncio.wrap_future(tried)
+            return await asyncio.to_thread(inputs.prepare, *work)
+        finally:
+            self.count -= 1

@@ -1,0 +1,77 @@
+"""An engine that gives its device memory away for a while and keeps its compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxserve.client.engine_client import LocalClient
+from jaxserve.errors import ValidationError
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+TAGS = (WEIGHTS, KV_CACHE)
+
+
+class Sleep:
+    """Sleep of the engine of one client.
+
+    Args:
+        client: of the engine.
+    """
+
+    def __init__(self, client: LocalClient):
+        self._client = client
+        self._away: set[str] = set()  # of TAGS
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether any of its memory is given away."""
+        return bool(self._away)
+
+    def check_awake(self) -> None:
+        """Raises ValidationError while the engine sleeps."""
+        if self._away:
+            raise ValidationError("engine", "asleep", "an engine that is awake: call wake_up first")
+
+    def sleep(self, level: int) -> None:
+        """Give away the KV cache, with what it has computed, and the weights.
+
+        Args:
+            level: 1 keeps the weights in host memory, 2 reads them again from where they came.
+
+        Raises:
+            ValidationError: another level, or requests run.
+        """
+        if level not in (1, 2) or isinstance(level, bool):
+            raise ValidationError("level", level, "1 (weights go to host memory) or 2 (they go)")
+        self._client.check_alive()
+        if self._client.has_work:
+            raise ValidationError("level", level, "no sleep while requests run")
+        if self._away:
+            return
+        self._client.reset_prefix_cache()
+        runner = self._client.engine.runner
+        runner.drop_state()
+        runner.put_away_weights(keep=level == 1)
+        self._away = set(TAGS)
+
+    def wake_up(self, tags: Sequence[str] | None) -> None:
+        """Take the memory again.
+
+        Args:
+            tags: of "weights" and "kv_cache"; both when None.
+
+        Raises:
+            ValidationError: another tag.
+        """
+        wanted = TAGS if tags is None else tags
+        for tag in wanted:
+            if tag not in TAGS:
+                raise ValidationError("tags", tag, f"some of {', '.join(TAGS)}")
+        self._client.check_alive()
+        runner = self._client.engine.runner
+        if WEIGHTS in wanted and WEIGHTS in self._away:
+            runner.take_back_weights()
+            self._away.discard(WEIGHTS)
+        if KV_CACHE in wanted and KV_CACHE in self._away:
+            runner.make_state()
+            self._away.discard(KV_CACHE)

@@ -1,0 +1,1 @@
+"""How programs are compiled, and what is kept of them from one start to the next."""

@@ -1,0 +1,634 @@
+"""Engine configuration as it is asked for: every knob in one frozen dataclass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from os import PathLike
+from typing import Any, ClassVar
+
+from jaxserve.config.named_object import OBJECT_NAME
+from jaxserve.config.settings import (
+    Integer,
+    Integers,
+    Number,
+    OneOf,
+    PowerOfTwo,
+    Switch,
+    Text,
+    check,
+    defaults_of,
+    setting,
+    settings_of,
+)
+from jaxserve.errors import ValidationError
+from jaxserve.liveness.silence import AUTO
+
+DTYPES = ("auto", "float32", "float16", "bfloat16", "float", "half")
+ONLINE_QUANTIZATIONS = ("int8", "int4", "fp8")  # that weights can be rounded to
+CHECKPOINT_QUANTIZATIONS = ("awq", "gptq", "compressed-tensors", "fp8", "gguf")
+QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_QUANTIZATIONS, *CHECKPOINT_QUANTIZATIONS)))
+PRESETS = ("chat", "bulk", "balanced")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3", "fp8")
+LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
+SCHEDULING_POLICIES = ("fcfs", "priority", "length")
+WITHOUT_PRIORITIES = ("fcfs", "length")
+
+# settings that are paths, or may be
+PATHS = (
+    "model",
+    "tokenizer",
+    "download_dir",
+    "kv_cache_scales",
+    "generation_config",
+    "chat_template",
+)
+# no other policy's
+_OF_LENGTH = ("length_classes", "output_classes", "length_shares", "max_overtaken_tokens")
+_TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP library
+
+# who reads a setting
+MODEL, CACHE, SCHEDULER, PROGRAMS, SERVER = "model", "cache", "scheduler", "programs", "server"
+
+
+class Token:
+    """A secret of ASCII characters; errors never show it."""
+
+    metavar = "TOKEN"
+    allowed = "a token: ASCII characters without spaces"
+
+    def checked(self, name: str, value: Any) -> str:
+        if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+            raise ValidationError(name, "***", self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Keys of something, as a JSON file, with their values."""
+
+    metavar: ClassVar[str] = "JSON"
+    file: str = "config.json's keys"
+
+    @property
+    def allowed(self) -> str:
+        return f"a dictionary of {self.file}"
+
+    def checked(self, name: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValidationError(name, value, self.allowed)
+        return value
+
+
+class PolicyName:
+    """One of `SCHEDULING_POLICIES`, or a class of the operator's own."""
+
+    metavar = "NAME"
+    allowed = f"one of {', '.join(SCHEDULING_POLICIES)}, or module:Class"
+
+    def checked(self, name: str, value: Any) -> str:
+        is_class = isinstance(value, str) and OBJECT_NAME.fullmatch(value)
+        if not is_class and value not in SCHEDULING_POLICIES:
+            raise ValidationError(name, value, self.allowed)
+        return str(value)
+
+
+class Classes:
+    """Classes of the operator's own, or their names; kept as a tuple."""
+
+    metavar = "MODULE:CLASS"
+    allowed = "a list of classes, or of their names as module:Class"
+
+    def checked(self, name: str, value: Any) -> tuple[str | type, ...]:
+        given = [value] if isinstance(value, str | type) else value
+        if not isinstance(given, list | tuple):
+            raise ValidationError(name, value, self.allowed)
+        for one in given:
+            is_name = isinstance(one, str) and OBJECT_NAME.fullmatch(one)
+            if not is_name and not isinstance(one, type):
+                raise ValidationError(name, one, self.allowed)
+        return tuple(given)
+
+
+class Names:
+    """One name or several, kept as a tuple."""
+
+    metavar = "NAME"
+    allowed = "a name, or a list of names"
+
+    def checked(self, name: str, value: Any) -> tuple[str, ...]:
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise ValidationError(name, value, self.allowed)
+        return tuple(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine is told by its user; None means: choose from the model and the device.
+
+    What was chosen is a `ResolvedConfig`.
+
+    Raises:
+        ValidationError: a value has the wrong type, is out of its range or contradicts another.
+    """
+
+    model: str = setting(
+        MISSING,
+        Text(),
+        "Folder with a Hugging Face config.json, safetensors and tokenizer files, a GGUF file, or "
+        "the id of a model on the hub, with :file.gguf or :Q4_K_M behind it for one of its GGUF "
+        "files; a folder that exists is always taken.",
+        reader=MODEL,
+        flag=False,
+    )
+    revision: str | None = setting(
+        None,
+        Text(),
+        "Branch, tag or commit of a model on the hub; none: its main branch.",
+        reader=MODEL,
+        metavar="NAME",
+    )
+    tokenizer: str | None = setting(
+        None,
+        Text(),
+        "Folder or id of the tokenizer; none: the model's.",
+        reader=MODEL,
+        metavar="MODEL",
+    )
+    tokenizer_revision: str | None = setting(
+        None,
+        Text(),
+        "Branch, tag or commit of a tokenizer on the hub; none: revision, where the tokenizer is "
+        "the model's.",
+        reader=MODEL,
+        metavar="NAME",
+    )
+    hf_token: str | None = setting(
+        None,
+        Token(),
+        "Token of the hub's account that may read the model; none: HF_TOKEN, or what `hf auth "
+        "login` has stored. Never logged, and not kept once the engine is loaded. Others on this "
+        "machine can see a flag in the list of processes, so rather set HF_TOKEN.",
+        reader=MODEL,
+        secret=True,
+    )
+    download_dir: str | None = setting(
+        None,
+        Text(),
+        "Keeps files of the hub; none: the user's Hugging Face cache.",
+        reader=MODEL,
+        metavar="FOLDER",
+    )
+    hf_overrides: Mapping[str, Any] | None = setting(
+        None,
+        Overrides(),
+        "Values that take the place of those in the model's config.json, as one JSON object. Its "
+        "architectures may be module:NAME of a family of your own ([models.md](models.md)).",
+        reader=MODEL,
+    )
+    generation_config: str = setting(
+        "auto",
+        Text(),
+        "Where defaults of sampling parameters come from: auto takes the model's "
+        "generation_config.json, vllm none, anything else is a folder with such a file. Its "
+        "max_new_tokens bounds every request of a server.",
+        reader=MODEL,
+        metavar="FOLDER",
+    )
+    override_generation_config: Mapping[str, Any] | None = setting(
+        None,
+        Overrides("generation_config.json's keys"),
+        "Defaults in place of those of generation_config, as one JSON object.",
+        reader=MODEL,
+    )
+    chat_template: str | None = setting(
+        None,
+        Text(),
+        "Jinja template of conversations, a file or the text itself; none: the tokenizer's.",
+        reader=MODEL,
+        metavar="FILE",
+    )
+    skip_tokenizer_init: bool = setting(
+        False,
+        Switch(),
+        "Load no tokenizer: prompts must be token ids and outputs have no text.",
+        reader=MODEL,
+        flag=False,  # the commands make text
+    )
+    dtype: str = setting(
+        "auto",
+        OneOf(DTYPES),
+        "Type of weights and activations; auto takes the checkpoint's.",
+        reader=MODEL,
+    )
+    load_format: str = setting(
+        "auto",
+        OneOf(LOAD_FORMATS),
+        "auto reads what the folder holds, safetensors or a store of jaxserve convert; safetensors "
+        "and orbax read that alone, dummy makes random weights.",
+        reader=MODEL,
+    )
+    quantization: str | None = setting(
+        None,
+        OneOf(QUANTIZATIONS),
+        "Of the linear layers' weights: int8, int4 and fp8 round them when they are loaded; awq, "
+        "gptq, compressed-tensors, fp8 and gguf name what the checkpoint is, which it says itself "
+        "where this is none.",
+        reader=MODEL,
+    )
+    seed: int = setting(
+        0,
+        Integer(-(2**63), 2**63 - 1),
+        "Seed of dummy weights and of requests that bring none.",
+        reader=MODEL,
+    )
+    max_model_len: int | None = setting(
+        None,
+        Integer(1),
+        "Longest prompt plus output, in tokens; none: the model's own limit, or what the KV cache "
+        "holds.",
+        reader=MODEL,
+    )
+    attention_window: int | None = setting(
+        None,
+        Integer(1),
+        "Newest tokens that each layer attends to, whatever the model's own windows are where "
+        "these are larger; none: the model's own.",
+        reader=MODEL,
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        Integer(1),
+        "Devices that the model is sharded over.",
+        reader=MODEL,
+    )
+    block_size: int | None = setting(
+        None,
+        PowerOfTwo(),
+        "Tokens a KV page; none: by device.",
+        reader=CACHE,
+    )
+    num_pages: int | None = setting(
+        None,
+        Integer(2),
+        "KV pages, trash page included; none: what memory holds.",
+        reader=CACHE,
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        Number(above=0.0, most=1.0),
+        "Share of device memory for weights, temporaries and KV pages.",
+        reader=CACHE,
+        metavar="SHARE",
+    )
+    memory_reserve: float = setting(
+        0.2,
+        Number(0.0, 0.99),
+        "Share of the host's memory, or of what its cgroup allows, that is left alone by weights "
+        "and KV pages where they are kept there (a CPU).",
+        reader=CACHE,
+        metavar="SHARE",
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        Integer(1),
+        "Size of the KV cache; takes the place of gpu_memory_utilization.",
+        reader=CACHE,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        OneOf(KV_CACHE_DTYPES),
+        "How keys and values are stored: auto as dtype, int8 with a scale a token and head, "
+        "fp8_e4m3 (fp8 for short) with a scale a layer, see kv_cache_scales.",
+        reader=CACHE,
+    )
+    kv_cache_scales: str | None = setting(
+        None,
+        Text(),
+        "Safetensors file with the scales of an fp8 KV cache, as `jaxserve calibrate-kv` writes "
+        "it; none: the checkpoint's.",
+        reader=CACHE,
+        metavar="FILE",
+    )
+    enable_prefix_caching: bool = setting(
+        True,
+        Switch(),
+        "Keep what full KV pages hold after their requests have ended, until the pages are needed, "
+        "so that prompts with the same beginning compute the rest alone.",
+        reader=CACHE,
+    )
+    keep_window_only: bool = setting(
+        True,
+        Switch(),
+        "Give the KV pages of layers with a sliding window back when the window has passed them.",
+        reader=CACHE,
+    )
+    max_num_seqs: int | None = setting(
+        None,
+        Integer(1),
+        "Slots: the most requests that run at once; none: by device and preset.",
+        reader=SCHEDULER,
+    )
+    max_num_batched_tokens: int | None = setting(
+        None,
+        Integer(1),
+        "Token budget of one step; none: by device and preset.",
+        reader=SCHEDULER,
+    )
+    prefill_chunk: int | None = setting(
+        None,
+        Integer(1),
+        "Most prompt tokens of one step; none: the whole budget.",
+        reader=SCHEDULER,
+    )
+    preset: str = setting(
+        "balanced",
+        OneOf(PRESETS),
+        "What sizes that are left open are chosen for: chat puts latency first, bulk throughput, "
+        "balanced neither.",
+        reader=SCHEDULER,
+    )
+    overlap: bool = setting(
+        True,
+        Switch(),
+        "Prepare the next step while the device runs; the tokens are the same without.",
+        reader=SCHEDULER,
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        PolicyName(),
+        "Whose turn it is: fcfs by arrival, priority by the requests' numbers (smallest first), "
+        "length short prompts before long ones, module:Class as a class of yours says, which is "
+        "imported.",
+        reader=SCHEDULER,
+    )
+    length_classes: tuple[int, ...] = setting(
+        (128, 512),
+        Integers(2, 1),
+        "Of the policy length: prompt tokens left to compute from which a request is of the second "
+        "and of the third class.",
+        reader=SCHEDULER,
+    )
+    output_classes: tuple[int, ...] = setting(
+        (4096, 32768),
+        Integers(2, 1),
+        "Of the policy length: n times max_tokens from which a request is at least of the second "
+        "and of the third class; a max_tokens that is not said counts as 1.",
+        reader=SCHEDULER,
+    )
+    length_shares: tuple[int, ...] = setting(
+        (6, 3, 1),
+        Integers(3, 1),
+        "Of the policy length: the classes' shares of the prompt tokens that are computed.",
+        reader=SCHEDULER,
+    )
+    max_overtaken_tokens: int = setting(
+        32768,
+        Integer(0),
+        "Of the policy length: most tokens that later arrivals may be given before a request is "
+        "next.",
+        reader=SCHEDULER,
+    )
+    enable_embeddings: bool = setting(
+        False,
+        Switch(),
+        "Serve embeddings; prompts that are embedded run on the largest program.",
+        reader=PROGRAMS,
+    )
+    enable_prompt_embeds: bool = setting(
+        False,
+        Switch(),
+        "Take prompts as embeddings, which no endpoint does yet, or with some between token ids; "
+        "they run on the largest program, and a step sends the device a float32 row of the hidden "
+        "size for each.",
+        reader=PROGRAMS,
+    )
+    features: tuple[str | type, ...] = setting(
+        (),
+        Classes(),
+        "Features of your own beside those that come along, as module:Class (in Python as classes, "
+        "too), which are imported; see [research.md](research.md).",
+        reader=PROGRAMS,
+    )
+    feature_config: Mapping[str, Any] | None = setting(
+        None,
+        Overrides("the names of your features"),
+        "Options of your features, by their names.",
+        reader=PROGRAMS,
+    )
+    max_logprobs: int = setting(
+        20,
+        Integer(-1),
+        "Most logprobs a request may ask for; -1 lifts the limit to the vocabulary.",
+        reader=PROGRAMS,
+    )
+    decode_backend: str | None = setting(
+        None,
+        Text(),
+        "Attention kernel of decode rows: a name, or module:NAME of a backend of your own, that is "
+        "imported ([research.md](research.md)); none: by device.",
+        reader=PROGRAMS,
+        metavar="NAME",
+    )
+    prefill_backend: str | None = setting(
+        None,
+        Text(),
+        "Attention kernel of prompt chunks, likewise; none: by device.",
+        reader=PROGRAMS,
+        metavar="NAME",
+    )
+    linear_backend: str | None = setting(
+        None,
+        Text(),
+        "Kernel of linear layers; none: by device.",
+        reader=PROGRAMS,
+        metavar="NAME",
+    )
+    row_invariant: bool = setting(
+        False,
+        Switch(),
+        "Sum every row of a linear layer in one order, however many rows a step has, so that a "
+        "request's numbers do not depend on the requests beside it; linear_backend native alone.",
+        reader=PROGRAMS,
+    )
+    compile_ahead: int | None = setting(
+        None,
+        Integer(1),
+        "Programs that are compiled before the engine is ready; none: by device, all on a GPU, "
+        "which drops its recorded CUDA graphs when it compiles.",
+        reader=PROGRAMS,
+    )
+    compile_in_background: bool | None = setting(
+        None,
+        Switch(),
+        "Compile the remaining programs while larger ones serve; none: unless the device is a GPU.",
+        reader=PROGRAMS,
+    )
+    compilation_cache: str = setting(
+        "auto",
+        Text(),
+        "Keeps compiled programs for the next start: auto (the user's cache folder), off, or a "
+        "folder.",
+        reader=PROGRAMS,
+        metavar="FOLDER",
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        Names(),
+        "Names that requests may use, the first one is answered with; empty: the model's.",
+        reader=SERVER,
+        flag=False,  # serve alone has one
+    )
+    max_num_queued_reqs: int | None = setting(
+        None,
+        Integer(1),
+        "Most requests that may wait; more are refused, but for clients that have less than their "
+        "share of them. The default of serve is 2048.",
+        reader=SERVER,
+    )
+    max_num_queued_tokens: int | None = setting(
+        None,
+        Integer(1),
+        "Most prompt tokens that may wait; a request beyond is refused, unless none waits or its "
+        "client has less than its share of them. The default of serve is 1M.",
+        reader=SERVER,
+    )
+    max_queue_wait: float | None = setting(
+        None,
+        Number(above=0.0, unit="seconds"),
+        "Longest wait for a first step: a request that is predicted to wait longer is refused, and "
+        "one that has waited so long without a first step ends with an error.",
+        reader=SERVER,
+        metavar="SECONDS",
+    )
+    max_beam_width: int | None = setting(
+        None,
+        Integer(1),
+        "Most beams of one search; a wider one is refused. None: as many as max_logprobs lets one "
+        "have.",
+        reader=SERVER,
+    )
+    metrics_prefix: str = setting(
+        "jaxserve",
+        OneOf(("jaxserve", "vllm")),
+        "What the names of metrics begin with, before a colon; vllm: dashboards that know vLLM's "
+        "find them.",
+        reader=SERVER,
+    )
+    enable_mfu_metrics: bool = setting(
+        False,
+        Switch(),
+        "Count the operations and bytes of each step from the model's shape, for metrics of the "
+        "share of what the device can do.",
+        reader=SERVER,
+    )
+    device_flops_per_second: float | None = setting(
+        None,
+        Number(above=0.0),
+        "What one device can do, as `jaxserve bench latency` measures it: MFU is told as a share "
+        "of it; needs enable_mfu_metrics.",
+        reader=SERVER,
+        metavar="FLOPS",
+    )
+    device_bytes_per_second: float | None = setting(
+        None,
+        Number(above=0.0),
+        "What one device can read, likewise, for the share of its bandwidth; needs "
+        "enable_mfu_metrics.",
+        reader=SERVER,
+        metavar="BYTES",
+    )
+    stream_interval: int = setting(
+        1,
+        Integer(1),
+        "Of streams: tokens that each output brings at least, but for the first and the last; a "
+        "request's own value wins.",
+        reader=SERVER,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in _OF_LENGTH if self.scheduling_policy != "length" else ():
+            value, default = getattr(self, name), defaults_of(EngineConfig)[name]
+            if value != default:
+                raise ValidationError(
+                    name,
+                    value,
+                    f"{default} unless scheduling_policy is 'length'; it is "
+                    f"{self.scheduling_policy!r}",
+                )
+        for name in ("length_classes", "output_classes"):
+            low, high = getattr(self, name)
+            if low >= high:
+                raise ValidationError(name, (low, high), "ascending integers")
+        for name in ("device_flops_per_second", "device_bytes_per_second"):
+            if getattr(self, name) is not None and not self.enable_mfu_metrics:
+                raise ValidationError(name, getattr(self, name), "none without enable_mfu_metrics")
+        if self.kv_cache_scales is not None and not self.kv_cache_dtype.startswith("fp8"):
+            raise ValidationError(
+                "kv_cache_scales", self.kv_cache_scales, "none unless kv_cache_dtype is fp8_e4m3"
+            )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may use; the first one is answered with."""
+        return self.served_model_name or (self.model,)
+
+    @classmethod
+    def from_settings(cls, **settings: Any) -> EngineConfig:
+        """A config from keyword arguments of a user.
+
+        Raises:
+            ValidationError: an unknown name, besides what the constructor raises.
+        """
+        known = settings_of(cls)
+        for name, value in settings.items():
+            if name not in known:
+                raise ValidationError(name, value, f"one of the settings {', '.join(known)}")
+        for name in PATHS:
+            if isinstance(settings.get(name), PathLike):
+                settings[name] = str(settings[name])
+        return cls(**settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """How an engine in a process of its own is watched.
+
+    Attributes:
+        step_timeout: seconds without a word from an engine that has work, after which its process
+            is killed and started again; "auto": 15, or ten times what its step may take by those
+            before it, and at least 60 while it compiles; None: never.
+        load_timeout: seconds that the first engine may take to load, after which everything ends;
+            None: as long as it takes, be it fetched or compiled.
+        spare: while an engine serves, another process waits that has imported what one needs, so
+            that the next engine is there sooner; it takes about 200 MB.
+        module: what the process runs.
+        log_format: of its messages, "text" or "json".
+    """
+
+    step_timeout: float | str | None = AUTO
+    load_timeout: float | None = None
+    spare: bool = False
+    module: str = "jaxserve.isolation.child"
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        check_step_timeout("step_timeout", self.step_timeout)
+        if self.load_timeout is not None:
+            check_seconds("load_timeout", self.load_timeout)
+
+
+def check_step_timeout(field: str, value: Any) -> None:
+    """Raises ValidationError unless the value is one of `Isolation.step_timeout`."""
+    if isinstance(value, str) and value != AUTO:
+        raise ValidationError(field, value, f"seconds, {AUTO!r} or none")
+    if value is not None and value != AUTO:
+        check_seconds(field, value)
+
+
+def check_seconds(field: str, value: Any) -> None:
+    """Raises ValidationError unless the value is a finite number above 0."""
+    Number(above=0.0, unit="seconds").checked(field, value)

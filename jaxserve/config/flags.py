@@ -1,0 +1,165 @@
+"""Flags of commands, made from the declarations of settings; values as people write them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from typing import Any
+
+from jaxserve.config.settings import (
+    Integer,
+    Integers,
+    Number,
+    OneOf,
+    PowerOfTwo,
+    Setting,
+    Switch,
+    Texts,
+    defaults_of,
+    settings_of,
+)
+
+_INTEGER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+CLASSES = "MODULE:CLASS"
+_FACTORS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+def integer(text: str) -> int:
+    """A number for people: 4096, 4k = 4000, 4K = 4096, 25.6k = 25600.
+
+    Raises:
+        argparse.ArgumentTypeError: not such a number.
+    """
+    match = _INTEGER.fullmatch(text)
+    value = float(match[1]) * _FACTORS[match[2]] if match else 0.5
+    if match is not None and not match[2] and "." not in text:
+        return int(match[1])
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number such as 4096, 4k or 4K")
+    return int(value)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
+
+
+def signed(text: str) -> int:
+    """A number for people, below zero as well: for what has bounds of its own.
+
+    Raises:
+        argparse.ArgumentTypeError: not such a number.
+    """
+    return -integer(text[1:]) if text.startswith("-") else integer(text)
+
+
+def limit(text: str) -> int | None:
+    """A number for people, or none.
+
+    Raises:
+        argparse.ArgumentTypeError: neither.
+    """
+    return None if text == "none" else signed(text)
+
+
+def named(text: str) -> str | None:
+    """A name, or none."""
+    return None if text == "none" else text
+
+
+def number(text: str) -> float | None:
+    """A number, or none.
+
+    Raises:
+        argparse.ArgumentTypeError: neither.
+    """
+    try:
+        return None if text == "none" else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor none") from error
+
+
+def add_flag(
+    group: Any, kind: type, name: str, *, short: str | None = None, unset: bool = False
+) -> None:
+    """The flag of one setting, with its dashes for underscores.
+
+    Args:
+        group: parser or group of arguments.
+        kind: the dataclass that declares the setting.
+        name: of its field.
+        short: another name of the flag.
+        unset: whether the flag, where it is not given, is None and not the setting's default.
+    """
+    item: Setting = settings_of(kind)[name]
+    default = None if unset else defaults_of(kind)[name]
+    flags = ["--" + name.replace("_", "-"), *([short] if short else [])]
+    how: dict[str, Any] = {"default": default, "help": help_of(item, default)}
+    metavar = item.metavar or item.rule.metavar
+    match item.rule:
+        case Switch():
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, **how)
+            return
+        case OneOf(names) if item.optional:
+            words = (*names, "none")  # over that of a file
+            how |= {"type": named, "metavar": "{" + ",".join(words) + "}"}
+            group.add_argument(*flags, choices=(*names, None), **how)
+            return
+        case OneOf(names):
+            group.add_argument(*flags, choices=names, **how)
+            return
+        case Integer() | PowerOfTwo():
+            how["type"] = limit if item.optional else signed
+        case Integers(count):
+            how |= {"type": signed, "nargs": count}
+        case Number():
+            how["type"] = number if item.optional else float
+        case Texts():
+            how["action"] = "append"
+        case _ if metavar == CLASSES:
+            how["nargs"] = "+"
+        case _ if metavar == "JSON":
+            how["type"] = json_object
+    group.add_argument(*flags, metavar=metavar, **how)
+
+
+def help_of(item: Setting, default: Any) -> str:
+    """What a flag's help says: the declaration's text, and the default where it is a value."""
+    text = item.text[0].lower() + item.text[1:] if item.text[1:2].islower() else item.text
+    text = text.rstrip(".").replace("%", "%%")
+    match default:
+        case None:
+            return text
+        case True | False:
+            shown = "on" if default else "off"
+        case tuple():
+            shown = " ".join(map(str, default))
+        case _:
+            shown = str(default)
+    return f"{text} (default: {shown})"
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """A parser for which --max_num_seqs is --max-num-seqs."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, with dashes for underscores in the names of flags."""
+        words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args([_dashed(word) for word in words], namespace)
+
+
+def _dashed(word: str) -> str:
+    name, mark, value = word.partition("=")
+    return name.replace("_", "-") + mark + value if word.startswith("--") else word

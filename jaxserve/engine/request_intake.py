@@ -1,0 +1,156 @@
+"""Requests are made of messages, queued, and ended: what the loop does between two steps."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.boundary.messages import AddGroup, Refusal
+from jaxserve.engine.features import EngineFeatures, shared_of
+from jaxserve.engine.waiting_room import WaitingRoom
+from jaxserve.observability.step_clock import StepClock
+from jaxserve.request.request import Request
+from jaxserve.scheduling.beams import BeamGroups
+from jaxserve.scheduling.group import SequenceGroup
+from jaxserve.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+ABORTS_A_STEP = 2048
+BEGIN_WAIT_S = 0.005  # that a step without other work waits for what features have begun
+
+
+class RequestIntake:
+    """Queues what messages ask for.
+
+    Args:
+        scheduler: takes the requests.
+        features: prepare the requests.
+        beams: takes the searches.
+        clock: is told when requests came and which were aborted.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, features: EngineFeatures, beams: BeamGroups, clock: StepClock
+    ):
+        self._scheduler, self._features = scheduler, features
+        self._beams, self._clock = beams, clock
+        self._waiting = WaitingRoom()
+        self._to_abort: list[str] = []
+        # sequences that ended with an error of their own, see `StepOutput.failed`
+        self._failed: dict[str, Refusal | None] = {}
+        self._queued: list[str] = []  # first sequences of messages for which something was begun
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell that no step brings."""
+        return bool(self._failed)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting) or bool(self._failed)
+
+    def add(self, asked: AddGroup) -> None:
+        """Queue what a message asks for, once the features are ready for it.
+
+        An error ends the requests of this message alone.
+        """
+        try:
+            begun = self._features.begin(asked)
+            if all(future.done() for future in begun.values()):
+                self._queue(asked, shared_of(begun))
+            else:
+                self._waiting.add(asked, begun)
+        except Exception as error:  # whatever it is: its client hears of it by `failed`
+            self._fail_message(asked, error)
+
+    def begin_step(self, *, idle: bool) -> None:
+        """Queue what has become ready, and end what is to be aborted.
+
+        Args:
+            idle: there is nothing else to do, so what is nearly ready is waited for.
+        """
+        if self._waiting:
+            for asked, begun, aborted in self._waiting.take(BEGIN_WAIT_S if idle else 0.0):
+                try:
+                    self._queue(asked, shared_of(begun))
+                except Exception as error:  # as in `add`
+                    self._fail_message(asked, error)
+                self._to_abort += aborted
+        if self._to_abort:
+            self._abort_some()
+
+    def abort(self, sequence_ids: list[str]) -> None:
+        """End sequences; where they are thousands, others run on between them."""
+        self._to_abort += sequence_ids
+        self._abort_some()
+
+    def fail(self, request_id: str, error: BaseException | None) -> None:
+        """End a sequence with an error of its own; of a search all of it.
+
+        The error is logged unless it says what of the request a feature refuses.
+        """
+        refusal = Refusal.of(error)
+        if refusal is None:
+            logger.error("request %s ends with an error", request_id, exc_info=error)
+        name = self._beams.name_of(request_id) or request_id
+        self._end(name)
+        self._failed[name] = refusal
+
+    def take_failed(self) -> dict[str, Refusal | None]:
+        """What has failed since the last call, by first sequence, see `StepOutput.failed`."""
+        found, self._failed = self._failed, {}
+        return found
+
+    def take_queued(self) -> list[str]:
+        """The first sequences of messages that were queued since, see `StepOutput.queued`."""
+        found, self._queued = self._queued, []
+        return found
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def _queue(self, asked: AddGroup, shared: Mapping[str, Any]) -> None:
+        first, seed = asked.sequence_ids[0], asked.seeds[0]
+
+        def make(name: str, seed: int, group: SequenceGroup | None, what: AddGroup) -> Request:
+            request = Request(name, what, seed, group, shared)
+            self._features.prepare(request)
+            return request
+
+        if asked.beams is not None:
+            self._beams.add(asked, lambda name, of_beam: make(name, seed, None, of_beam))
+        else:
+            group = None
+            if len(asked.sequence_ids) > 1:
+                ids, seeds = reversed(asked.sequence_ids[1:]), reversed(asked.seeds[1:])
+                params = copy.copy(asked.params)
+                params.prompt_logprobs = None  # the first one's are those of all
+                rest = replace(asked, params=params)
+                group = SequenceGroup(
+                    dict(zip(ids, seeds, strict=True)),
+                    lambda name, seed, group: make(name, seed, group, rest),
+                )
+            self._scheduler.add(make(first, seed, group, asked))
+        self._clock.added(first, asked.queueing.arrival_time)
+        if shared:
+            self._queued.append(first)
+
+    def _fail_message(self, asked: AddGroup, error: Exception) -> None:
+        for sequence_id in reversed(asked.sequence_ids[1:]):
+            self._end(sequence_id)
+        self.fail(asked.sequence_ids[0], error)
+
+    def _abort_some(self) -> None:
+        for _ in range(min(ABORTS_A_STEP, len(self._to_abort))):
+            # the last first: ending the first of a group would make the next of it
+            self._end(self._to_abort.pop())
+
+    def _end(self, sequence_id: str) -> None:
+        """End a sequence wherever it is, if it is."""
+        self._features.ended(sequence_id)
+        self._clock.aborted(sequence_id)
+        if not self._beams.abort(sequence_id) and not self._waiting.abort(sequence_id):
+            self._scheduler.abort(sequence_id)

@@ -1,0 +1,98 @@
+"""Features of the operator's own, beside those that come along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxserve.config.named_object import object_of_name
+from jaxserve.errors import ValidationError
+from jaxserve.execution.features.feature import Facts, Feature, overrides
+from jaxserve.execution.features.traced import FeatureError
+
+FIELD, OPTIONS = "features", "feature_config"
+
+FeatureChoice = tuple[type[Feature], Mapping[str, Any]]  # a feature and its options
+
+
+class _Options(dict[str, Any]):
+    """Options of a feature; one that the feature reads and that is absent is refused by name."""
+
+    def __init__(self, feature: str, given: Mapping[str, Any]):
+        super().__init__(given)
+        self._feature = feature
+
+    def __missing__(self, key: str) -> Any:
+        field = f"{OPTIONS}.{self._feature}.{key}"
+        raise ValidationError(field, None, "a value: the feature is not made without it")
+
+
+def made(choice: FeatureChoice, facts: Facts) -> Feature:
+    """A feature of an engine.
+
+    Raises:
+        ValidationError: by the feature, which names the option that it cannot read.
+        FeatureError: it raises anything else.
+    """
+    kind, options = choice
+    try:
+        return kind(facts, options)
+    except ValidationError:
+        raise
+    except Exception as error:
+        raise FeatureError(kind.name, "__init__", error) from error
+
+
+def _lacks(kind: type[Feature]) -> str | None:
+    """What a feature must have beside what it has; None: it is whole."""
+    if overrides(kind, "sample"):
+        return "no `sample`, since the feature sampling draws"
+    hooks = any(overrides(kind, name) for name in ("positions", "embed", "linear", "layer"))
+    reads = kind.token_row is not None or (hooks and kind.inputs is not None)
+    if reads and not (overrides(kind, "cache_key") or overrides(kind, "key_spans")):
+        return "cache_key or key_spans, since its hooks read a token_row or inputs"
+    if kind.outputs is not None and not kind.special:
+        return "special=True, since it has outputs"
+    works_on_rows = overrides(kind, "logits") or overrides(kind, "after")
+    if works_on_rows and not (kind.special and overrides(kind, "need")):
+        return "`need`, and special=True, since it works on the rows that need it"
+    if overrides(kind, "logits") and kind.row is None and kind.inputs is None:
+        return "a row or inputs, since `logits` sees rows of other requests, too"
+    return None
+
+
+def chosen_features(
+    asked: Iterable[str | type], options: Mapping[str, Any] | None, taken: Iterable[str]
+) -> list[FeatureChoice]:
+    """The features that a configuration names, and their options.
+
+    Args:
+        asked: classes, or their names as `module:Class`.
+        options: by the names of features; None: none has any.
+        taken: names of the features that come along.
+
+    Raises:
+        ValidationError: one is no feature or has the name of another one, or options are of none.
+    """
+    given, names = dict(options or {}), {*taken}
+    found: list[FeatureChoice] = []
+    for one in asked:
+        kind = object_of_name(FIELD, one, "a feature", type) if isinstance(one, str) else one
+        name = getattr(kind, "name", None)
+        if not issubclass(kind, Feature) or not isinstance(name, str):
+            raise ValidationError(FIELD, one, "a subclass of jaxserve.Feature with a name")
+        lacks = _lacks(kind)
+        if lacks is not None:
+            raise ValidationError(FIELD, name, f"a class with {lacks}")
+        if name in names:
+            allowed = f"a feature with another name than {', '.join(sorted(names))}"
+            raise ValidationError(FIELD, name, allowed)
+        names.add(name)
+        own = given.pop(name, {})
+        if not isinstance(own, Mapping):
+            raise ValidationError(f"{OPTIONS}.{name}", own, "a mapping of options")
+        found.append((kind, _Options(name, own)))
+    if given:
+        allowed = f"names of features: {', '.join(kind.name for kind, _ in found) or 'none'}"
+        raise ValidationError(OPTIONS, ", ".join(given), allowed)
+    return found

@@ -1,0 +1,1 @@
+"""Work on whole model folders, and pages made from declarations."""

@@ -1,0 +1,123 @@
+"""Model folders from one format into another: safetensors of Hugging Face, stores of Orbax."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from checkpoints import CheckpointError
+from checkpoints.folder_writer import FolderWriter
+from checkpoints.store import is_store
+from checkpoints.store.writer import small_files_of
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.errors import ValidationError
+from jaxserve.loading.engine_build import load_bare
+from jaxserve.loading.hub import names_gguf
+from jaxserve.models.export import hf_tensors
+from jaxserve.models.kv_scales import kv_scale_tensors
+from jaxserve.models.protocol import Model
+from jaxserve.models.quantized_export import QuantizedExport, is_quantized
+from jaxserve.models.registry import family_of
+from jaxserve.models.store import NO_FOLDER, read_scales, save_model
+
+logger = logging.getLogger(__name__)
+
+
+def convert(
+    model: str,
+    out: str | Path,
+    *,
+    to: str | None = None,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    tensor_parallel_size: int = 1,
+    use_tqdm: bool = True,
+) -> Path:
+    """Write a model folder in the other format; returns the folder.
+
+    The whole model is loaded first. `out` is written whole or not at all; a conversion to a store
+    that was ended goes on with the parts that are there.
+
+    Args:
+        model: folder with safetensors, store, or the id of a hub's model.
+        out: absent or empty; a store may be replaced by another.
+        to: "orbax" or "safetensors"; None: the other one.
+        dtype: of the weights; "auto": as they are.
+        quantization: what weights are rounded to, as the engine's setting.
+        tensor_parallel_size: devices whose shards are the files of a store.
+        use_tqdm: show progress bars where standard error is a terminal.
+
+    Raises:
+        ValidationError: a setting that does not fit the model.
+        CheckpointError: the model cannot be read, or the folder not be written.
+    """
+    config = EngineConfig(
+        model=str(model),
+        dtype=dtype,
+        quantization=quantization,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    if names_gguf(config.model):
+        raise CheckpointError(model, NO_FOLDER)
+    loaded, files = load_bare(config)
+    out, from_store = Path(out), is_store(files.model)
+    if to is None:
+        to = "safetensors" if from_store else "orbax"
+    if out.absolute() == files.model.absolute():
+        raise ValidationError("OUT", str(out), "another folder than MODEL")
+    if to == "safetensors" and family_of(loaded.config).passed_over:
+        allowed = f"orbax: the part of {loaded.config.architecture} that reads images would be lost"
+        raise ValidationError("to", to, allowed)
+    kept = _dtype_of(loaded)
+    if to == "orbax":
+        save_model(
+            loaded, out, dtype=kept, model_folder=files.model, source=True, use_tqdm=use_tqdm
+        )
+        return out
+    _write_safetensors(loaded, files.model, out, kept, use_tqdm)
+    return out
+
+
+def _write_safetensors(model: Model, folder: Path, out: Path, dtype: str, use_tqdm: bool) -> None:
+    """A Hugging Face folder of a model, quantised as it is loaded."""
+    small = small_files_of(folder)
+    config = _with_dtype(folder / "config.json", small, dtype)
+    if not model.config.tie_word_embeddings:  # whatever config.json said of the weights
+        config["tie_word_embeddings"] = False
+    source = config.pop("quantization_config", None) or {}
+    tensors: Iterable[tuple[str, np.ndarray]] = hf_tensors(model)
+    quantized = None
+    if is_quantized(model):
+        quantized = QuantizedExport(model, source.get("quant_method"), jnp.dtype(dtype))
+        tensors = quantized.tensors()
+        config |= quantized.overrides
+    scales = read_scales(folder, model.config.num_layers)
+    with FolderWriter(out) as writer:
+        for name, tensor in tqdm(tensors, desc="writing", disable=None if use_tqdm else True):
+            writer.add({name: tensor})
+        if scales is not None:
+            writer.add(kv_scale_tensors(scales))
+        if quantized is not None:
+            config["quantization_config"] = quantized.config()
+        writer.finish(small | {"config.json": json.dumps(config, indent=2).encode()})
+
+
+def _dtype_of(model: Any) -> str:
+    return str(model.norm.weight[...].dtype)
+
+
+def _with_dtype(file: Path, small: dict[str, bytes], dtype: str) -> dict[str, Any]:
+    """config.json with the type that the weights are written in."""
+    try:
+        values = json.loads(small["config.json"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(file, f"cannot be read ({error!r})") from error
+    values.pop("torch_dtype", None)
+    return dict(values | {"dtype": dtype})

@@ -1,0 +1,1 @@
+"""Whether a process still runs and an engine still answers."""

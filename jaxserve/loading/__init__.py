@@ -1,0 +1,1 @@
+"""From an engine configuration to an engine that serves: decide, then build."""

@@ -1,0 +1,56 @@
+"""Which kernels an engine runs on: by the device, and by what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import ValidationError
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.kv_cache import KVFormat
+from pallas_kernels import Backends, KernelError, choose_backends, require_backend
+
+
+def backends_for(
+    config: ResolvedConfig,
+    model: ModelConfig,
+    device: jax.Device,
+    integers: bool | None,
+) -> Backends:
+    """The device's kernels, but for the operations whose kernel was asked for.
+
+    Args:
+        config, model: of the engine.
+        device: that it runs on.
+        integers: as for `choose_backends`.
+
+    Raises:
+        ValidationError: a kernel that this device does not have, or that does not cover the model.
+    """
+    kind, platform = device.device_kind, device.platform
+    devices = config.asked.tensor_parallel_size
+    kv_format = KVFormat.of(config.asked.kv_cache_dtype, config.model.dtype)
+    shape = kv_format.attention_shape(
+        model, config.model.dtype, platform, config.cache.page_size, devices
+    )
+    chosen = choose_backends(kind, platform, shape, integers)
+    if devices > 1:
+        chosen = chosen.sharded()
+    for operation in ("decode", "prefill", "linear"):
+        wanted = getattr(config.asked, f"{operation}_backend")
+        if wanted is None:
+            continue
+        try:
+            require_backend(operation, wanted, kind, platform, shape)
+        except KernelError as error:
+            raise ValidationError(f"{operation}_backend", wanted, error.allowed) from error
+        changed: dict[str, Any] = {operation: wanted}
+        if operation == "decode" and wanted != chosen.decode_and_write:
+            changed["decode_and_write"] = None
+        if operation == "linear" and wanted != "gpu":
+            changed["residual_norm"] = None
+        chosen = replace(chosen, **changed)
+    return chosen

@@ -1,0 +1,81 @@
+"""Engine settings that the user left open, chosen from the model and the device kind."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import jax
+
+from jaxserve.config.device_defaults import device_defaults
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.resolved_config import (
+    CacheSettings,
+    ModelSettings,
+    ProgramSettings,
+    ResolvedConfig,
+    SchedulerSettings,
+)
+from jaxserve.errors import ValidationError
+from jaxserve.execution.features import ALL_NAMES
+from jaxserve.execution.features.own_features import chosen_features
+from jaxserve.models.config import ModelConfig, resolve_dtype
+
+logger = logging.getLogger(__name__)
+
+
+# by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
+# the tokens of everybody who decodes, and so does each row more; both raise the throughput.
+PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)}
+
+
+def resolve(
+    config: EngineConfig, model: ModelConfig, device: jax.Device, quantization: str = ""
+) -> ResolvedConfig:
+    """What was asked for with nothing left open but the pages, which memory decides.
+
+    Args:
+        config: what was asked for.
+        model: that is served.
+        device: one of those that serve it.
+        quantization: of the weights, see `ModelSettings`.
+
+    Raises:
+        ValidationError: settings that contradict each other or the model.
+    """
+    defaults = device_defaults(device.platform)
+    model_limit = model.max_context_length
+    if config.max_model_len is not None and config.max_model_len > model_limit:
+        raise ValidationError(
+            "max_model_len",
+            config.max_model_len,
+            f"at most {model_limit}, the longest context of the model",
+        )
+    budget = config.max_num_batched_tokens
+    seqs = config.max_num_seqs
+    more_seqs, more_tokens = PRESET_FACTORS[config.preset]
+    if seqs is None:
+        seqs = int(defaults.max_num_seqs * more_seqs)
+        seqs = seqs if budget is None else min(seqs, budget)
+    if budget is None:
+        budget = max(int(defaults.max_num_batched_tokens * more_tokens), seqs)
+    in_background = config.compile_in_background
+    own = chosen_features(config.features, config.feature_config, ALL_NAMES)
+    return ResolvedConfig(
+        asked=replace(config, hf_token=None),
+        model=ModelSettings(resolve_dtype(config.dtype, model), quantization),
+        cache=CacheSettings(page_size=config.block_size or defaults.page_size, num_pages=0),
+        scheduler=SchedulerSettings(
+            max_model_len=config.max_model_len or model_limit,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
+            max_prefill_tokens=min(config.prefill_chunk or budget, budget),
+        ),
+        programs=ProgramSettings(
+            compile_ahead=config.compile_ahead or defaults.compile_ahead,
+            compile_in_background=(
+                defaults.compile_in_background if in_background is None else in_background
+            ),
+            features=tuple(kind.name for kind, _ in own),
+        ),
+    )

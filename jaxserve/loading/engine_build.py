@@ -1,0 +1,274 @@
+"""From an engine configuration to a warmed-up engine: decide, load weights, compile."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.compilation import compilation_cache
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.engine.loop import Engine
+from jaxserve.execution.features import ALL_NAMES
+from jaxserve.execution.features.own_features import chosen_features
+from jaxserve.execution.host_memory import check_limits, trim
+from jaxserve.execution.runner import Runner
+from jaxserve.execution.step_shape import StepShape
+from jaxserve.grammars.compiler import GrammarCompiler
+from jaxserve.loading.engine_plan import EnginePlan, choose, decide, fetch_weights
+from jaxserve.loading.hub import ModelFiles, locate
+from jaxserve.loading.load_progress import LoadProgress
+from jaxserve.memory.manager import PageManager
+from jaxserve.memory.tier import Tier
+from jaxserve.models import Model
+from jaxserve.models.cost import ModelCost
+from jaxserve.models.weights import load_model
+from jaxserve.observability.busy_window import BusyWindow
+from jaxserve.parallel.mesh import make_mesh
+from jaxserve.scheduling.client_turns import ClientTurns
+from jaxserve.scheduling.policies import PolicyInputs, make_policy
+from jaxserve.scheduling.scheduler import Scheduler
+from jaxserve.scheduling.step_limits import SchedulerLimits
+from jaxserve.tokenization.tokenizer import Tokenizer
+from pallas_kernels import Backends
+
+logger = logging.getLogger(__name__)
+
+
+class Footprint(NamedTuple):
+    """Bytes that decode steps move, for benchmarks.
+
+    Attributes:
+        weight_bytes: parameters that every step reads, the input embedding table left out.
+        kv_bytes_per_token: keys and values of one token over all layers.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+class LoadedEngine(NamedTuple):
+    """An engine that is ready, and what was decided on the way."""
+
+    engine: Engine
+    decided: EnginePlan
+    tokenizer: Tokenizer | None
+    footprint: Footprint
+    seconds: float
+    page_bytes: int  # of one KV page over all devices
+
+
+def load_engine(
+    config: EngineConfig,
+    *,
+    progress: Callable[[str], Any] = logger.info,
+    backends: Backends | None = None,
+    with_tokenizer: bool = True,
+    keep_steps: bool = False,
+    shown: bool = True,
+) -> LoadedEngine:
+    """Load weights, plan memory, compile and warm up.
+
+    Args:
+        config: what the user asked for.
+        progress: told one line a phase.
+        backends: kernels to use; chosen from the device and `config` when None.
+        with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
+        keep_steps: do not trace what an earlier start has traced (`lowered_step_cache.py`).
+        shown: whether a start that takes long says in between what it is doing.
+
+    Raises:
+        ValidationError: settings that the model or the device cannot serve.
+        HubError: the model is neither a folder nor can it be fetched.
+        checkpoints.CheckpointError: weights that cannot be read or do not fit the model.
+    """
+    start = time.monotonic()
+    gc.unfreeze()  # an engine that was dropped without `close` can be collected again
+    with LoadProgress(progress, shown=shown) as report:
+        cache_folder = compilation_cache.use(config.compilation_cache)
+        # classes are imported before anything is fetched
+        make_policy(config)
+        chosen_features(config.features, config.feature_config, ALL_NAMES)
+        files = _found(config, report)
+        mesh = make_mesh(config.tensor_parallel_size)
+        decided, runner, tokenizer = decide(
+            config, files, mesh, report, backends=backends, with_tokenizer=with_tokenizer
+        )
+        engine = build(
+            decided,
+            mesh,
+            report,
+            runner=runner,
+            tokenizer=tokenizer,
+            cache_folder=cache_folder,
+            keep_steps=keep_steps,
+        )
+    # hundreds of thousands of objects live as long as the engine; a collection that walks them
+    # stops it for tenths of a second. What is garbage already would never be freed.
+    gc.collect()
+    gc.freeze()
+    trim()
+    footprint, seconds = _footprint(decided, mesh, runner), time.monotonic() - start
+    return LoadedEngine(engine, decided, tokenizer, footprint, seconds, runner.cache.page_bytes(1))
+
+
+def build(
+    decided: EnginePlan,
+    mesh: Mesh,
+    report: LoadProgress,
+    *,
+    runner: Runner | None = None,
+    tokenizer: Tokenizer | None = None,
+    tier: Tier | None = None,
+    cache_folder: Path | None = None,
+    keep_steps: bool = False,
+) -> Engine:
+    """The engine that was decided, warmed up: nothing more is decided here.
+
+    Args:
+        decided: by this process or another one.
+        mesh: as the one that it was decided for.
+        report: told one line a phase.
+        runner: that memory was planned with; made anew when None.
+        tokenizer: of the model; read for the first grammar when None.
+        tier: where cached pages go (`CacheSettings.num_host_pages`) that would be forgotten.
+        cache_folder: of compiled programs, from `compilation_cache.use`.
+        keep_steps: see `load_engine`.
+
+    Raises:
+        checkpoints.CheckpointError: weights that cannot be read.
+    """
+    config, asked = decided.config, decided.config.asked
+    if runner is None:
+        runner = decided.runner(mesh)
+        runner.set_pool(config.cache.num_pages, config.scheduler.max_model_len)
+    load = partial(_load_weights, decided, mesh)
+    runner.set_weights(load(report), partial(load, LoadProgress(logger.info, shown=False)))
+    busy = BusyWindow()
+    scheduler = _make_scheduler(config, runner, busy, tier)
+    if keep_steps:
+        runner.keep_steps(cache_folder, decided.of_steps)
+    _compile(runner, config, cache_folder, report)
+    grammars = None
+    if not asked.skip_tokenizer_init:
+        grammars = GrammarCompiler(
+            lambda: tokenizer or Tokenizer(decided.tokenizer_path), decided.model
+        )
+    cost = None
+    if asked.enable_mfu_metrics:
+        footprint = _footprint(decided, mesh, runner)
+        cost = ModelCost(decided.model, *footprint, devices=mesh.size)
+    overlap = asked.overlap
+    return Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
+
+
+def load_bare(
+    config: EngineConfig, *, progress: Callable[[str], Any] = logger.info
+) -> tuple[Model, ModelFiles]:
+    """The model of a configuration as an engine would have it, without engine or KV cache.
+
+    Raises:
+        ValidationError, HubError, CheckpointError: as `load_engine`.
+    """
+    with LoadProgress(progress) as report:
+        files = _found(config, report)
+        mesh = make_mesh(config.tensor_parallel_size)
+        if config.load_format != "dummy":
+            fetch_weights(files, report)
+        return _load_weights(choose(config, files, mesh, report), mesh, report), files
+
+
+def _found(config: EngineConfig, report: LoadProgress) -> ModelFiles:
+    """Where the model's files are, in a process that has room for an engine."""
+    with report.phase("finding the model") as told:
+        files = locate(config, told=told)
+    check_limits()
+    return files
+
+
+def _load_weights(decided: EnginePlan, mesh: Mesh, report: LoadProgress) -> Model:
+    """The weights, of the checkpoint or made up."""
+    begin = time.monotonic()
+    asked = decided.config.asked
+    with report.phase("loading weights") as told:
+        weights = load_model(
+            decided.model_path,
+            decided.model,
+            mesh=mesh,
+            dtype=decided.config.model.dtype,
+            load_format=asked.load_format,
+            seed=asked.seed,
+            form=decided.form,
+            plan=decided.plan,
+            told=told,
+        )
+    report.say(f"loaded {asked.model} in {time.monotonic() - begin:.1f} s")
+    return weights
+
+
+def _make_scheduler(
+    config: ResolvedConfig, runner: Runner, busy: BusyWindow, tier: Tier | None
+) -> Scheduler:
+    settings, cache = config.scheduler, config.cache
+    limits = SchedulerLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_prefill_tokens=runner.max_prefill_tokens,
+        max_lanes=runner.max_lanes,
+        max_model_len=settings.max_model_len,
+        num_drafts=runner.num_drafts,
+    )
+    pages = PageManager(
+        cache.num_pages,
+        cache.page_size,
+        caching=config.asked.enable_prefix_caching,
+        tier=tier,
+        groups=runner.page_groups,
+    )
+    inputs = PolicyInputs(
+        num_found=lambda request: pages.tokens_in(len(pages.find(request))),
+        device_busy=busy.fraction,
+    )
+    resources = [feature.resource for feature in runner.features if feature.resource is not None]
+    turns = ClientTurns(partial(make_policy, config.asked, inputs))
+    return Scheduler(limits, pages, turns, resources, runner.drafts_for)
+
+
+def _compile(
+    runner: Runner,
+    config: ResolvedConfig,
+    cache_folder: Path | None,
+    report: LoadProgress,
+) -> None:
+    """The programs that are wanted before the engine is ready."""
+    begin = time.monotonic()
+    wanted = min(config.programs.compile_ahead, len(runner.programs.wanted))
+    with report.phase("compiling", "programs") as told:
+        told(0, wanted)
+        done = itertools.count(1)
+
+        def compiled(shape: StepShape) -> None:
+            logger.debug("compiled %s", shape.name)
+            told(next(done), wanted)
+
+        runner.warm_up(compiled)
+    kept = f"kept in {cache_folder}" if cache_folder else "kept nowhere"
+    programs = len(runner.programs.programs)
+    report.say(f"compiled {programs} programs in {time.monotonic() - begin:.1f} s ({kept})")
+
+
+def _footprint(decided: EnginePlan, mesh: Mesh, runner: Runner) -> Footprint:
+    model, settings = decided.model, decided.config.model
+    weights = runner.weight_bytes * mesh.shape["model"]
+    if not model.tie_word_embeddings or settings.quantization == "int8":  # a head of its own
+        weights -= model.vocab_size * model.hidden_size * jnp.dtype(settings.dtype).itemsize
+    return Footprint(weights, runner.cache.token_bytes)

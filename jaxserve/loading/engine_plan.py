@@ -1,0 +1,281 @@
+"""What an engine is made with, decided before anything large is touched: plain data."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from jax.sharding import Mesh
+
+from checkpoints.quantized import Checkpoint
+from checkpoints.quantized_formats import open_checkpoint, quantization_of
+from checkpoints.store import is_store
+from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import ValidationError
+from jaxserve.execution.runner import Runner
+from jaxserve.loading.backend_choice import backends_for
+from jaxserve.loading.defaults import resolve
+from jaxserve.loading.generation_defaults import generation_defaults
+from jaxserve.loading.hub import ModelFiles
+from jaxserve.loading.load_progress import LoadProgress
+from jaxserve.loading.pool_plan import plan_pool
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.config_reader import read_model_config
+from jaxserve.models.kv_cache import KVCache, KVFormat, KVScales
+from jaxserve.models.kv_scales import read_kv_scales
+from jaxserve.models.layer_groups import LayerGroups
+from jaxserve.models.linear import LinearForm
+from jaxserve.models.store import holds_integers, read_scales, stored_plan, stored_quantization
+from jaxserve.models.weight_plan import (
+    Plan,
+    multiplies_integers,
+    online_quantization,
+    plan_weights,
+)
+from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
+from jaxserve.tokenization.tokenizer import Tokenizer, template_text
+from pallas_kernels import Backends
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What was decided by the files, the memory and the devices of one process.
+
+    Plain data, without secrets: every process that finds the same files in the same places, and
+    has a mesh of such devices, builds the same engine from it.
+
+    Attributes:
+        config: the settings; its pages are 0 until memory is planned.
+        model: the model's configuration, by config.json and the weights.
+        backends: the kernels.
+        form: of the linear layers.
+        plan: how quantised weights are kept.
+        model_path, tokenizer_path: folders, or GGUF files.
+        kv_scales: of a KV cache whose format has a scale a layer; None: of 1, or another format.
+    """
+
+    config: ResolvedConfig
+    model: ModelConfig
+    backends: Backends
+    form: LinearForm
+    plan: Plan
+    model_path: str
+    tokenizer_path: str
+    kv_scales: KVScales | None = None
+
+    @property
+    def kv_format(self) -> KVFormat:
+        return KVFormat.of(self.config.asked.kv_cache_dtype, self.config.model.dtype)
+
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """How layers share page tables; memory, which may lower `max_model_len`, plays no part."""
+        asked = self.config.asked
+        if not asked.keep_window_only:
+            return LayerGroups.one(self.model.num_layers)
+        longest = asked.max_model_len or self.model.max_context_length
+        return LayerGroups.by_window(self.model, longest)
+
+    @property
+    def of_steps(self) -> str:
+        """Text of what decides the compiled steps, their features left out."""
+        config = self.config
+        settings = config.model, config.cache, config.scheduler, config.asked.kv_cache_dtype
+        weights = self.model, self.form, self.plan
+        return repr((*weights, self.layer_groups, self.backends, self.kv_scales, *settings))
+
+    def runner(self, mesh: Mesh) -> Runner:
+        """A runner that knows shapes alone."""
+        kv_cache = KVCache.of(
+            self.model,
+            self.kv_format,
+            self.backends,
+            platform=mesh.devices.flat[0].platform,
+            page_size=self.config.cache.page_size,
+            scales=self.kv_scales,
+            groups=self.layer_groups,
+        )
+        dtype = self.config.model.dtype
+        model = abstract_model(self.model, mesh, dtype, self.form, self.plan)
+        return Runner(self.config, self.model, model, mesh, kv_cache)
+
+
+def decide(
+    asked: EngineConfig,
+    files: ModelFiles,
+    mesh: Mesh,
+    report: LoadProgress,
+    *,
+    backends: Backends | None = None,
+    with_tokenizer: bool = True,
+) -> tuple[EnginePlan, Runner, Tokenizer | None]:
+    """Decide all that is open, and fetch the weights; all that can be refused is refused before.
+
+    Args:
+        asked: the settings.
+        files: of the model.
+        mesh: the devices.
+        report: told one line a phase.
+        backends: kernels to use; chosen from the device and `asked` when None.
+        with_tokenizer: whether there is to be one, if `asked` does not say otherwise.
+
+    Returns:
+        The decision; and what was made for it, which a build in this process need not make again:
+        the runner that memory was planned with, and the tokenizer.
+
+    Raises:
+        ValidationError, HubError, CheckpointError: see `load_engine`.
+    """
+    if asked.chat_template is not None:
+        template_text(asked.chat_template)
+    were_here = files.weights_are_here
+    chosen = choose(asked, files, mesh, report, backends)
+    wants_text = with_tokenizer and not asked.skip_tokenizer_init
+    tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
+    decided, runner = _planned(chosen, files, mesh, report)
+    if asked.load_format != "dummy":
+        fetch_weights(files, report)
+        if not were_here and _as_weights_say(files, decided.model) != decided.model:
+            chosen = choose(asked, files, mesh, report, backends)
+            decided, runner = _planned(chosen, files, mesh, report)
+    return decided, runner, tokenizer
+
+
+def choose(
+    asked: EngineConfig,
+    files: ModelFiles,
+    mesh: Mesh,
+    report: LoadProgress,
+    backends: Backends | None = None,
+) -> EnginePlan:
+    """Settings, formats and kernels, from config.json and the kind of device; no memory yet.
+
+    Raises:
+        ValidationError, HubError, CheckpointError: see `load_engine`.
+    """
+    begin = time.monotonic()
+    stored = asked.load_format in ("auto", "orbax") and is_store(files.model)
+    if stored:
+        written = stored_quantization(files.model, asked.quantization)
+        asked = replace(asked, quantization=written)
+    model = read_model_config(files.model, asked.hf_overrides)
+    model = replace(model, attention_window=asked.attention_window)
+    device = mesh.devices.flat[0]
+    quantized = None if stored else quantization_of(files.model)
+    found = quantized and quantized[0]
+    online = asked.quantization if stored else online_quantization(asked.quantization, found)
+    config = resolve(asked, model, device, online or found or "")
+    dtype = config.model.dtype
+    if device.platform == "cpu" and dtype == "float16":
+        logger.warning(
+            "dtype=float16: a CPU has no products of it and converts every operand; "
+            "bfloat16 and float32 are faster here"
+        )
+    if backends is None and quantized is not None:
+        # what no weight could change is refused before they are fetched
+        known = backends_for(config, model, device, integers=False)
+        if device.platform != "cpu":
+            LinearForm.of(known, online, asked.row_invariant)
+    if asked.load_format != "dummy":
+        if quantized is not None:
+            fetch_weights(files, report)
+        model = _as_weights_say(files, model)
+    reading: AbstractContextManager[Checkpoint | None] = nullcontext()
+    if quantized is not None:
+        if asked.load_format == "dummy":
+            allowed = f"auto, for the checkpoint is quantised ({found})"
+            raise ValidationError("load_format", "dummy", allowed)
+        reading = open_checkpoint(files.model)  # its headers say how weights are kept
+    with reading as checkpoint:
+        if checkpoint is not None:
+            check_tensors(checkpoint, model)
+        integers = multiplies_integers(online, checkpoint, dtype)
+        if stored:
+            integers = holds_integers(files.model)
+        # native kernels are compiled at their first use on a machine
+        with report.phase("preparing kernels (the first start on a machine compiles some)"):
+            backends = backends or backends_for(config, model, device, integers)
+        report.say(
+            f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
+            f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
+        )
+        form = LinearForm.of(backends, online, asked.row_invariant)
+        if stored:
+            plan = stored_plan(files.model, form)
+        else:
+            plan = plan_weights(model, form, dtype, checkpoint)
+    return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
+
+
+def fetch_weights(files: ModelFiles, report: LoadProgress) -> None:
+    """See that the weights are here, and say how far that is.
+
+    Raises:
+        HubError: the hub does not give them.
+    """
+    with report.phase("fetching weights") as told:
+        files.fetch_weights(told)
+
+
+def _planned(
+    chosen: EnginePlan, files: ModelFiles, mesh: Mesh, report: LoadProgress
+) -> tuple[EnginePlan, Runner]:
+    """The decision with pages and context for the memory that there is, and its runner."""
+    config = chosen.config
+    defaults = generation_defaults(config.asked, files.model)
+    config = replace(config, sampling_defaults=defaults)
+    with report.phase("planning memory"):
+        chosen = replace(chosen, kv_scales=_kv_scales(chosen, files))
+        runner = chosen.runner(mesh)
+        begin = time.monotonic()
+        config = plan_pool(config, runner, mesh)
+        cache, scheduler = config.cache, config.scheduler
+        longest = runner.page_groups.most_held(scheduler.max_model_len, cache.page_size)
+        report.say(
+            f"KV cache: {cache.num_pages} pages of {cache.page_size} tokens and "
+            f"{runner.cache.groups.layers_per_page} layers, {runner.cache}, "
+            f"max_model_len {scheduler.max_model_len}, of which {(cache.num_pages - 1) // longest} "
+            f"fit at once, max_num_seqs {scheduler.max_num_seqs} "
+            f"(planned in {time.monotonic() - begin:.1f} s)"
+        )
+    return replace(chosen, config=config), runner
+
+
+def _kv_scales(chosen: EnginePlan, files: ModelFiles) -> KVScales | None:
+    """The scales of the KV cache, where the format wants some: programs hold them."""
+    if not chosen.kv_format.static_scales:
+        return None
+    asked, layers = chosen.config.asked, chosen.model.num_layers
+    scales = None
+    if asked.kv_cache_scales is not None:
+        scales = read_kv_scales(asked.kv_cache_scales, layers)
+        if scales is None:
+            raise ValidationError(
+                "kv_cache_scales",
+                asked.kv_cache_scales,
+                "a file with self_attn.k_scale and v_scale",
+            )
+    elif asked.load_format != "dummy":
+        files.fetch_weights()
+        scales = read_scales(files.model, layers)
+    if scales is None:
+        logger.warning(
+            "kv_cache_dtype=%s: the checkpoint has no scales (self_attn.k_scale and v_scale of "
+            "each layer), so keys and values are stored as they are, cut off at 448; `jaxserve "
+            "calibrate-kv` makes some for kv_cache_scales",
+            asked.kv_cache_dtype,
+        )
+    return scales
+
+
+def _as_weights_say(files: ModelFiles, model: ModelConfig) -> ModelConfig:
+    """The config once more, by what the weights contradict; as it is where they are not here."""
+    if not model.tie_word_embeddings or not files.weights_are_here or is_store(files.model):
+        return model
+    with open_checkpoint(files.model) as checkpoint:
+        return with_stored_head(model, checkpoint)

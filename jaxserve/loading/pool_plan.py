@@ -1,0 +1,98 @@
+"""The KV pool of an engine: pages and context for the memory that there is."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from jax.sharding import Mesh
+
+from jaxserve.config.resolved_config import ResolvedConfig
+from jaxserve.errors import ValidationError
+from jaxserve.execution.host_memory import available_bytes, host_pool_bytes
+from jaxserve.execution.memory_plan import (
+    DEFAULT_HOST_CACHE_BYTES,
+    CacheBudget,
+    device_limit,
+    plan_num_pages,
+)
+from jaxserve.execution.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+MOST_PLANS = 3  # of the memory, each with two compilations
+
+
+def plan_pool(config: ResolvedConfig, runner: Runner, mesh: Mesh) -> ResolvedConfig:
+    """Settle the pages, give the runner its pool, lower an open `max_model_len` to what fits.
+
+    Where the device says how much memory it has, the plan takes a bound of the steps' temporaries,
+    and the two largest programs are compiled to verify it. They serve; only if they need more than
+    the bound left is the plan made, and they compiled, again.
+
+    Args:
+        config: of the engine.
+        runner: is told its pool; knows what it needs beside.
+        mesh: of its devices.
+
+    Raises:
+        ValidationError: memory does not hold what was asked for, or not one page.
+    """
+    asked, scheduler, page_size = config.asked, config.scheduler, config.cache.page_size
+    page_bytes = runner.cache.page_bytes(mesh.shape["model"])
+    longest = scheduler.max_model_len
+    groups = runner.page_groups
+    # to all slots, with the trash
+    useful = scheduler.max_num_seqs * groups.most_held(longest, page_size) + 1
+
+    def settle(num_bytes: int, field: str, value: float | None) -> ResolvedConfig:
+        budget = CacheBudget(num_bytes, field, value)
+        num_pages = asked.num_pages or plan_num_pages(budget, page_bytes, useful)
+        fits = groups.longest(num_pages - 1, page_size, longest)
+        if fits < 1:
+            least = groups.most_held(1, page_size) + 1
+            if asked.num_pages:
+                field, value = "num_pages", asked.num_pages
+            raise ValidationError(field, value, f"enough for {least} pages, which a token takes")
+        shortened = asked.max_model_len is None and longest > fits
+        if shortened:
+            logger.warning(
+                "max_model_len lowered from the model's %d to %d, what the KV cache holds",
+                longest,
+                fits,
+            )
+        held = fits if shortened else longest
+        runner.set_pool(num_pages, held)
+        return replace(
+            config,
+            cache=replace(config.cache, num_pages=num_pages),
+            scheduler=replace(scheduler, max_model_len=held),
+        )
+
+    limit = device_limit(mesh.devices.flat[0])
+    if limit is None or asked.num_pages is not None or asked.kv_cache_memory_bytes is not None:
+        num_bytes = asked.kv_cache_memory_bytes
+        pool = DEFAULT_HOST_CACHE_BYTES if num_bytes is None else num_bytes
+        available = available_bytes(reserve=asked.memory_reserve) if limit is None else None
+        if available is not None:
+            least, most = 2 * page_bytes, (asked.num_pages or useful) * page_bytes
+            pool = host_pool_bytes(available, runner.demand(), mesh.size, least, most, asked)
+        return settle(pool, "kv_cache_memory_bytes", num_bytes)
+    field, utilization = "gpu_memory_utilization", asked.gpu_memory_utilization
+    share = int(limit * utilization)
+    demand = runner.demand()
+    logger.info("of %d bytes of device memory: %s", share, demand)
+    held = sum(demand)
+    for _ in range(MOST_PLANS):
+        settled = settle(share - held, field, utilization)
+        needed = runner.compile_largest()
+        if needed <= share:
+            return settled
+        held = needed - settled.cache.num_pages * page_bytes
+        logger.info("the compiled steps need %d bytes: planned again", needed)
+    raise ValidationError(
+        field,
+        utilization,
+        f"the compiled steps need {needed} bytes, its share is {share}, after {MOST_PLANS} plans: "
+        "set num_pages, or lower max_num_seqs or max_num_batched_tokens",
+    )

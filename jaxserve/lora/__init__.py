@@ -1,1 +1,0 @@
-"""Adapters: their names only, until the engine has them."""

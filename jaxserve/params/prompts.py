@@ -1,0 +1,32 @@
+"""Prompts as mappings, by vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text; `cache_salt` keeps what it computes from prompts with another salt."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+class EmbedsPrompt(TypedDict):
+    """A prompt as input embeddings: a floating NumPy or JAX array [tokens, hidden size].
+
+    Beside token ids: pairs (start, array) whose rows take the places of some of them. It needs
+    `enable_prompt_embeds`.
+    """
+
+    prompt_embeds: Any
+    prompt_token_ids: NotRequired[list[int]]
+    cache_salt: NotRequired[str]

@@ -1,0 +1,67 @@
+"""How many of the generated tokens are thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from server.reasoning.tags import ReasoningParser
+
+
+class ThoughtCounter:
+    """Counts tokens between the tags of one choice, as its tokens come.
+
+    Args:
+        parser: whose tags.
+        is_open: the prompt ends in the middle of thoughts.
+        token_text: what a token adds to the text.
+    """
+
+    def __init__(
+        self, parser: type[ReasoningParser], is_open: bool, token_text: Callable[[int], str]
+    ):
+        self._begin, self._end = parser.begin, parser.end
+        self._token_text = token_text
+        self._is_open = is_open or parser.starts_open
+        self._has_begun = self._is_over = False
+        self._text = ""  # what the next tag may begin in
+        self._held: list[int] = []  # where tokens begin that may be part of a tag
+        self._counted = 0
+
+    @property
+    def count(self) -> int:
+        """Tokens of thoughts so far, those of the tags left out."""
+        return self._counted + (len(self._held) if self._has_begun and not self._is_over else 0)
+
+    def feed(self, tokens: Iterable[int]) -> None:
+        """Take in what has come."""
+        for token in tokens:
+            if self._is_over:
+                return
+            self._held.append(len(self._text))
+            self._text += self._token_text(token)
+            if not self._has_begun:
+                self._look_for_begin()
+            if self._has_begun and not self._is_over:
+                self._look_for_end()
+
+    def _look_for_begin(self) -> None:
+        text = self._text.lstrip()
+        if text.startswith(self._begin):
+            after = len(self._text) - len(text) + len(self._begin)
+            self._forget(after)
+            self._has_begun = True
+        elif not self._begin.startswith(text):
+            self._has_begun, self._is_over = self._is_open, not self._is_open
+
+    def _look_for_end(self) -> None:
+        end = self._text.find(self._end)
+        self._is_over = end >= 0
+        # behind this the closing tag may begin
+        safe = end if end >= 0 else max(0, len(self._text) - len(self._end) + 1)
+        self._counted += sum(begin < safe for begin in self._held)
+        self._forget(safe)
+
+    def _forget(self, size: int) -> None:
+        """Leave out the first characters, and tokens that begin in them."""
+        self._text = self._text[size:]
+        self._held = [begin - size for begin in self._held if begin >= size]

@@ -1,0 +1,71 @@
+"""`/v1/responses/{id}`: responses that are kept are told again, forgotten, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from jaxserve.errors import ValidationError
+from server.errors import ApiError
+from server.protocol.responses_request import is_response_id
+from server.response_store import Owner, StoredResponse
+from server.service import Service, client_of
+from server.whole_answer import WholeResponse, coalesced
+
+
+def unknown_response(name: str, param: str) -> ApiError:
+    """What a client is told of a response that is not there."""
+    text = f"there is no response `{name[:100]}` any more, or never was; see docs/apis.md"
+    return ApiError(404, text, param=param)
+
+
+def _found(request: Request) -> tuple[Service, Owner, str, StoredResponse]:
+    service, owner = Service.of(request), client_of(request)
+    name = request.path_params["response_id"]
+    kept = service.responses.get(owner, name) if is_response_id(name) else None
+    if kept is None:
+        raise unknown_response(name, "response_id")
+    return service, owner, name, kept
+
+
+async def get_response(request: Request) -> Response:
+    """A response that is kept."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        raise ValidationError("stream", request.query_params["stream"], "false: it is told whole")
+    return WholeResponse([*coalesced(_found(request)[3].pieces)])
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response; one that is being made is aborted."""
+    service, owner, name, kept = _found(request)
+    if kept.task is not None:
+        await _ended(kept.task)
+    service.responses.remove(owner, name)
+    return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
+
+
+async def cancel_response(request: Request) -> Response:
+    """Abort what is made in the background; nothing happens if it is there already."""
+    service, owner, name, kept = _found(request)
+    if not kept.background:
+        raise ValidationError("response_id", name, "a response that was made in the background")
+    if kept.task is not None:
+        await _ended(kept.task)
+        kept = service.responses.get(owner, name) or kept
+    return WholeResponse([*coalesced(kept.pieces)])
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():  # a second time it would be ended while it keeps what there is
+        task.cancel()
+    await asyncio.wait([task])
+
+
+ROUTES = [
+    Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"]),
+]

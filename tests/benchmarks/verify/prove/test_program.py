@@ -1,0 +1,135 @@
+"""Counting what a program launches: on short texts of XLA's form, and on real programs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.verify.prove import Requirements, gpu_targets, prove
+from benchmarks.verify.prove.program import counts
+from tests.absent_devices import needs_gpu_compiler
+
+OWN = (
+    'custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/jit(g)/NAME/pallas_call"}'
+)
+HLO = (
+    """\
+HloModule jit_f, is_scheduled=true
+
+%product_body (p.0: bf16[16,64], p.1: bf16[32,64]) -> f32[16,32] {
+  %p.0 = bf16[16,64]{1,0} parameter(0)
+  %p.1 = bf16[32,64]{1,0} parameter(1)
+  ROOT %dot.1 = f32[16,32]{1,0} dot(%p.0, %p.1), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+%add_body (p.2: f32[16,32]) -> bf16[16,32] {
+  %p.2 = f32[16,32]{1,0} parameter(0)
+  ROOT %convert.1 = bf16[16,32]{1,0} convert(%p.2)
+}
+
+%move_body (p.3: bf16[16,32]) -> bf16[32,16] {
+  %p.3 = bf16[16,32]{1,0} parameter(0)
+  ROOT %transpose.1 = bf16[32,16]{1,0} transpose(%p.3), dimensions={1,0}
+}
+
+%slice_body (p.4: bf16[16,32]) -> bf16[8,32] {
+  %p.4 = bf16[16,32]{1,0} parameter(0)
+  %slice.1 = bf16[8,32]{1,0} slice(%p.4), slice={[8:16], [0:32]}
+  ROOT %call.1 = bf16[8,32]{1,0} custom-call(%slice.1), SLICED
+}
+
+%body (carry: (s32[])) -> (s32[]) {
+  %carry = (s32[]) parameter(0)
+  ROOT %next = (s32[]) tuple(%carry)
+}
+
+ENTRY %main (x: bf16[16,64], w: bf16[32,64]) -> bf16[16,32] {
+  %x = bf16[16,64]{1,0} parameter(0)
+  %w = bf16[32,64]{1,0} parameter(1)
+  %first = f32[16,32]{1,0} fusion(%x, %w), kind=kCustom, calls=%product_body
+  %rounded = bf16[16,32]{1,0} fusion(%first), kind=kLoop, calls=%add_body
+  %own.1 = (bf16[16,32]{1,0}, bf16[4]{0}) custom-call(%rounded, %w), ATTEND
+  %taken = bf16[16,32]{1,0} get-tuple-element(%own.1), index=0
+  %parts = f32[4,16,32]{2,1,0} fusion(%taken, %w), kind=kCustom, calls=%product_body
+  %seen = f32[4,16,4,8]{3,2,1,0} bitcast(%parts)
+  %summed = bf16[16,32]{1,0} custom-call(%seen), NORM
+  %own.2 = (bf16[16,32]{1,0}, bf16[4]{0}) custom-call(%summed, %w), ATTEND
+  %again = bf16[16,32]{1,0} get-tuple-element(%own.2), index=0
+  %moved = bf16[32,16]{1,0} fusion(%again), kind=kLoop, calls=%move_body
+  %copy.1 = bf16[32,16]{0,1} copy(%moved)
+  %wrapped = bf16[8,32]{1,0} fusion(%again), kind=kCustom, calls=%slice_body
+  %loop = (s32[]) while(%carried), condition=%body, body=%body
+  %cublas = f32[16,32]{1,0} custom-call(%x, %w), custom_call_target="__cublas$lt$matmul"
+  ROOT %out = f32[16]{0} fusion(%cublas), kind=kInput, calls=%reduce_body
+}
+""".replace("ATTEND", OWN.replace("NAME", "attend"))
+    .replace("NORM", OWN.replace("NAME", "norm"))
+    .replace("SLICED", OWN.replace("NAME", "prefill"))
+)
+THUNKS = """\
+000: kCommandBuffer [source | sink]
+    001: kCustomKernel [source] first grid: [8, 1, 1]
+    002: kCustomCall   [prev=001 (1)] kCustomCall
+003: kWhile [prev=000 (1)]
+004: kCommandBuffer [prev=003]
+    005: kCustomKernel [prev=003 (1)] last grid: [8, 1, 1]
+"""
+
+
+def test_a_program_by_class():
+    found = counts(HLO, layers=2)
+    assert found.kernels == {
+        "product": 3, "fusion": 2, "attend": 2, "norm": 1, "prefill": 1, "copy": 2, "while": 1
+    }  # fmt: skip
+    assert found.loops == 1
+    assert found.copies == 2, "a fusion that only moves is one"
+
+
+def test_a_layer_is_its_share_of_the_kernels():
+    """Of others what stands between two calls: the last product and fusion are not of a layer."""
+    assert counts(HLO, layers=2).a_layer == {"attend": 1, "product": 1}
+    assert counts(HLO, layers=1).a_layer == {}
+    assert counts(HLO, layers=7).a_layer == {}, "no kernel is there as often"
+
+
+def test_float32_results_that_another_kernel_rounds():
+    found = counts(HLO, layers=2)
+    assert found.rounded_elsewhere == 1, "the last one is read as float32"
+    assert found.in_parts == 1
+
+
+def test_graphs_and_what_is_outside_of_them():
+    found = counts(HLO, layers=2, thunks=THUNKS)
+    assert (found.graphs, found.outside) == (2, 1)
+    assert counts(HLO, layers=2).graphs is None
+
+
+def test_a_program_of_this_machine():
+    def run(x, steps):
+        return jax.lax.fori_loop(0, steps, lambda _, x: jnp.sin(x) * 2, x)
+
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    compiled = jax.jit(run).lower(shape, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    assert counts(compiled.as_text(), layers=0).loops == 1
+
+
+@needs_gpu_compiler
+def test_a_program_of_an_absent_gpu_is_one_graph():
+    x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+
+    def run(x, w):
+        for _ in range(8):
+            x = jnp.sin(x @ w).astype(jnp.bfloat16)
+        return x
+
+    proof = prove(
+        "products",
+        run,
+        x,
+        x,
+        mesh=gpu_targets.gpu_mesh("h200"),
+        kind="h200",
+        wanted=Requirements(),
+    )
+    assert proof.counts.kernels["product"] == 8
+    assert (proof.counts.graphs, proof.counts.outside) == (1, 0)

@@ -1,0 +1,220 @@
+"""From prompts and parameters to requests, without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoints import bundled_model_path
+from jaxserve import SamplingParams
+from jaxserve.boundary.prompt_spans import NO_ID, PromptSpan
+from jaxserve.client.input_processor import InputProcessor
+from jaxserve.errors import ValidationError
+from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
+from jaxserve.tokenization.tokenizer import Tokenizer
+from tests.resolved_config import resolved_config
+
+
+def processor(tokenizer: Any = None) -> InputProcessor:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3))
+    return InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
+
+
+def test_the_tokenizers_end_token_ends_a_text_too() -> None:
+    tokenizer = SimpleNamespace(eos_token_id=7, vocab_size=100)
+
+    def ends(inputs: InputProcessor, **options: Any) -> frozenset[int]:
+        prepared = inputs.prepare([5], SamplingParams(**options), "r")
+        return prepared.group.stop_rule.end_token_ids
+
+    assert ends(processor(tokenizer)) == {2, 3, 7}
+    assert ends(processor(SimpleNamespace(eos_token_id=None, vocab_size=100))) == {2, 3}
+    assert ends(processor()) == {2, 3}
+    assert ends(processor(tokenizer), ignore_eos=True) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ({"prompt_token_ids": [5], "multi_modal_data": {"image": 1}}, "prompt['multi_modal_data']"),
+        ({"prompt": [5]}, "prompt"),
+        ({"prompt_token_ids": [5], "cache_salt": ""}, "cache_salt"),
+        ({"prompt_token_ids": [5], "cache_salt": 7}, "cache_salt"),
+        ({"prompt_token_ids": None}, "prompt"),
+        ({"prompt_token_ids": []}, "prompt"),
+        ({}, "prompt"),
+        (None, "prompt_token_ids"),
+        (b"abc", "prompt_token_ids"),
+    ],
+)
+def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        processor().prepare(prompt, SamplingParams(), "r")
+    assert caught.value.field == named
+
+
+def embedding(prompt: Any, **params: Any) -> Any:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2)
+    config = resolved_config(max_model_len=16, enable_prompt_embeds=True)
+    return InputProcessor(config, model, None).prepare(prompt, SamplingParams(**params), "r").group
+
+
+ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def test_embeddings_take_the_places_of_token_ids() -> None:
+    ids = [5, 6, 7, 8, 9]
+    group = embedding(
+        {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS[:1]), (np.int64(2), ROWS[1:])]}
+    )
+    assert group.prompt_token_ids == [5, NO_ID, NO_ID, NO_ID, 9] and ids == [5, 6, 7, 8, 9]
+    assert group.spans == [
+        PromptSpan("prompt_embeds", 1, 1, (1, 2), ROWS[:1].tobytes()),
+        PromptSpan("prompt_embeds", 2, 2, (2, 2), ROWS[1:].tobytes()),
+    ]
+    whole = embedding({"prompt_embeds": ROWS.astype(np.float64)})
+    assert whole.prompt_token_ids == [NO_ID] * 3
+    assert whole.spans == [PromptSpan("prompt_embeds", 0, 3, (3, 2), ROWS.tobytes())]
+    assert not InputProcessor.is_quick(
+        {"prompt_token_ids": ids, "prompt_embeds": [(1, ROWS)]}, SamplingParams()
+    )
+
+
+@pytest.mark.parametrize(
+    ("spans", "told"),
+    [
+        ([(3, ROWS)], "3 places from 3 on.*one or more .* of 5"),
+        ([(-1, ROWS)], "3 places from -1 on"),
+        ([(0, ROWS), (2, ROWS)], "3 places from 2 on.*no other span has"),
+        ([(2, ROWS), (0, ROWS)], "3 places from 0 on.*no other span has"),
+        ([(0, ROWS[:0])], "0 places from 0 on.*one or more"),
+        ([ROWS], "a list of ndarray.*pairs"),
+        ([(1.0, ROWS)], "pairs"),
+        ([(1, ROWS[:, :1])], r"\[3, 1\].*\[tokens, 2\]"),
+    ],
+)
+def test_spans_that_are_refused(spans: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=f"prompt_embeds.*{told}"):
+        embedding({"prompt_token_ids": [5] * 5, "prompt_embeds": spans})
+
+
+def test_what_is_said_of_token_ids_needs_some() -> None:
+    asked = {"prompt_logprobs": 0, "repetition_penalty": 2.0}
+    embedding({"prompt_token_ids": [5] * 4, "prompt_embeds": [(1, ROWS)]}, **asked)
+    with pytest.raises(ValidationError, match="prompt_logprobs"):
+        embedding({"prompt_token_ids": [5] * 3, "prompt_embeds": [(0, ROWS)]}, **asked)
+
+
+def test_keys_of_a_prompt_that_ask_for_nothing_are_accepted() -> None:
+    prompt = {"prompt": "", "prompt_token_ids": [5, 6], "multi_modal_data": None}
+    prepared = processor().prepare(prompt, SamplingParams(), "r")
+    assert (prepared.prompt, prepared.group.prompt_token_ids) == ("", [5, 6])
+
+
+def test_parameters_must_leave_a_token_to_sample() -> None:
+    inputs = processor()
+    inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3]), "r")
+    for ignore_eos in (False, True):
+        params = SamplingParams(allowed_token_ids=[2, 3], min_tokens=1, ignore_eos=ignore_eos)
+        with pytest.raises(ValidationError, match="allowed_token_ids"):
+            inputs.prepare([5], params, "r")
+
+
+def test_a_request_has_the_engines_stream_interval_unless_it_says_otherwise() -> None:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3))
+    inputs = InputProcessor(resolved_config(max_model_len=16, stream_interval=4), model, None)
+    for given, expected in ((None, 4), (1, 1), (2, 2)):
+        params = SamplingParams(stream_interval=given)
+        assert inputs.prepare([5], params, "r").params.stream_interval == expected
+        assert params.stream_interval == given
+    assert processor().prepare([5], SamplingParams(), "r").params.stream_interval is None
+
+
+def test_a_constraint_that_begins_at_once_has_no_thoughts_to_bound() -> None:
+    tokenizer = Tokenizer(bundled_model_path())
+    model: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2, 3))
+    inputs = InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
+    tags = Thoughts("<think>", "</think>", is_open=True)
+
+    def thoughts(**asked: Any) -> Any:
+        constraint = StructuredOutputsParams(**asked) if asked else None
+        params = SamplingParams(
+            thinking_token_budget=5, thoughts=tags, structured_outputs=constraint
+        )
+        return inputs.prepare([5], params, "r").group.thoughts
+
+    assert thoughts() == tags and thoughts(regex="a+", thoughts=tags) == tags
+    assert thoughts(regex="a+") is None
+    tag = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
+    with pytest.raises(ValidationError, match=r"thinking_token_budget=5.*structural_tag"):
+        thoughts(structural_tag=tag)
+
+
+def test_long_lists_are_not_checked_in_the_event_loop() -> None:
+    assert InputProcessor.is_quick([5], SamplingParams(stop_token_ids=[1, 2]))
+    assert not InputProcessor.is_quick([5] * 5000, SamplingParams())
+    assert not InputProcessor.is_quick([5], SamplingParams(allowed_token_ids=[1] * 5000))
+    assert not InputProcessor.is_quick([5], SamplingParams(bad_words=["x"]))
+
+
+class Letters:
+    """A tokenizer of one token a letter; it notes how long the texts were."""
+
+    eos_token_id, vocab_size = 200, 300
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.lengths.append(len(text))
+        return [ord(one) for one in text]
+
+
+def test_tokens_that_the_model_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = processor(Letters())
+    assert "300 tokens" in caplog.text and "the model 100" in caplog.text
+    with pytest.raises(ValidationError, match="122") as caught:
+        inputs.prepare("az", SamplingParams(), "r")
+    assert caught.value.field == "prompt"
+    prepared = inputs.prepare("AZ", SamplingParams(bad_words=["z", "B"], min_tokens=1), "r")
+    assert prepared.group.bad_words == [[66], [32, 66]]
+    assert prepared.group.stop_rule.end_token_ids == {2, 3}, "200 is no token of the model"
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised_to_its_end() -> None:
+    tokenizer = Letters()
+    with pytest.raises(ValidationError, match="1000000 characters") as caught:
+        processor(tokenizer).prepare("A" * 1_000_000, SamplingParams(), "r")
+    assert caught.value.field == "prompt" and max(tokenizer.lengths) <= 2**15
+
+
+def test_a_long_text_of_few_tokens_fits() -> None:
+    class Words(Letters):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.lengths.append(len(text))
+            return [5] * len(text.split())
+
+    tokenizer = Words()
+    prepared = processor(tokenizer).prepare("a" * 200_000 + " b", SamplingParams(), "r")
+    assert len(prepared.group.prompt_token_ids) == 2 and tokenizer.lengths[-1] == 200_002
+
+
+def test_the_output_that_is_asked_for_is_that_of_all_sequences() -> None:
+    asked = {(3, 5): 15, (3, None): 3, (1, 7): 7, (1, None): 1}
+    for (n, most), tokens in asked.items():
+        prepared = processor().prepare([5], SamplingParams(n=n, max_tokens=most), "r")
+        assert prepared.group.num_output_asked == tokens
+
+
+def test_a_search_wider_than_the_cap_is_refused_before_its_prompt_is_read() -> None:
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,))
+    inputs = InputProcessor(resolved_config(max_beam_width=2), model, None)
+    with pytest.raises(ValidationError, match=r"beam_width=3 .*1 to 2, the setting max_beam_width"):
+        inputs.prepare([], BeamSearchParams(3, 4), "r")
+    for width in (1, 2):
+        group = inputs.prepare([5], BeamSearchParams(width, 4), "r").group
+        assert len(group.sequence_ids) == width

@@ -1,0 +1,62 @@
+"""What takes long is prepared beside the event loop, and no grammar keeps others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from jaxserve.client.request_preparation import RequestPreparation
+from jaxserve.errors import ValidationError
+
+
+class Inputs:
+    """Texts of prompts are prepared at once, but for those that are in `tried`."""
+
+    def __init__(self) -> None:
+        self.tried: dict[str, Future[None]] = {}
+        self.threads: list[str] = []
+
+    def is_quick(self, prompt: Any, params: Any) -> bool:
+        return prompt == "quick"
+
+    def begin_check(self, params: Any, client: str) -> Future[None] | None:
+        return self.tried.get(params)
+
+    def prepare(self, prompt: Any, params: Any, *more: Any) -> Any:
+        self.threads.append(threading.current_thread().name)
+        return prompt
+
+
+def test_many_that_are_tried_take_no_thread() -> None:
+    inputs: Any = Inputs()
+    preparing = RequestPreparation()
+
+    def prepare(prompt: str, params: str = "") -> Any:
+        return preparing.prepare(inputs, prompt, params, "id", None)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        inputs.tried = {f"slow {number}": Future() for number in range(100)}
+        slow = [asyncio.ensure_future(prepare("p", params)) for params in inputs.tried]
+        while not all(future for future in inputs.tried.values()) or preparing.count < 100:
+            await asyncio.sleep(0)
+        assert await prepare("quick") == "quick"
+        assert await asyncio.wait_for(prepare("text"), 20) == "text"
+        assert len(inputs.threads) == 2 and inputs.threads[0] == "MainThread" != inputs.threads[1]
+        one, other, *rest = slow
+        first, second = inputs.tried["slow 0"], inputs.tried["slow 1"]
+        first.set_result(None)
+        second.set_exception(ValidationError("json", 1, "what compiles"))
+        assert await one == "p"
+        with pytest.raises(ValidationError, match="what compiles"):
+            await other
+        for task in rest:
+            task.cancel()
+        await asyncio.wait(rest)
+        assert preparing.count == 0
+        assert all(future.done() for future in inputs.tried.values()), "what is dropped is told so"
+
+    asyncio.run(main())

@@ -1,0 +1,72 @@
+"""Every argument of vLLM's is a setting, passed over, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve import AsyncEngineArgs, EngineArgs, EngineConfig, FlexibleArgumentParser
+from jaxserve.config.settings import settings_of
+from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.errors import ValidationError
+
+NAMES = Path(__file__).parent / "data" / "vllm_arguments.txt"
+
+
+def names() -> list[str]:
+    return [line for line in NAMES.read_text().split("\n") if line and not line.startswith("#")]
+
+
+def test_every_name_is_in_one_list() -> None:
+    lists = [set(settings_of(EngineConfig)), set(NEUTRAL), set(REFUSED), set(RENAMED)]
+    for name in names():
+        assert sum(name in one for one in lists) == 1, name
+    assert not lists[0] & (lists[1] | lists[2]) and not lists[1] & lists[2]
+
+
+def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
+    caplog.set_level(logging.INFO, "jaxserve")
+    given = {"enforce_eager": True, "swap_space": 4, "max_num_seqs": 3, "speculative_config": None}
+    assert own_settings(given) == {"max_num_seqs": 3}
+    (record,) = caplog.records
+    assert record.getMessage().endswith("enforce_eager, swap_space")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trust_remote_code", True),
+        ("pipeline_parallel_size", 2),
+        ("cpu_offload_gb", 4),
+        ("enable_lora", True),
+        ("speculative_config", {"method": "ngram"}),
+        ("logits_processors", [print]),
+        ("nothing_like_it", 1),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig.from_settings(**own_settings({"model": "m", name: value}))
+    assert caught.value.field == name
+
+
+def test_engine_args_are_a_dataclass_with_flags() -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.add_argument("--my-own", type=int)
+    words = ["--model", "m", "--max_num_seqs=3", "--enforce_eager", "--my_own", "5"]
+    args = parser.parse_args([*words, "--dtype", "half", "--swap-space", "4"])
+    made = AsyncEngineArgs.from_cli_args(args)
+    assert (made.max_num_seqs, made.enforce_eager, made.swap_space) == (3, True, 4)
+    asked = made.create_engine_config()
+    assert asked == EngineConfig(model="m", max_num_seqs=3, dtype="half")
+    assert EngineConfig.from_settings(**own_settings(dataclasses.asdict(made))) == asked
+    assert EngineArgs(model="m", max_model_len=7).create_engine_config().max_model_len == 7
+    with pytest.raises(ValidationError, match=r"nothing_like_it=1 .* settings model, ") as caught:
+        EngineArgs(nothing_like_it=1)
+    assert caught.value.field == "nothing_like_it"
+    with pytest.raises(ValidationError, match="trust_remote_code"):
+        EngineArgs(trust_remote_code=True).create_engine_config()

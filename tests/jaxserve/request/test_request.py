@@ -1,0 +1,21 @@
+"""Which token ends a request, and with what reason."""
+
+from __future__ import annotations
+
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
+
+
+def test_what_ends_a_request() -> None:
+    eos, stop, other = 2, 5, 7
+    rule = StopRule(frozenset({eos}), frozenset({stop}), min_tokens=2, max_tokens=4)
+    assert rule.check(eos, 1) is None and rule.check(stop, 1) is None
+    assert rule.check(eos, 2) == End(FinishReason.STOP, None)
+    assert rule.check(stop, 2) == End(FinishReason.STOP, stop)
+    assert rule.check(other, 3) is None
+    assert rule.check(other, 4) == End(FinishReason.LENGTH, None)
+
+
+def test_an_ignored_end_of_sequence_ends_nothing_unless_it_is_a_stop_token() -> None:
+    rule = StopRule(frozenset({2, 3}), frozenset({3}), 0, max_tokens=4, ignore_eos=True)
+    assert rule.check(2, 1) is None
+    assert rule.check(3, 1) == End(FinishReason.STOP, 3)

@@ -1,0 +1,95 @@
+"""The server process around the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import pytest
+import uvicorn
+
+from server import server_process
+from server.descriptors import Descriptors
+from server.server_process import _Server, workers_of
+from tests.server.fake_engine import FakeEngine
+
+
+def made(engine: FakeEngine, descriptors: Descriptors, num_workers: int | None = None) -> _Server:
+    return _Server(
+        uvicorn.Config("none"),
+        engine,  # type: ignore[arg-type]
+        "http://127.0.0.1",
+        ("fake",),
+        0.0,
+        is_entering=bool,
+        descriptors=descriptors,
+        max_connections=50,
+        logs_json=True,
+        num_workers=num_workers,
+    )
+
+
+@pytest.mark.parametrize(
+    ("room", "told", "code"),
+    [
+        (50, "fake on http", 0),
+        (49, "--max-connections 50 is lowered to 49: the system lets this process have 99", 0),
+        (0, "99 open files (ulimit -n) leave no connection", 1),
+    ],
+)
+def test_what_descriptors_leave_for_connections_is_told_once_it_is_known(
+    room: int, told: str, code: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(Descriptors, "room", lambda self, connections: room)
+    engine = FakeEngine(served_model_name=("fake",))
+    engine.is_draining = True
+    server = made(engine, Descriptors(99))
+    with caplog.at_level("INFO", "jaxserve.server"):
+        asyncio.run(server._announce())
+    assert told in caplog.text and ("lowered" in caplog.text) == (room == 49)
+    assert server.exit_code == code and server.should_exit == (code == 1)
+
+
+def test_what_lives_as_long_as_the_server_is_left_out_of_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    engine = FakeEngine()
+    engine.is_ready = False
+    server = made(engine, Descriptors())
+
+    async def announced() -> None:
+        task = asyncio.ensure_future(server._announce())
+        await asyncio.sleep(0.02)
+        assert not done, "what it loads is not there yet"
+        engine.is_ready = engine.is_draining = True
+        await task
+
+    asyncio.run(announced())
+    assert done == ["collect", "freeze"], "garbage is not kept"
+
+
+def test_workers_are_the_threads_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def started(*_: Any, **__: Any) -> None:
+        return None
+
+    monkeypatch.setattr(uvicorn.Server, "startup", started)
+    monkeypatch.setattr(_Server, "_announce", started)
+
+    async def names() -> set[str]:
+        await made(FakeEngine(), Descriptors(), 2).startup()
+        calls = (asyncio.to_thread(lambda: threading.current_thread().name) for _ in range(20))
+        return {*await asyncio.gather(*calls)}
+
+    assert asyncio.run(names()) <= {"jaxserve-worker_0", "jaxserve-worker_1"}
+
+
+def test_workers_are_at_most_the_cores(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(server_process, "usable_cpus", lambda: 3.5)
+    assert [workers_of(asked) for asked in (None, 2, 3)] == [None, 2, 3] and not caplog.text
+    assert workers_of(8) == 3 and "--num-workers 8 is lowered to 3, the cores" in caplog.text
