@@ -9,12 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.bench import serve_options, startup
-from jaxserve.bench.mistakes import in_a_line
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 
@@ -64,9 +63,7 @@ def register(
     )
     latency.add_argument("--num-iters-warmup", type=int, default=3, help="runs not counted")
     latency.add_argument("--num-iters", type=int, default=10, help="runs counted")
-    latency.set_defaults(
-        func=partial(_run, run_latency), bench="latency", enable_prefix_caching=False
-    )
+    latency.set_defaults(func=run_latency, bench="latency", enable_prefix_caching=False)
 
     throughput = subparsers.add_parser(
         "throughput", help="tokens per second over many requests queued at once"
@@ -78,19 +75,19 @@ def register(
     throughput.add_argument("--output-len", type=int, help="output tokens of every dataset")
     throughput.add_argument("--min-len", type=int, default=8, help="shortest random length")
     throughput.add_argument("--max-len", type=int, default=256, help="longest random length")
-    throughput.set_defaults(func=partial(_run, run_throughput), bench="throughput")
+    throughput.set_defaults(func=run_throughput, bench="throughput")
 
     load = subparsers.add_parser("serve", help="load on a running server")
     serve_options.add_options(load)
-    load.set_defaults(func=partial(_run, run_serve))
+    load.set_defaults(func=run_serve)
 
     many = subparsers.add_parser("sweep", help="a load test for each of several loads")
     serve_options.add_sweep_options(many)
-    many.set_defaults(func=partial(_run, run_sweep))
+    many.set_defaults(func=run_sweep)
 
     start = subparsers.add_parser("startup", help="seconds from process start to a ready server")
     startup.add_options(start)
-    start.set_defaults(func=partial(_run, startup.run_startup))
+    start.set_defaults(func=startup.run_startup)
 
 
 def run_latency(options: argparse.Namespace) -> int:
@@ -298,8 +295,3 @@ def _finish(llm: LLM, report: dict[str, Any], options: argparse.Namespace) -> in
     for line in report["impossible"]:
         print(f"IMPOSSIBLE: {line}", file=sys.stderr)
     return 1 if report["impossible"] else 0
-
-
-def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Exit code of a benchmark; expected errors are one line."""
-    return in_a_line("jaxserve bench", lambda: benchmark(options))

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
 from jaxserve.bench.serve_options import require
 from jaxserve.config import ONLINE_QUANTIZATIONS, EngineConfig
@@ -148,13 +147,9 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Search, print a line a candidate, write the best; 1 when none is within the limits."""
-
-    def work() -> int:
-        full = settled(options)
-        _check(full)
-        return _finish(search(full), full)
-
-    return in_a_line("jaxserve tune", work)
+    full = settled(options)
+    _check(full)
+    return _finish(search(full), full)
 
 
 def _check(options: argparse.Namespace) -> None:
