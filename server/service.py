@@ -89,23 +89,27 @@ class Service:
 
     def require_ready(self) -> None:
         """Raises ApiError 503 while no engine serves, or the server is about to end."""
-        if self.engine.is_draining:
-            raise ApiError(503, "the server shuts down", headers={"Retry-After": "5"})
-        if self.engine.is_dead:
-            raise ApiError(503, "the engine has stopped; the server must be restarted")
-        if self.engine.is_restarting:
-            text = "the engine has died and is started again"
-            raise ApiError(503, text, headers={"Retry-After": "2"})
-        if not self.engine.is_ready:
-            raise ApiError(503, "the model is still loading", headers={"Retry-After": "5"})
-        silence = self.engine.silence
-        if silence is not None:
-            raise ApiError(503, silence, headers={"Retry-After": "2"})
+        why = self.unready()
+        if why is not None:
+            raise why[1]
+
+    def unready(self) -> tuple[str, ApiError] | None:
+        """Why no engine serves, in a word and as requests are told; None: one does."""
+        engine = self.engine
+        if engine.is_draining:
+            return "draining", _come_again("the server shuts down", 5)
+        if engine.is_dead:
+            return "dead", ApiError(503, "the engine has stopped; the server must be restarted")
+        if engine.is_restarting:
+            return "restarting", _come_again("the engine has died and is started again", 2)
+        if not engine.is_ready:
+            return "loading", _come_again("the model is still loading", 5)
+        silence = engine.silence
+        return None if silence is None else ("silent", _come_again(silence, 2))
 
     def serves(self) -> bool:
         """Whether requests are let in at all; `require_ready` says why not."""
-        engine = self.engine
-        return engine.is_ready and engine.silence is None and not engine.is_draining
+        return self.unready() is None
 
     def refusal(self, client: str) -> ApiError | None:
         """What any request of a client is told that generates; None: it has to be read first."""
@@ -118,10 +122,6 @@ class Service:
         except EngineDeadError:
             pass  # the application says so
         return None
-
-    def enter(self, client: str) -> Entry:
-        """A request of a client is let in by its head."""
-        return self.engine.ledger.enter(client)
 
     @property
     def num_entering(self) -> int:
@@ -301,6 +301,10 @@ class Service:
             count = len(getattr(request, name) or ())
             if count > vocab_size:
                 raise ValidationError(name, f"{count} tokens", f"at most {vocab_size} tokens")
+
+
+def _come_again(text: str, seconds: int) -> ApiError:
+    return ApiError(503, text, headers={"Retry-After": str(seconds)})
 
 
 def client_of(request: Request) -> Client | None:

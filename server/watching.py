@@ -152,7 +152,8 @@ class Watch:
     async def _run(self) -> None:
         try:
             while True:
-                status, seconds = self._engine_status(), self._interval
+                why, seconds = self._service.unready(), self._interval
+                status = "ok" if why is None else why[0]
                 has_news, self._status = status != self._status, status
                 if status == "ok" and self._is_worth_a_look():
                     view = await self._service.engine.view()
@@ -184,18 +185,6 @@ class Watch:
             return False
         self._last_step, self._num_passed = step, 0
         return True
-
-    def _engine_status(self) -> str:
-        engine = self._service.engine
-        if engine.is_draining:
-            return "draining"
-        if engine.is_dead:
-            return "dead"
-        if engine.is_restarting:
-            return "restarting"
-        if not engine.is_ready:
-            return "loading"
-        return "ok" if engine.silence is None else "silent"
 
     def _frame_of(self, view: EngineView) -> Frame:
         self.num_looks += 1
