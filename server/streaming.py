@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -65,7 +65,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def merge(
-    streams: Sequence[AsyncIterator[RequestOutput]],
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Outputs of several requests as they come, each with the position of its request.
 
@@ -74,9 +74,9 @@ async def merge(
     # bounded: what a slow reader leaves waits in its stream, which puts it together
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(MOST_MERGED)
 
-    async def pump(index: int, stream: AsyncIterator[RequestOutput]) -> None:
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
         try:
-            async with _closing(stream):
+            async with contextlib.aclosing(stream):
                 async for output in stream:
                     await queue.put((index, output))
         except Exception as error:
@@ -85,7 +85,7 @@ async def merge(
             await queue.put((index, None))
 
     if len(streams) == 1:
-        async with _closing(streams[0]):
+        async with contextlib.aclosing(streams[0]):
             async for output in streams[0]:
                 yield 0, output
         return
@@ -104,16 +104,6 @@ async def merge(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def _closing(stream: AsyncIterator[RequestOutput]) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def failed_event(error: ApiError) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS
 from jaxserve.bench.serving_report import METRICS
 from jaxserve.errors import JaxServeError, ValidationError
-from jaxserve.flags import add_flag
+from jaxserve.flags import add_flag, json_object
 from jaxserve.sampling_params import SamplingParams
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -60,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in SAMPLING:
         add_flag(sampling, SamplingParams, name, unset=True)
     sampling.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields"
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields"
     )
     _add_results(parser.add_argument_group("results"))
 
@@ -291,13 +290,3 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         return value
 
     return {name: plain(value) for name, value in vars(options).items() if name not in SECRET}
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({error})") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return value

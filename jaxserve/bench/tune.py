@@ -349,14 +349,11 @@ def config_text(best: Trial, options: argparse.Namespace) -> str:
 
 def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> None:
     """A PNG: each candidate's throughput against its latency, the frontier, and the limits."""
-    import matplotlib
+    from jaxserve.observability.figures import new_figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure = new_figure(10, 4)
     panels = (("p99_ttft_ms", options.ttft_ms), ("p99_itl_ms", options.itl_ms))
-    for axis, (name, limit) in zip(axes, panels):
+    for axis, (name, limit) in zip(figure.subplots(1, 2), panels):
         for allowed, marker in ((True, "o"), (False, "x")):
             chosen = [trial for trial in trials if trial.allowed is allowed]
             axis.plot(
@@ -381,6 +378,4 @@ def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> N
         axis.set(xlabel=name.replace("_", " "), ylabel="output tok/s")
         axis.legend(fontsize=7)
     figure.suptitle("candidates as slots/token budget/prefill chunk/page size")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     unlogged_paths(args)
     check_vllm_flags(args)
     check_socket_flags(args)
-    if not told["api_keys"] and args.metrics_need_key:
+    if not told["api_keys"] and told["options"].guards_metrics:
         allowed = "only with --api-key or --api-keys-file"
         raise ValidationError("--metrics-need-key", True, allowed)
     if not 0 <= args.port <= 65535:

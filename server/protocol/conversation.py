@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.errors import ValidationError
@@ -111,6 +111,36 @@ def check_foreign(body: ModelRequest) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in ChatCompletionRequest.model_fields and value not in (None, False):
             raise ValidationError(name, value, "null: it is a field of chat completions")
+
+
+def joined_text(
+    given: Any, where: str, parts: PartCounter, kinds: Mapping[str, str], what: str, allowed: str
+) -> str:
+    """Text, or the texts of a list of parts joined by lines.
+
+    Args:
+        given: the text, or the list.
+        where: what it is called in errors.
+        parts: counts those of the request.
+        kinds: type of a part -> its field with the text.
+        what, allowed: the list and its types in words.
+
+    Raises:
+        ValidationError: names what is no text, or too much.
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise ValidationError(where, type(given).__name__, f"text or a list of {what}")
+    parts.count(given, where)
+    texts = []
+    for place, part in enumerate(given):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        field = kinds.get(kind) if isinstance(kind, str) else None
+        if field is None:
+            raise ValidationError(f"{where}[{place}].type", kind, allowed)
+        texts.append(text_of(part.get(field), f"{where}[{place}].{field}"))
+    return "\n".join(texts)
 
 
 def text_of(given: Any, where: str) -> str:
