@@ -88,13 +88,9 @@ class RequestTracer:
         )
         span.end(end_time=moment(end))
 
-    def flush(self) -> None:
-        """Send what has not been sent."""
-        self._provider.force_flush(FLUSH_MS)
-
     def shutdown(self) -> None:
         """Send what has not been sent, and end."""
-        self.flush()
+        self._provider.force_flush(FLUSH_MS)
         self._provider.shutdown()
 
     def _attributes(

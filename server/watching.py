@@ -87,16 +87,14 @@ class Watch:
     Args:
         service: around the engine.
         tells_cached: watchers see how much of a running prompt was found in the prefix cache.
-        interval: seconds between two looks.
 
     Attributes:
         num_looks: how often it looked.
     """
 
-    def __init__(self, service: Service, *, tells_cached: bool, interval: float = INTERVAL_S):
+    def __init__(self, service: Service, *, tells_cached: bool):
         self.num_looks = 0
         self._service, self._tells_cached = service, tells_cached
-        self._interval = interval
         self._num_watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._forget()
@@ -152,7 +150,7 @@ class Watch:
     async def _run(self) -> None:
         try:
             while True:
-                why, seconds = self._service.unready(), self._interval
+                why, seconds = self._service.unready(), INTERVAL_S
                 status = "ok" if why is None else why[0]
                 has_news, self._status = status != self._status, status
                 if status == "ok" and self._is_worth_a_look():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.bench import serve_options, startup
+from jaxserve.bench.serve_options import at_least
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ValidationError
 
@@ -92,8 +93,8 @@ def register(
 
 def run_latency(options: argparse.Namespace) -> int:
     """Time `--num-iters` batches and print percentiles, tok/s and GB/s."""
-    _at_least(options, "batch_size", "input_len", "output_len", "num_iters", "n")
-    _at_least(options, "num_iters_warmup", least=0)
+    at_least(options, "batch_size", "input_len", "output_len", "num_iters", "n")
+    at_least(options, "num_iters_warmup", least=0)
     _check_results(options)
     from jaxserve.bench.measure import describe, environment, run_workload
     from jaxserve.bench.percentiles import PERCENTILES, percentile
@@ -133,7 +134,7 @@ def run_latency(options: argparse.Namespace) -> int:
 
 def run_throughput(options: argparse.Namespace) -> int:
     """Queue `--num-prompts` requests at once and print tok/s and GB/s."""
-    _at_least(options, "input_len", "output_len", "min_len", "max_len")
+    at_least(options, "input_len", "output_len", "min_len", "max_len")
     serve_options.check_dataset(options)
     _check_results(options)
     items, longest = _throughput_items(options)
@@ -253,13 +254,6 @@ def _shares(report: dict[str, Any]) -> str:
         f"({limits['product']}), {report['bandwidth_utilisation']:.1%} of "
         f"{limits['bytes_per_second'] / 1e9:.1f} GB/s, both measured here"
     )
-
-
-def _at_least(options: argparse.Namespace, *names: str, least: int = 1) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ValidationError(name, value, f"{least} or more")
 
 
 def _check_output(path: Path | None) -> None:

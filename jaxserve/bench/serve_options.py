@@ -176,9 +176,7 @@ def check_dataset(options: argparse.Namespace) -> None:
         for dataset in DATASETS:
             setattr(options, f"{dataset}_output_len", options.output_len)
     for name, least in LEAST.items():
-        value = getattr(options, name, None)
-        if value is not None and not value >= least:
-            raise ValidationError(name, value, f"{least} or more")
+        at_least(options, name, least=least)
     path, dataset = options.dataset_path, options.dataset_name
     if dataset in ("custom", "sharegpt") and path is None:
         raise ValidationError("dataset_path", None, f"the file of the {dataset} dataset")
@@ -221,6 +219,18 @@ def dataset_prompts(
     return datasets.sharegpt_file(
         path, count, options.sharegpt_output_len, encode, options.seed, longest
     )
+
+
+def at_least(options: argparse.Namespace, *names: str, least: int = 1) -> None:
+    """Refuse numbers that are too small; those that a command has not, or that are open, are not.
+
+    Raises:
+        ValidationError: names the first one.
+    """
+    for name in names:
+        value = getattr(options, name, None)
+        if value is not None and not value >= least:
+            raise ValidationError(name, value, f"{least} or more")
 
 
 def require(module: str, purpose: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxserve.errors import ValidationError
 from jaxserve.vllm_arguments import ANY, NEUTRAL, REFUSED, own_settings
+from server.protocol.named import renamed
 
 # of vLLM's server alone: flag -> the values that ask for nothing, or for what is so anyway
 SERVER_NEUTRAL: dict[str, Any] = {
@@ -106,11 +107,8 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
         if allowed is not ANY and value not in allowed:
             shown = ", ".join(map(repr, allowed))
             raise ValidationError(flag, value, f"one of {shown}")
-    try:
+    with renamed(lambda name: "--" + name.replace("_", "-")):
         own_settings({k: v for k, v in given.items() if k in NEUTRAL or k in REFUSED})
-    except ValidationError as error:
-        flag = "--" + error.field.replace("_", "-")
-        raise ValidationError(flag, error.value, error.allowed) from error
 
 
 def _value(text: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -19,20 +18,25 @@ from server.protocol.conversation import (
     check_foreign,
     with_system,
 )
+from server.protocol.named import by_patterns
 from server.protocol.requests import INT64, ModelRequest, Strings
 from server.protocol.tools import AUTO, NONE, REQUIRED
 
 # Anthropic's choices of tools, as chat completions have them
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 SHARED = ("model", "temperature", "top_p", "top_k", "cache_salt", "priority", "timeout")
-_FIELDS = {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
-_PATTERNS = (
-    (re.compile(r"messages\[.*"), "messages"),
-    (re.compile(r"(tools\[\d+\])\.function\.parameters(.*)"), r"\1.input_schema\2"),
-    (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
-    (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
-    (re.compile(r"response_format\.json_schema\.(.*)"), r"output_config.format.\1"),
-    (re.compile(r"response_format(.*)"), r"output_config.format\1"),
+# the name here of a chat completion's field
+api_field = by_patterns(
+    {
+        r"messages\[.*": "messages",
+        r"(tools\[\d+\])\.function\.parameters(.*)": r"\1.input_schema\2",
+        r"(tools\[\d+\])\.function\.(.*)": r"\1.\2",
+        r"tool_choice\.function\.name": "tool_choice.name",
+        r"response_format\.json_schema\.(.*)": r"output_config.format.\1",
+        r"response_format(.*)": r"output_config.format\1",
+        "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
+    }
 )
 # Fields that ask for what only Anthropic's own servers do: field -> values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -152,14 +156,6 @@ class MessagesRequest(CountTokensRequest):
             "max_tokens": self.max_tokens,
             "thinking_token_budget": self.thinking_budget,
         }
-
-
-def api_field(field: str) -> str:
-    """The name here of a chat completion's field."""
-    for pattern, name in _PATTERNS:
-        if pattern.fullmatch(field):
-            return pattern.sub(name, field)
-    return _FIELDS.get(field, field)
 
 
 def _check_thinking(given: dict[str, Any] | None) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from jaxserve.errors import ValidationError
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.conversation import MAX_MESSAGES, check_foreign, with_system
+from server.protocol.named import by_patterns
 from server.protocol.requests import INT64, ModelRequest, SamplingRequest, StreamOptions
 from server.protocol.responses import dumps
 
@@ -31,13 +32,16 @@ SHARED = (
     "timeout",
     "request_id",
 )
-_FIELDS = {"max_tokens": "max_output_tokens", "messages": "input"}
-_PATTERNS = (
-    (re.compile(r"messages\[.*"), "input"),
-    (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
-    (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
-    (re.compile(r"response_format\.json_schema\.(.*)"), r"text.format.\1"),
-    (re.compile(r"response_format(.*)"), r"text.format\1"),
+# the name here of a chat completion's field
+api_field = by_patterns(
+    {
+        r"messages(\[.*)?": "input",
+        r"(tools\[\d+\])\.function\.(.*)": r"\1.\2",
+        r"tool_choice\.function\.name": "tool_choice.name",
+        r"response_format\.json_schema\.(.*)": r"text.format.\1",
+        r"response_format(.*)": r"text.format\1",
+        "max_tokens": "max_output_tokens",
+    }
 )
 
 if TYPE_CHECKING:
@@ -206,14 +210,6 @@ class ResponsesRequest(_Base):
 def is_response_id(text: str) -> bool:
     """Whether a response of this server may have this id."""
     return _ID.fullmatch(text) is not None
-
-
-def api_field(field: str) -> str:
-    """The name here of a chat completion's field."""
-    for pattern, name in _PATTERNS:
-        if pattern.fullmatch(field):
-            return pattern.sub(name, field)
-    return _FIELDS.get(field, field)
 
 
 def _check_reasoning(given: Mapping[str, Any]) -> None:

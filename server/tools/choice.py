@@ -27,7 +27,7 @@ class Parsers:
         reasoning: how the model marks its thoughts, a name of REASONING_PARSERS.
 
     Raises:
-        ValidationError: names the flag that needs another, or has no such value.
+        ValidationError: names the flag that needs another.
     """
 
     tools: str | None = None
@@ -35,12 +35,6 @@ class Parsers:
     reasoning: str | None = None
 
     def __post_init__(self) -> None:
-        for flag, name, known in (
-            ("tool_call_parser", self.tools, TOOL_PARSERS),
-            ("reasoning_parser", self.reasoning, REASONING_PARSERS),
-        ):
-            if name is not None and name not in known:
-                raise ValidationError(flag, name, f"one of {', '.join(known)}")
         if self.is_auto and self.tools is None:
             raise ValidationError("enable_auto_tool_choice", True, "only with tool_call_parser")
 
