@@ -19,7 +19,7 @@ from server.protocol.conversation import (
     with_system,
 )
 from server.protocol.named import by_patterns
-from server.protocol.requests import INT64, ModelRequest, Strings
+from server.protocol.requests import INT64, ModelRequest, QueuedRequest, Strings
 from server.protocol.tools import AUTO, NONE, REQUIRED
 
 # Anthropic's choices of tools, as chat completions have them
@@ -132,7 +132,7 @@ class CountTokensRequest(ModelRequest):
         return conversation.messages
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, QueuedRequest):
     """Body of `POST /v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1)]
@@ -142,9 +142,6 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
 
     def _chat_fields(self) -> dict[str, Any]:
         shared = {name: getattr(self, name) for name in SHARED}

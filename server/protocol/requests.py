@@ -100,6 +100,14 @@ class ModelRequest(StrictModel):
             extras.clear()  # of any size, while a request may run for long
 
 
+class QueuedRequest(ModelRequest):
+    """A request that waits for the engine."""
+
+    cache_salt: str | None = None
+    priority: Int64 | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+
+
 def _sampling_fields() -> dict[str, Any]:
     """The fields of SamplingParams that requests have under the same name; null leaves them out."""
     types = get_type_hints(SamplingParams)
@@ -124,7 +132,7 @@ else:
     SamplingRequest = create_model("SamplingRequest", __base__=ModelRequest, **_SAMPLING_FIELDS)
 
 
-class GenerationRequest(SamplingRequest):
+class GenerationRequest(QueuedRequest, SamplingRequest):
     """The fields of `/v1/completions` and `/v1/chat/completions` that mean the same in both.
 
     Those of SamplingParams are among them, under their names; what is used here is declared again.
@@ -150,9 +158,6 @@ class GenerationRequest(SamplingRequest):
     truncate_prompt_tokens: Truncation | None = None
     truncation_side: Side | None = None
     add_special_tokens: bool | None = None
-    cache_salt: str | None = None
-    priority: Int64 | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -12,7 +12,12 @@ from jaxserve.errors import ValidationError
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.conversation import MAX_MESSAGES, check_foreign, with_system
 from server.protocol.named import by_patterns
-from server.protocol.requests import INT64, ModelRequest, SamplingRequest, StreamOptions
+from server.protocol.requests import (
+    ModelRequest,
+    QueuedRequest,
+    SamplingRequest,
+    StreamOptions,
+)
 from server.protocol.responses import dumps
 
 LOGPROBS = "message.output_text.logprobs"
@@ -44,11 +49,6 @@ api_field = by_patterns(
     }
 )
 
-if TYPE_CHECKING:
-    _Base = ModelRequest
-else:
-    _Base = SamplingRequest
-
 
 class Echo(NamedTuple):
     """What a response repeats of its request: JSON, made once however often it is told.
@@ -62,7 +62,7 @@ class Echo(NamedTuple):
     tools: bytes
 
 
-class ResponsesRequest(_Base):
+class ResponsesRequest(QueuedRequest, SamplingRequest):
     """Body of `POST /v1/responses`; sampling parameters are those of chat completions."""
 
     input: Any
@@ -91,9 +91,6 @@ class ResponsesRequest(_Base):
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     structured_outputs: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
     request_id: str | None = None
 
     @property

@@ -40,37 +40,35 @@ from server.whole import WholeResponse, coalesced
 
 async def create_response(request: Request) -> Response:
     """Answer a conversation, streamed, or while nobody waits, or neither."""
-    return await answer(request, ResponsesRequest, Responses.of)
+    return await answer(request, ResponsesRequest, Responses)
 
 
 class Responses(PartsAnswer):
     """A part is an item of the output.
 
     Args:
-        asked: the body.
-        messages: the conversation so far, without instructions.
-        earlier_bytes: of the conversation that an earlier response has ended.
+        asked: the body, which goes on from an earlier response where it says so.
+
+    Raises:
+        ApiError: 404, there is no such earlier response.
+        ValidationError: names the field that cannot be served.
     """
 
     prefix = "resp"
 
-    def __init__(
-        self,
-        service: Service,
-        asked: ResponsesRequest,
-        messages: list[dict[str, Any]],
-        request: Request,
-        earlier_bytes: int = 0,
-    ):
-        chat = asked.chat(messages)
+    def __init__(self, service: Service, asked: ResponsesRequest, request: Request):
+        earlier = _earlier(service, asked.previous_response_id, request)
+        conversation = Conversation(json.loads(earlier))
+        add_items(conversation, asked.input)
+        chat = asked.chat(conversation.messages)
         with renamed(api_field):
             chat.check()
         super().__init__(service, chat, request)
-        self._asked, self._messages = asked, messages
+        self._asked, self._messages = asked, conversation.messages
         self._echoed: Echo
         self._json = b""  # of the whole response, but for its tools and the last brace
         self._body_bytes: int = request.state.body_bytes
-        self._earlier_bytes = earlier_bytes
+        self._earlier_bytes = len(earlier)  # of the conversation that it has ended
         # never the client's own: it names what is kept
         self.name = f"resp_{secrets.token_hex(24)}"
         self._owner: Owner = client_of(request)
@@ -82,19 +80,6 @@ class Responses(PartsAnswer):
         self._all_logprobs = Encoded() if asked.tells_logprobs else None
         self._new_logprobs = Encoded()  # that no event has told
         self._uncounted = 0  # bytes of them
-
-    @classmethod
-    def of(cls, service: Service, asked: ResponsesRequest, request: Request) -> Responses:
-        """The answer to a body, which goes on from an earlier one where it says so.
-
-        Raises:
-            ApiError: 404, there is no such earlier response.
-            ValidationError: names the field that cannot be served.
-        """
-        earlier = _earlier(service, asked.previous_response_id, request)
-        conversation = Conversation(json.loads(earlier))
-        add_items(conversation, asked.input)
-        return cls(service, asked, conversation.messages, request, len(earlier))
 
     def api_field(self, field: str) -> str:
         return api_field(field)
