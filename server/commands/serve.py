@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         from jaxserve.scheduling.policies import make_policy
 
         make_policy(config)
-    told = {
+    told: dict[str, Any] = {
         "parsers": parsers(args),
         "limits": edge_limits(args),
         "options": options(args),
@@ -136,7 +136,10 @@ def run(args: argparse.Namespace) -> int:
     }
     with renamed(lambda name: "--" + name.replace("_", "-")):
         isolation = Isolation(
-            args.step_timeout, args.load_timeout, args.spare_process, log_format=args.log_format
+            step_timeout=args.step_timeout,
+            load_timeout=args.load_timeout,
+            spare=args.spare_process,
+            log_format=args.log_format,
         )
     if args.num_workers is not None:
         Whole(1).checked("--num-workers", args.num_workers)
