@@ -16,6 +16,7 @@ from server.protocol.conversation import (
     Conversation,
     PartCounter,
     check_foreign,
+    functions_of,
     with_system,
 )
 from server.protocol.named import by_patterns
@@ -109,7 +110,7 @@ class CountTokensRequest(ModelRequest):
             # an answer goes on from what the assistant has begun to say
             "continue_final_message": continues,
             "add_generation_prompt": not continues,
-            "tools": _tools(self.tools),
+            "tools": functions_of(self.tools, _function, "tools"),
             "tool_choice": _tool_choice(self.tool_choice),
             "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
             "include_reasoning": self.tells_thoughts,
@@ -179,23 +180,14 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": kind, "json_schema": {"name": "answer", "schema": form.get("schema")}}
 
 
-def _tools(given: Any) -> list[dict[str, Any]] | None:
-    if given is None or given == []:
-        return None
-    if not isinstance(given, list):
-        raise ValidationError("tools", type(given).__name__, "a list of tools")
-    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
-
-
-def _tool(tool: Any, at: str) -> dict[str, Any]:
+def _function(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise ValidationError(at, type(tool).__name__, "a tool")
     if tool.get("type") not in (None, "custom"):
         allowed = "'custom': this server runs no tools itself"
         raise ValidationError(f"{at}.type", tool["type"], allowed)
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
-    function = {other: tool[name] for name, other in names.items() if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return {other: tool[name] for name, other in names.items() if tool.get(name) is not None}
 
 
 def _tool_choice(given: dict[str, Any] | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve.errors import ValidationError
@@ -141,6 +141,26 @@ def joined_text(
             raise ValidationError(f"{where}[{place}].type", kind, allowed)
         texts.append(text_of(part.get(field), f"{where}[{place}].{field}"))
     return "\n".join(texts)
+
+
+def functions_of(
+    given: Any, read: Callable[[Any, str], dict[str, Any]], what: str
+) -> list[dict[str, Any]] | None:
+    """Tools as chat completions have them; None where the list is empty.
+
+    Args:
+        read: makes the function of a tool and its place.
+        what: they are, in words.
+
+    Raises:
+        ValidationError: it is no list.
+    """
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list):
+        raise ValidationError("tools", type(given).__name__, f"a list of {what}")
+    tools = enumerate(given)
+    return [{"type": "function", "function": read(one, f"tools[{at}]")} for at, one in tools]
 
 
 def text_of(given: Any, where: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from jaxserve.errors import ValidationError
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.conversation import MAX_MESSAGES, check_foreign, with_system
+from server.protocol.conversation import MAX_MESSAGES, check_foreign, functions_of, with_system
 from server.protocol.named import by_patterns
 from server.protocol.requests import (
     ModelRequest,
@@ -172,7 +172,7 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
         given: dict[str, Any] = {name: v for name, v in fields.items() if v is not None} | {
             "messages": with_system(messages, self.instructions),
             "max_tokens": self.max_output_tokens,
-            "tools": _tools(self.tools),
+            "tools": functions_of(self.tools, _function, "functions"),
             "tool_choice": _tool_choice(self.tool_choice),
             "response_format": _response_format((self.text or {}).get("format")),
             "chat_template_kwargs": variables or None,
@@ -242,22 +242,12 @@ def _response_format(given: Any) -> dict[str, Any] | None:
     return {"type": kind, "json_schema": described}
 
 
-def _tools(given: Any) -> list[dict[str, Any]] | None:
-    """Functions as chat completions have them; no tools where the list is empty."""
-    if given is None or given == []:
-        return None
-    if not isinstance(given, list):
-        raise ValidationError("tools", type(given).__name__, "a list of functions")
-    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
-
-
-def _tool(tool: Any, at: str) -> dict[str, Any]:
+def _function(tool: Any, at: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
     if kind != "function":
         raise ValidationError(f"{at}.type", kind, "'function': this server runs no tools itself")
     told = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in told if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return {name: tool[name] for name in told if tool.get(name) is not None}
 
 
 def _tool_choice(given: Any) -> Any:
