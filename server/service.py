@@ -25,10 +25,9 @@ from server.limits import Limits
 from server.middleware import Load
 from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
-from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.logprobs import TokenText
 from server.protocol.queueing import queueing
-from server.protocol.requests import GenerationRequest
+from server.protocol.requests import GenerationRequest, PromptRequest, QueuedRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
 from server.truncation import Cut, asked_cut
@@ -226,9 +225,7 @@ class Service:
 
         return await asyncio.to_thread(encode)
 
-    def cut(
-        self, request: GenerationRequest | EmbeddingRequest, reserved: int | None
-    ) -> Cut | None:
+    def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.
 
         Raises:
@@ -312,7 +309,7 @@ def client_of(request: Request) -> Client | None:
     return getattr(request.state, "client", None)
 
 
-def queueing_of(request: Request, body: GenerationRequest | EmbeddingRequest) -> Queueing:
+def queueing_of(request: Request, body: QueuedRequest) -> Queueing:
     """What decides whose turn a request is whose body has been read.
 
     Raises:

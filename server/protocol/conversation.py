@@ -31,20 +31,15 @@ class Conversation:
     def say(self, role: str, text: str) -> None:
         """A message; what the assistant has thought just before is of the same one."""
         if role == ASSISTANT:
-            if self._open is None or "content" in self._open or "tool_calls" in self._open:
-                self._begin()
-            assert self._open is not None
-            self._open["content"] = text
+            self._message("content", "tool_calls")["content"] = text
             return
         self._open = None
         self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
         """What the assistant has thought."""
-        if self._open is None or self._open.keys() & {"content", "tool_calls"}:
-            self._begin()
-        assert self._open is not None
-        self._open["reasoning"] = self._open.get("reasoning", "") + text
+        message = self._message("content", "tool_calls")
+        message["reasoning"] = message.get("reasoning", "") + text
 
     def call(self, call_id: str, name: str, arguments: str, where: str) -> None:
         """A call that the assistant has made, in the message of what it has just said.
@@ -52,10 +47,7 @@ class Conversation:
         Raises:
             ValidationError: there are too many in one message.
         """
-        if self._open is None:
-            self._begin()
-        assert self._open is not None
-        calls = self._open.setdefault("tool_calls", [])
+        calls = self._message().setdefault("tool_calls", [])
         if len(calls) == MAX_CALLS:
             raise ValidationError(where, "one more call", f"at most {MAX_CALLS} one after another")
         function = {"name": name, "arguments": arguments}
@@ -70,9 +62,12 @@ class Conversation:
         """What the assistant says next is another message."""
         self._open = None
 
-    def _begin(self) -> None:
-        self._open = {"role": ASSISTANT}
-        self.messages.append(self._open)
+    def _message(self, *ends: str) -> dict[str, Any]:
+        """The assistant's message; another one where it has a field that ends it."""
+        if self._open is None or not self._open.keys().isdisjoint(ends):
+            self._open = {"role": ASSISTANT}
+            self.messages.append(self._open)
+        return self._open
 
 
 class PartCounter:

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal
 
 from jaxserve.pooling_params import PoolingParams
 from server.protocol.prompts import prompt_list
-from server.protocol.requests import QueuedRequest, Side, Truncation, check_request_id
+from server.protocol.requests import PromptRequest, check_request_id
 
 
-class EmbeddingRequest(QueuedRequest):
+class EmbeddingRequest(PromptRequest):
     """Body of `POST /v1/embeddings`; `input` is checked by `prompts`."""
 
     request_kind: ClassVar[str] = "embeddings"
@@ -19,10 +19,6 @@ class EmbeddingRequest(QueuedRequest):
     pooling: str | None = None
     normalize: bool | None = None
     layer: int | None = None
-    add_special_tokens: bool | None = None
-    request_id: str | None = None
-    truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Side | None = None
 
     def forget_prompt(self) -> None:
         """Let go of what has become token ids."""
