@@ -14,7 +14,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from server.answers import Piece, check_served
 from server.errors import ApiError
-from server.parts import Kind, Parts, Step
+from server.parts import Parts, Step
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.named import renamed
 from server.routes.chat import ChatCompletions
@@ -46,7 +46,6 @@ class PartsAnswer(ChatCompletions):
         super().__init__(service, chat, request)
         self.parts: Parts
         self.final: CompletionOutput | None = None
-        self._thought_tokens = 0
 
     # -- for subclasses -------------------------------------------------------------------------
 
@@ -83,10 +82,6 @@ class PartsAnswer(ChatCompletions):
     # -- counts ---------------------------------------------------------------------------------
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.requests[0].group.prompt_token_ids)
-
-    @property
     def num_generated(self) -> int:
         return sum(progress.tokens for progress in self._progress.values())
 
@@ -94,11 +89,6 @@ class PartsAnswer(ChatCompletions):
     def num_cached(self) -> int | None:
         """Prompt tokens that the prefix cache had; None: not told."""
         return self._cached if self.service.tells_cached_tokens else None
-
-    @property
-    def num_thought_tokens(self) -> int:
-        """Tokens that the thoughts' text has."""
-        return min(self._thought_tokens, self.num_generated)
 
     # -- the answer -----------------------------------------------------------------------------
 
@@ -125,7 +115,6 @@ class PartsAnswer(ChatCompletions):
     def _read_whole(self, output: RequestOutput) -> None:
         for piece in self._new(0, output):
             self._steps(piece)
-        self._count_thoughts()
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         async with self._outputs() as outputs:
@@ -143,8 +132,6 @@ class PartsAnswer(ChatCompletions):
                     self.has_seen()
                 for part in coalesced(events):
                     yield part
-        if any(part.kind is Kind.THOUGHT for part in self.parts.parts):
-            await asyncio.to_thread(self._count_thoughts)
         for part in coalesced(await self.end_events()):
             yield part
 
@@ -157,10 +144,3 @@ class PartsAnswer(ChatCompletions):
         self.see(piece)
         last = new.finished()
         return self.parts.feed(new.text, last=last, cut=last and new.finish_reason != "stop")
-
-    def _count_thoughts(self) -> None:
-        thoughts = [part.text for part in self.parts.parts if part.kind is Kind.THOUGHT]
-        encode = self.service.engine.tokenizer.encode
-        self._thought_tokens = sum(
-            len(encode(thought, add_special_tokens=False)) for thought in thoughts
-        )

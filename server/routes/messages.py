@@ -83,7 +83,7 @@ class Messages(PartsAnswer):
     def _counts(self, generated: int) -> dict[str, Any]:
         cached = self.num_cached
         return {
-            "input_tokens": self.num_prompt_tokens - (cached or 0),
+            "input_tokens": self._prompt_tokens - (cached or 0),
             "output_tokens": generated,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": None if cached is None else 0,

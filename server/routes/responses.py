@@ -176,7 +176,7 @@ class Responses(PartsAnswer):
         return {"reason": str(self.final.stop_reason or self.final.finish_reason)}
 
     def _counts(self) -> dict[str, Any]:
-        read, written = self.num_prompt_tokens, self.num_generated
+        read, written = self._prompt_tokens, self.num_generated
         return {
             "input_tokens": read,
             "input_tokens_details": {
@@ -184,7 +184,7 @@ class Responses(PartsAnswer):
                 "cache_write_tokens": 0,
             },
             "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens() or 0},
             "total_tokens": read + written,
         }
 
