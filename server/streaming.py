@@ -176,17 +176,13 @@ class EventStream(Response):
         self, send: Send, piece: bytes, *, is_comment: bool = False, is_last: bool = False
     ) -> None:
         async with self._writing:
-            await self._begin(send)
+            if not self._has_begun:  # nothing is written before the headers, so this does not wait
+                self._has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
             if self._in_comment:
                 piece = COMMENT_END + piece
             await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
             self._in_comment = is_comment  # not where a comment that waited has been cancelled
-
-    async def _begin(self, send: Send) -> None:
-        """Send the headers, once; nothing is written before them, so this does not wait."""
-        if not self._has_begun:
-            self._has_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
 
     async def _comment(self, send: Send) -> None:
         told = 0

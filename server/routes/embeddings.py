@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from array import array
-from sys import byteorder
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -132,10 +131,7 @@ def _vector(output: RequestOutput, body: EmbeddingRequest) -> list[float] | str:
         raise ApiError(504, "the request's time was over", param="timeout", headers=headers)
     if body.encoding_format != "base64":
         return vector
-    numbers = array("f", vector)
-    if byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode("ascii")
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii")
 
 
 ROUTES = [EngineRoute("/v1/embeddings", create_embeddings)]

@@ -60,7 +60,6 @@ def test_a_ramp_goes_from_one_rate_to_the_other(ramp, middle):
     [
         ({"request_rate": 0.0}, "request_rate"),
         ({"burstiness": 0.0}, "burstiness"),
-        ({"ramp_up": "steep", "start_rate": 1.0, "end_rate": 2.0}, "ramp_up_strategy"),
         ({"ramp_up": "linear", "end_rate": 2.0}, "ramp_up_start_rps"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
