@@ -20,9 +20,9 @@ class Limits:
         ValidationError: one is out of its range.
     """
 
-    max_body_bytes: int = _limit(4 * 2**20, Whole(1), "Largest request body.")
+    max_body_bytes: int = _limit(4 * 2**20, Whole(1), "Bytes of the largest request body.")
     max_pending_body_bytes: int = _limit(
-        64 * 2**20, Whole(1), "Of all bodies that are being read or parsed at a time."
+        64 * 2**20, Whole(1), "Bytes of all bodies that are being read or parsed at a time."
     )
     max_choices: int = _limit(1024, Whole(1), "Most completions of a request, prompts x n.")
     max_response_entries: int = _limit(
@@ -34,8 +34,8 @@ class Limits:
     max_unread_answer_bytes: int = _limit(
         256 * 2**20,
         Whole(1),
-        "Of all answers that clients have not read; beyond it the client with the most loses the "
-        "answer of which it has taken nothing for longest.",
+        "Bytes of all answers that clients have not read; beyond it the client with the most loses "
+        "the answer of which it has taken nothing for longest.",
     )
     max_connections: int = _limit(
         4096, Whole(1), "Open at a time; those beyond may ask for the server's health alone."
@@ -53,7 +53,7 @@ class Limits:
         1024, Whole(0), "Responses kept for previous_response_id, 0 for none."
     )
     max_stored_bytes: int = _limit(
-        64 * 2**20, Whole(0), "Of responses that are kept and their conversations."
+        64 * 2**20, Whole(0), "Bytes of responses that are kept and their conversations."
     )
     share_prefix_cache: bool = _limit(
         False,
