@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxserve.outputs import RequestOutput
 from server.errors import ApiError, ClientDisconnected, as_api_error
-from server.protocol.responses import ChunkWriter
+from server.protocol.responses import ChunkWriter, dumps
 
 Result = TypeVar("Result")
 
@@ -108,7 +108,7 @@ async def merge(
 
 def failed_event(error: ApiError) -> bytes:
     """The event of an error in OpenAI's form."""
-    return ChunkWriter.error(error.body())
+    return f"data: {dumps(error.body())}\n\n".encode()
 
 
 class EventStream(Response):

@@ -42,12 +42,11 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text)
     # what a window has passed is calibrated too
     config = replace(engine_config(args), max_num_seqs=MOST_SLOTS, keep_window_only=False)
-    llm = LLM(**asdict(config))
-    ids = llm.get_tokenizer().encode(text)[: args.tokens]
-    window = min(llm.config.scheduler.max_model_len - 1, 2048)
-    scales = calibrate(llm, ids, window)
+    with LLM(**asdict(config)) as llm:
+        ids = llm.get_tokenizer().encode(text)[: args.tokens]
+        window = min(llm.config.scheduler.max_model_len - 1, 2048)
+        scales = calibrate(llm, ids, window)
     save(scales, args.output)
-    llm.close()
     print(f"{len(ids)} tokens: keys {_span(scales.k)}, values {_span(scales.v)}: {args.output}")
     return 0
 

@@ -125,11 +125,8 @@ def _tasks(args: argparse.Namespace) -> Any:
 def _with_llm(config: Any, measure: Callable[[Any], Any]) -> Any:
     from jaxserve.llm import LLM
 
-    llm = LLM(**asdict(config))
-    try:
+    with LLM(**asdict(config)) as llm:
         return measure(llm)
-    finally:
-        llm.close()
 
 
 def _logits(args: argparse.Namespace) -> Any:

@@ -25,7 +25,6 @@ from server.commands.parser_flags import add_parser_flags, parsers
 from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
-from server.process import ended_by_ctrl_c
 from server.protocol.named import renamed
 
 
@@ -68,7 +67,7 @@ def register(subparsers: Any) -> None:
     add_edge_flags(parser)
     add_engine_flags(parser)
     add_vllm_flags(parser)
-    parser.set_defaults(func=run, **SERVER_QUEUE)
+    parser.set_defaults(func=run, loads_model=True, **SERVER_QUEUE)
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -153,13 +152,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValidationError("--metrics-need-key", True, allowed)
     if not 0 <= args.port <= 65535:
         raise ValidationError("--port", args.port, "0 to 65535")
-    with ended_by_ctrl_c():
-        # most of a start are imports, which both processes do at once
-        early = EarlyProcess(isolation.module) if args.isolate_engine else None
-        try:
-            from server.supervisor import serve
+    # most of a start are imports, which both processes do at once
+    early = EarlyProcess(isolation.module) if args.isolate_engine else None
+    try:
+        from server.supervisor import serve
 
-            return serve(config, args, told, isolation if args.isolate_engine else None, early)
-        finally:
-            if early is not None:
-                early.close()
+        return serve(config, args, told, isolation if args.isolate_engine else None, early)
+    finally:
+        if early is not None:
+            early.close()
