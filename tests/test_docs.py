@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from server.cli import build_parser
 from tests.hub_server import serve_hub
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FEW = {
     "latency": shlex.split("--batch-size 2 --output-len 8 --num-iters 1 --num-iters-warmup 1"),
     "throughput": shlex.split("--num-prompts 4 --max-len 16"),
@@ -58,10 +59,52 @@ def test_the_command_exists(page: str, command: str) -> None:
         assert script.is_file() and (words[0] == "python" or os.access(script, os.X_OK))
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target in re.findall(r"\]\(([^):\s]+)\)", page.read_text()):
+            file, _, anchor = target.partition("#")
+            to = page.parent / file if file else page
+            assert to.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(to), f"{page.name}: {target}"
+
+
+def test_the_files_that_pages_name_exist() -> None:
+    folders = "jaxserve|server|pallas_kernels|checkpoints|benchmarks|tests|docs|deploy"
+    for page in PAGES:
+        for path in re.findall(rf"`((?:{folders})/[a-z0-9_./-]*)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_the_glossary_names_what_its_files_define() -> None:
+    text = (ROOT / "docs" / "design" / "01-glossary.md").read_text()
+    words = re.findall(
+        r"^\| [^|]+ \| [^|]+ \| `(\w+)` \| `([\w/.]+)` \|$", text, flags=re.MULTILINE
+    )
+    assert len(words) >= 30 and len(words) == len(re.findall(r"^\| .*`\w+` \|", text, re.MULTILINE))
+    for name, file in words:
+        defined = rf"^\s*(class {name}\b|def {name}\b|{name}\b.*[:=])"
+        assert re.search(defined, (ROOT / file).read_text(), flags=re.MULTILINE), f"{file}: {name}"
+
+
+def test_every_page_of_the_design_is_listed_and_leads_to_the_next() -> None:
+    pages = sorted((ROOT / "docs" / "design").glob("*.md"))
+    contents = (ROOT / "docs" / "architecture.md").read_text().partition("## Design")[2]
+    assert re.findall(r"\(design/(.*?)\)", contents) == [page.name for page in pages]
+    for page, following in itertools.pairwise(pages):
+        assert re.search(rf" next: .*\({following.name}\)\n", page.read_text())
+        assert re.search(rf" before: [^·]*\({page.name}\)", following.read_text())
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 120), ("docs/architecture.md", 170)])
+def test_what_newcomers_read_is_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text().splitlines()) <= most
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ KERNELS = (
                 compute("softmax", "exp2, running max\nand sum, float32"),
                 memory(
                     "result",
-                    "row in one piece: result\nelse: partials, merged by\nwhoever ends the last",
+                    "row in one piece: result\nelse: partials, merged by\nthe block that ends last",
                 ),
             ),
         ),

@@ -28,9 +28,9 @@ class Arrivals:
 
     Args:
         scheduler: takes the requests.
-        features: of the engine.
+        features: prepare the requests.
         beams: takes the searches.
-        clock: told when requests came and which were aborted.
+        clock: is told when requests came and which were aborted.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ class EngineFeatures:
     """Asks each feature that does something, in their order.
 
     Args:
-        features: of the engine.
-        ropes: of the model.
+        features: all features of the engine, in their order.
+        ropes: the model's rotary embeddings; some depend on the length of the prompt.
         grammars: compiles them; None: there is no tokenizer, so there are none.
         force, write_rows: see `Host`.
     """

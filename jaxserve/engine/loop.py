@@ -54,12 +54,12 @@ class Engine:
         overlap: dispatch a step before the tokens of the previous one are seen.
         grammars: compiles them; None: there is no tokenizer, so there are none.
         cost: counts the work of each step; None: it is not counted.
-        busy: told how much of the time the device had work.
+        busy: counts how much of the time the device had work.
 
     Attributes:
         announce: called before a step is dispatched with the sequences that may be in one for the
             first time, where there are any.
-        pace: told of each step, where its time is watched.
+        pace: is told of each step, where its time is watched.
         on_dispatch: called with the number and the plan of each step that was dispatched.
     """
 
@@ -96,7 +96,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is unfinished, a step is in flight or something is not told."""
+        """True while a request is unfinished, a step is in flight or an output is not sent."""
         waits = self.scheduler.has_unfinished or bool(self._arrivals) or bool(self._beams)
         return waits or self._in_flight is not None
 

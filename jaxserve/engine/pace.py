@@ -1,4 +1,4 @@
-"""What the steps in flight may take, told where that is long.
+"""How long the steps in flight may take; clients hear of it where that is long.
 
 Silence of an engine means that it hangs, unless its steps take as long as that. What they take is
 known here alone: which program runs, and what its steps have taken so far.
@@ -62,7 +62,7 @@ class _Step(NamedTuple):
 
 
 class Pace:
-    """Told by an engine of each step before it is dispatched and when it is over, in their order.
+    """An engine calls it before it dispatches a step and when the step is over, in their order.
 
     A step may take as long as the slowest of the last ones of its program, and more as it computes
     more than any of those. Before the first has ended, the program with the fewest operations
@@ -71,8 +71,8 @@ class Pace:
 
     Args:
         runner: runs the steps.
-        tell: told what the steps in flight may take, when that changes.
-        pulse: of this process: a step during which it was stopped says nothing of the next.
+        tell: called with the time that the steps in flight may take, when that changes.
+        pulse: the pulse of this process; a step during which it was stopped does not count.
     """
 
     def __init__(self, runner: Runner, tell: Callable[[Expected], None], pulse: Pulse):

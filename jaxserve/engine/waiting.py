@@ -21,7 +21,7 @@ class _Waiting(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A message whose requests may be queued, and those of its sequences that have ended before."""
+    """A message that may be queued, with those of its sequences that have ended before."""
 
     asked: AddGroup
     begun: Mapping[str, Future[Any]]

@@ -1,7 +1,7 @@
 """The engine's own process: `python -m jaxserve.isolation.child SOCKET`.
 
 It says when it is ready, steps while there is work, and ends when it is told to or when the other
-side has gone. An error ends it too: whoever started it knows what to do.
+side has gone. An error ends it too: the supervisor knows what to do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OOM_SCORE = 800
 
 
 def main(arguments: list[str]) -> int:
-    """Serve whoever listens on a socket; returns the exit code."""
+    """Serve the server that listens on a socket; returns the exit code."""
     # a signal to the whole group is for the server, which lets requests finish
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -91,13 +91,13 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
                 continue
             try:
                 engine.handle(body)
-            except Exception:  # ends the process; only who is to blame is told before
-                if isinstance(body, AddGroup):  # whoever it is, it is that one
+            except Exception:  # ends the process; the message at fault is named before
+                if isinstance(body, AddGroup):  # the one at hand is at fault
                     channel.send(Begun(body.sequence_ids))
                 raise
             if engine.is_closed:
                 return 0
-        channel.send(engine.step())  # also where nothing is left to do: who counts is told so
+        channel.send(engine.step())  # also where nothing is left to do: its counts say so
 
 
 def _sent(channel: Channel, *, wait: bool) -> Iterator[Body]:

@@ -1,4 +1,4 @@
-"""One short request of an engine's own, before anybody else's: whether it can serve at all."""
+"""One short request of an engine's own, before any client's: whether it can serve at all."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def own(folder: Path) -> IO[bytes]:
 
 
 def remove_stale(root: Path | None = None) -> list[Path]:
-    """Remove folders of this user whose servers are gone, and nothing that is not theirs.
+    """Remove folders of this user whose servers are gone, and nothing else.
 
     Args:
         root: where they are; the system's folder for temporary files when None.
@@ -51,7 +51,7 @@ def _is_stale(folder: Path) -> bool:
         if not names:  # being made, or its process was ended before it had a lock
             return facts.st_mtime < time.time() - ABANDONED_S
         if OWNER not in names or not names <= {SOCKET, OWNER}:
-            return False  # somebody else's
+            return False  # it holds files that are no server's
         with os.fdopen(os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

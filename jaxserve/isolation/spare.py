@@ -59,7 +59,7 @@ class Spare:
 
     def _start(self) -> None:
         if self._is_wanted.wait(DELAY_S):
-            return  # whoever asks starts one as fast
+            return  # the caller of `take` starts one as fast
         try:
             self._process = self._make()
         except EngineDeadError as error:

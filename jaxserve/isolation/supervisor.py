@@ -64,14 +64,14 @@ class Supervisor:
         isolation: how it is watched.
         on_start: called once, in the supervisor's thread, while the first engine loads; an error of
             it ends everything.
-        on_ready: told once, in the supervisor's thread, what the first engine says of itself.
-        has_work: asked in the watchdog's thread whether the engine owes an answer.
+        on_ready: called once, in the supervisor's thread, with the first engine's `Ready`.
+        has_work: called in the watchdog's thread; whether the engine owes an answer.
         notify: called in the supervisor's thread when there is an event, and when it has ended.
         early: the first process, where it has been started already.
 
     Attributes:
         events: what has happened and was not taken yet; one thread takes them.
-        silence: of the engine that serves.
+        silence: counts the silence of the engine that serves.
         loaded: set once the first engine was ready.
         serving: set while one is.
         ended: set once none will be.
@@ -122,8 +122,8 @@ class Supervisor:
     def forgive(self, deaths: int) -> None:
         """The last deaths were the doing of one request, which is gone.
 
-        That they came in a row counts until an engine has served its own probe: one that serves
-        nobody is no request's doing.
+        That they came in a row counts until an engine has served its own probe: the death of
+        one that serves no request is no request's doing.
         """
         with self._counting:
             for _ in range(min(deaths, len(self._deaths))):

@@ -20,7 +20,7 @@ WHO_ASKS = frozenset({"sequence_ids", "seeds", "queueing", "cache_salt", "output
 
 
 class Suspects:
-    """Who is to run alone, and who does; by request ids."""
+    """The requests that have to run alone, and the one that does; by request ids."""
 
     def __init__(self) -> None:
         self._deaths = Counter[str]()  # of live requests: steps that they died in
@@ -44,13 +44,13 @@ class Suspects:
         return bool(self._guilty) and _fingerprint(group) in self._guilty
 
     def __bool__(self) -> bool:
-        """True while somebody is, or is to be, on trial."""
+        """True while a request is, or is to be, on trial."""
         return self.on_trial is not None or bool(self._queue)
 
     def died(self, requests: Iterable[str], live: Collection[str]) -> list[str]:
         """The engine has died with these in its last steps; those that are not tried again.
 
-        Who is not `live` any more is not tried either.
+        Requests that are not `live` any more are not tried either.
         """
         ended = []
         again = [] if self.on_trial is None else [self.on_trial]
@@ -87,6 +87,6 @@ class Suspects:
 
 
 def _fingerprint(group: AddGroup) -> bytes:
-    """Of what is asked for, not of who asks, when, and with which seeds."""
+    """A digest of what is asked for, without the client, the time and the seeds."""
     asked = [getattr(group, one.name) for one in fields(group) if one.name not in WHO_ASKS]
     return hashlib.sha256(repr(asked).encode()).digest()

@@ -50,7 +50,7 @@ class Start:
 
     Attributes:
         config: what the user asked for.
-        log_level: of the logger `jaxserve`.
+        log_level: the level of the logger `jaxserve`.
         log_format: "text" or "json".
     """
 
@@ -74,10 +74,10 @@ class Ready:
     """The engine is warmed up.
 
     Attributes:
-        config: of the engine.
+        config: the resolved configuration.
         model: what clients have to know of the model.
         model_folder, tokenizer_folder: where they were found.
-        page_bytes: of one KV page over all layers and devices.
+        page_bytes: bytes of one KV page over all layers and devices.
     """
 
     kind: ClassVar[str] = "ready"
@@ -254,7 +254,7 @@ def _reader(kind: Any) -> Reader | None:
         readers = [_reader(one) for one in others]
         if not any(readers):
             return None
-        (read,) = readers  # of two kinds of objects nobody could say which one came
+        (read,) = readers  # of two kinds of objects the bytes do not say which one came
         assert read is not None
         return lambda value: None if value is None else read(value)
     if origin is list:

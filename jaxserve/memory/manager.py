@@ -1,4 +1,4 @@
-"""Which pages a request owns, and which of them the device has still to be told about."""
+"""Which pages a request owns, and which of them the device does not know yet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PageManager:
         page_size: tokens a page.
         caching: keep what full pages hold until they are handed out again, see `keep`.
         tier: where known pages go then; None: nowhere. It gives those of one group back.
-        groups: of layers.
+        groups: the groups of layers that share pages.
 
     Attributes:
         num_queried, num_found: prompt tokens that were looked for when their requests got slots,
@@ -344,7 +344,7 @@ class PageManager:
             num_active=pool.num_used,
             num_reclaimable=pool.num_reclaimable,
             num_cached=len(pool.index),
-            # whoever shares a page has all of it computed: what is not yet is of one owner
+            # all of a shared page is computed: a page with places to compute has one owner
             num_tokens=pool.num_used * size - (self._num_given * size - num_computed),
             page_size=size,
             num_queried=self.num_queried,

@@ -71,7 +71,7 @@ def key_tokens(tokens: list[int], name: str, spans: Sequence[KeySpan]) -> list[i
 
     Args:
         tokens: ids, or what this has made of them; they stay as they are.
-        name: of the feature that says it.
+        name: the feature that names the spans.
         spans: its.
     """
     made = [*tokens] if spans else tokens

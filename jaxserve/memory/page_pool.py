@@ -15,10 +15,10 @@ TRASH_PAGE = 0
 
 
 class PageState(IntEnum):
-    """What a page is to somebody who looks at the pool."""
+    """The state of a page, as a view of the pool shows it."""
 
     FREE = 0
-    CACHED = 1  # nobody owns it, but what it holds can still be found
+    CACHED = 1  # without an owner, but what it holds can still be found
     USED = 2  # one owner
     SHARED = 3  # several
 
@@ -26,10 +26,10 @@ class PageState(IntEnum):
 class PagePool:
     """Hands out page ids 1 .. num_pages-1; page 0 is the trash page that padding rows write to.
 
-    A page may have several owners, who only read it; it is free when the last one gave it back.
-    A free page whose key is known keeps what it holds until it is handed out again: those that
-    nobody could find go first, the one freed last before the others, so that a short-lived request
-    reuses warm memory; then the known ones, the one freed first before the others.
+    A page may have several owners, which only read it. It is free when the last one gave it back.
+    A free page whose key is known keeps what it holds until it is handed out again. The pool hands
+    out uncached pages first, the last freed first, so that a short-lived request reuses warm
+    memory; then cached pages, the least recently freed first.
 
     Args:
         num_pages: pages in the device pool, the trash page included; at least 2.
@@ -49,7 +49,7 @@ class PagePool:
             OrderedDict()
         )  # free and known, the oldest first
         self._num_owners = [0] * num_pages
-        # who has pages that a window has passed has the trash page in their place
+        # the trash page takes the places of pages that a window has passed
         self._num_owners[TRASH_PAGE] = 1
 
     @property
@@ -67,7 +67,7 @@ class PagePool:
         return self.num_pages - 1 - self.num_free
 
     def num_free_among(self, pages: Sequence[int]) -> int:
-        """How many of the pages nobody owns."""
+        """How many of the pages have no owner."""
         owners = self._num_owners
         return sum([not owners[page] for page in pages])
 

@@ -9,9 +9,9 @@ class Move(NamedTuple):
     """What one page holds, copied out of the device or into it.
 
     Attributes:
-        page: of the device.
-        host_page: of the runner's host memory, from 0 on.
-        leaves: from the device to the host, else back.
+        page: the id of the device's page.
+        host_page: the page of the runner's host memory, from 0 on.
+        leaves: True from the device to the host, False back.
     """
 
     page: int

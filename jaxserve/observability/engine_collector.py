@@ -33,7 +33,7 @@ class EngineCollector(Collector):
         names: prefix and labels.
 
     Attributes:
-        page_bytes: of one KV page, 0 while that is not known.
+        page_bytes: bytes of one KV page, 0 while that is not known.
     """
 
     def __init__(self, names: MetricNames):

@@ -20,7 +20,7 @@ def memory_gauges(stats: EngineStats, page_bytes: int) -> list[Reading]:
 
     Args:
         stats: a snapshot of the engine.
-        page_bytes: of one page over all layers and devices.
+        page_bytes: bytes of one page over all layers and devices.
     """
     pages = stats.pages
     held = pages.num_tokens / pages.num_active if pages.num_active else 0.0

@@ -1,4 +1,4 @@
-"""What somebody who watches an engine sees of it: sizes and counts, and no text."""
+"""The view of an engine for watchers: sizes and counts, and no text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SlotView(NamedTuple):
         rank: its class: what `Policy.rank` says of it.
         num_prompt, num_output: tokens that the host knows.
         num_computed: tokens whose keys and values are in pages, or will be after the step.
-        max_tokens: of output.
+        max_tokens: the most tokens of output.
         num_pages: that it owns, alone or not.
         num_cached: prompt tokens that the prefix cache had.
         is_prefilling: its prompt is not computed yet.
@@ -58,9 +58,9 @@ class EngineView(NamedTuple):
 
     Attributes:
         num_slots: that there are.
-        slots: of requests that run, by slot; at most MAX_SLOTS.
-        queues: of requests that wait, by class.
-        num_pages: of the pool, without the one that nobody gets.
+        slots: the running requests, by slot; at most MAX_SLOTS.
+        queues: the waiting requests, by class.
+        num_pages: pages of the pool, without the trash page.
         pages_per_cell: pages that a cell of the map stands for.
         cells: the map, little-endian uint16[ceil(num_pages / pages_per_cell)]: the `PageState` of a
             page in the two lowest bits, above them 1 + the slot of a request that owns it, 0 for

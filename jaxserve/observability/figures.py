@@ -27,7 +27,7 @@ class Span(NamedTuple):
     Attributes:
         arrival: it came.
         first_step: it was in a step; None where that is not known.
-        first_token, last_token: of it.
+        first_token, last_token: when it got them.
     """
 
     arrival: float
@@ -58,7 +58,7 @@ def pages_figure(states: Sequence[int], steps: Sequence[StepRecord]) -> Figure:
     """The pages as a map, and how many were in use at each step.
 
     Args:
-        states: of each page, the trash page left out: FREE, CACHED, IN_USE or SHARED.
+        states: the state of each page but the trash page: FREE, CACHED, IN_USE or SHARED.
         steps: in their order.
     """
     figure = new_figure(9, 3.6)
@@ -88,7 +88,7 @@ def timeline_figure(steps: Sequence[StepRecord], spans: Sequence[Span]) -> Figur
 
     Args:
         steps: in their order; none: requests alone are drawn.
-        spans: of requests, of which the last MOST_BARS are drawn.
+        spans: one a request; the last MOST_BARS are drawn.
     """
     spans = sorted(spans)[-MOST_BARS:]
     heights = [max(1.6, 0.09 * len(spans)), *([1.6, 1.0] if steps else [])]

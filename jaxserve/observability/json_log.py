@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
     line is of a request, `exception` where there is one.
 
     Args:
-        request_id: asked for the id of the request that is being served; None outside of one.
+        request_id: returns the id of the request that is being served; None outside of one.
     """
 
     def __init__(self, request_id: Callable[[], str | None] = no_request):

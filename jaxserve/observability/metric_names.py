@@ -12,7 +12,7 @@ class MetricNames(NamedTuple):
 
     Attributes:
         model_name: value of the label `model_name`.
-        prefix: of the names, before a colon.
+        prefix: what the names begin with, before a colon.
         engine: value of the label `engine`; a server has one, which is "0".
     """
 

@@ -1,4 +1,4 @@
-"""The values of an engine's metrics as plain objects, for those who have no Prometheus."""
+"""The values of an engine's metrics as plain objects, for programs without Prometheus."""
 
 from __future__ import annotations
 

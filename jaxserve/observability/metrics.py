@@ -28,7 +28,7 @@ class Metrics:
 
     Args:
         model_name: value of the label `model_name`.
-        prefix: of the names.
+        prefix: what the names begin with, before a colon.
     """
 
     def __init__(self, model_name: str, prefix: str = "jaxserve"):
@@ -121,8 +121,8 @@ class Metrics:
         """The engine is there.
 
         Args:
-            config: of it.
-            page_bytes: of one KV page over all layers and devices.
+            config: the resolved configuration.
+            page_bytes: bytes of one KV page over all layers and devices.
         """
         self._engine.page_bytes = page_bytes
         labels = {

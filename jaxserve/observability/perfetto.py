@@ -19,7 +19,7 @@ def write_trace(path: Path, steps: Sequence[StepRecord], lives: Sequence[Request
     """Write steps (host phases and device), counters, and a track a request.
 
     Args:
-        path: of the file, which is replaced.
+        path: the file, which is replaced.
         steps: in their order.
         lives: requests; those without a first step have waited only.
     """

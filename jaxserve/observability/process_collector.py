@@ -21,8 +21,8 @@ class ProcessUse(NamedTuple):
     """What a process has used.
 
     Attributes:
-        cpu_seconds: of all its threads since it started.
-        resident_bytes: of memory now.
+        cpu_seconds: processor time of all its threads since it started.
+        resident_bytes: bytes of memory now.
     """
 
     cpu_seconds: float

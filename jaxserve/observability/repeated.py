@@ -1,4 +1,4 @@
-"""Log lines that somebody can cause at will: a few a minute, then how many were left out."""
+"""Log lines that a client can cause at will: a few a minute, then how many were left out."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class SequenceLife:
     """One of a request's sequences.
 
     Attributes:
-        sequence_id: of it.
+        sequence_id: its id in the engine.
         chunks, preemptions: the first MOST_EVENTS of each; `num_chunks` and `num_preemptions` count
             all.
         last_step: number of the last step that gave it a token; None before.
@@ -70,7 +70,7 @@ class RequestLife:
     """One request. Times are seconds of `time.monotonic()`; None until it has happened.
 
     Attributes:
-        request_id: of it.
+        request_id: its id.
         num_prompt: tokens of the prompt.
         num_cached: of these, found by the prefix cache.
         arrival, first_step, first_token, last_token, finished: when.

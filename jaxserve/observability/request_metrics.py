@@ -22,12 +22,12 @@ class EndedRequest(NamedTuple):
     """A request of which every sequence has ended.
 
     Attributes:
-        times: of it.
+        times: when it came, began and ended.
         num_prompt: tokens of the prompt.
         num_generated: tokens of each sequence.
         max_tokens: that each might have had; None where it had no limit of its own.
         num_preemptions: of all its sequences.
-        is_whole: it ran to its end: nobody aborted it, and no error did.
+        is_whole: it ran to its end: neither an abort nor an error ended it.
     """
 
     times: RequestMetrics

@@ -43,11 +43,11 @@ class _InFlight(NamedTuple):
 
 
 class StepClock:
-    """Told by an engine of the phases of its steps, in their order; they add up in `times`.
+    """An engine calls it at the phases of its steps, in their order; they add up in `times`.
 
     Attributes:
-        times: of all steps.
-        last: the step that `committed` was told of last, until the next one begins; else None.
+        times: the sums over all steps.
+        last: the step of the last call of `committed`, until the next one begins; else None.
     """
 
     def __init__(self) -> None:

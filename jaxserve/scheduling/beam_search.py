@@ -27,7 +27,7 @@ class Continuation(NamedTuple):
     Attributes:
         parent: index of the beam.
         token: id.
-        cum_logprob: of the beam and the token.
+        cum_logprob: the sum over the beam and the token.
     """
 
     parent: int
@@ -80,7 +80,7 @@ class BeamSearch:
         self._width = len(self.beams)
 
     def advance(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[Continuation]:
-        """One token more; returns who the new beams continue.
+        """One token more; returns which beams the new ones continue.
 
         Args:
             candidates: of each beam its most likely tokens and their log-probabilities.

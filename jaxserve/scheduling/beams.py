@@ -41,7 +41,7 @@ class _Group:
 
     Attributes:
         name: its id, which is that of its first sequence.
-        search: decides who is followed.
+        search: decides which beams are followed.
         asked: what each sequence is asked for.
         make: makes the request of a sequence, from its id and `asked`.
         members: by beam.
@@ -60,7 +60,7 @@ class _Group:
 
 
 def _candidates(request: Request, found: TokenLogprobs) -> list[tuple[int, float]]:
-    """What may follow a beam; the sampled token is told first, and comes again."""
+    """What may follow a beam; the sampled token comes first, and comes again."""
     if request.error is not None:
         return []
     pairs = zip(found.ids[1:], found.logprobs[1:], strict=True)
@@ -81,12 +81,12 @@ class BeamGroups:
     token, some fork, and some are dropped. A beam never holds a slot for nothing: while another
     one of its group waits for one, those that are paused give theirs up. What they had computed is
     found by the prefix cache, or computed again: a search may be wider than there are slots, and
-    blocks nobody. One that may shrink gives its least likely beams up instead while another beam
-    waits for pages.
+    blocks no request. One that may shrink gives its least likely beams up instead while another
+    beam waits for pages.
 
     Args:
         scheduler: computes the beams.
-        ended: told the id of each sequence that is dropped.
+        ended: called with the id of each sequence that is dropped.
 
     Attributes:
         num_shrinks: beams that were given up for want of pages.
@@ -98,13 +98,13 @@ class BeamGroups:
         self._scheduler = scheduler
         self._groups: dict[str, _Group] = {}
         self._by_request: dict[str, _Group] = {}
-        self._found: dict[str, list[Hypothesis]] = {}  # what nobody has been told yet
+        self._found: dict[str, list[Hypothesis]] = {}  # not told to the client yet
 
     def __bool__(self) -> bool:
         return bool(self._groups or self._found)
 
     def add(self, asked: AddGroup, make: Callable[[str, AddGroup], Request]) -> None:
-        """Begin a search, whose name is the first id of the message.
+        """Begin a search. Its name is the first id of the message.
 
         Args:
             asked: a message with `beams`.
@@ -135,7 +135,7 @@ class BeamGroups:
         return True
 
     def settle(self) -> None:
-        """Before a plan: nobody holds a slot while another one of its group waits for one."""
+        """Before a plan: a paused beam gives its slot up if another of its group waits for one."""
         for group in list(self._groups.values()):
             if group.search.may_shrink:
                 self._shrink(group)
@@ -235,7 +235,7 @@ class BeamGroups:
         child = self._make(group, name)
         if parent is not None:
             child.begin_as(parent)
-        # who is not next in line waits like any other
+        # a beam that is not next in line waits like any other request
         may_fork = parent is not None and self._scheduler.waiting.lets_pass(child)
         if not (may_fork and parent and self._scheduler.fork(parent, child, tokens[-1:])):
             child.output_token_ids = [*tokens]

@@ -25,11 +25,11 @@ class _Client:
     """One client.
 
     Attributes:
-        number: of clients, in the order in which they came.
+        number: its place in the order in which clients came.
         policy: holds its requests that wait.
         running: its requests with a slot, by the policy's keys.
         served: tokens computed for it, and at least the virtual time when it began to wait.
-        step: in which its policy was last asked to arrange.
+        step: the last step for which its policy was called to `arrange`.
         place: its entry in the line, None if it has none.
         held: its entry among those that hold slots, None if it has none.
     """
@@ -59,7 +59,7 @@ _Held = tuple[int, int, _Client]  # slots, number
 
 
 class ClientTurns:
-    """Holds the requests without a slot, a policy for each client, and says whose turn it is.
+    """Holds the requests without a slot, a policy for each client, and says which is next.
 
     The policy decides among the requests of one client, and all where there is but one. The line of
     clients that wait is sorted: the one with the fewest slots is first, then the one that was
@@ -84,7 +84,7 @@ class ClientTurns:
         self._numbers = count()
         self._line: list[_Place] = []  # clients that wait, the next first
         self._holders: list[_Held] = []  # clients with slots, the most slots last
-        self._changed: set[_Client] = set()  # whose places are to be looked at again
+        self._changed: set[_Client] = set()  # their places have to be looked at again
         self._now = 0.0  # virtual time: tokens that a client with work was served, were all equal
         self._step = 0
         self.passed: Request | None = None
@@ -141,7 +141,7 @@ class ClientTurns:
             yield self._next_of(client, fits)
 
     def pass_over(self, request: Request) -> None:
-        """A request whose turn it is does not fit: others may begin before it.
+        """The next request does not fit: others may begin before it.
 
         This is remembered of the client that is first in the line, until one of its requests
         begins.
@@ -163,7 +163,7 @@ class ClientTurns:
         return [*reversed(self._beside)]
 
     def lets_pass(self, request: Request) -> bool:
-        """See `Policy.lets_pass`: before no other client whose turn it is and that could begin."""
+        """See `Policy.lets_pass`: not before another client that is next and could begin."""
         client = self._of(request)
         if len(self._clients) == 1:
             return client.policy.lets_pass(request)

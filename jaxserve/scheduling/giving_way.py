@@ -1,4 +1,4 @@
-"""Who loses a slot to a request of another client that waits.
+"""The requests that lose a slot to a request of another client that waits.
 
 There are two reasons. A client holds more slots than the next one that waits, see `ClientTurns`.
 Or a request did not fit into the free pages when it was its turn, and others have begun since: they
@@ -20,9 +20,9 @@ class GivingWay:
     """Finds the requests that begin in the place of others.
 
     Args:
-        turns: whose turn it is.
+        turns: the order of clients and their requests.
         slots: those that are free.
-        pages: of the device.
+        pages: the device's pages.
         room: what requests need of them.
         held: pages that are let go before a sequence loses its own.
     """
@@ -57,9 +57,9 @@ class GivingWay:
         return None
 
     def _above(self, request: Request) -> list[Request] | None:
-        """Sequences of clients that hold more slots, whose loss would let a request begin.
+        """Sequences of clients that hold more slots; if they lose theirs, the request begins.
 
-        None if they would not, and where its client would have more than its share of the pages.
+        None if it would not, and where its client would have more than its share of the pages.
         """
         pages = self._pages
         wanted = pages.pages_for(self._room.wanted(request))

@@ -25,7 +25,7 @@ class SequenceGroup:
     Attributes:
         next_order: position in arrival order of the next one behind; the scheduler sets it.
         front: the sequence that must compute the prompt before others fork from it or are queued;
-            None once there is nobody behind.
+            None once there is none behind.
         pages: held for those behind.
     """
 

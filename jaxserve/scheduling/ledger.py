@@ -109,8 +109,8 @@ class Ledger:
     """Decides which requests are admitted. Used by one thread.
 
     Clients share the engine: each may have its share of the slots before any has more (max-min
-    fairness), as the scheduler's turns see to it. So a client that has little waits for nobody who
-    has much, and neither the prediction nor a full queue refuses it for what others sent.
+    fairness), as the scheduler's turns see to it. So a client that has little does not wait for one
+    that has much, and neither the prediction nor a full queue refuses it for what others sent.
 
     Args:
         config: the resolved configuration.

@@ -23,8 +23,8 @@ class ComputeRows:
     else the host decides.
 
     Attributes:
-        requests: one a row.
-        slots: their slots.
+        requests: the request of each row.
+        slots: the slot of each request.
         starts: position of the first token; of a row that decodes the most that it can be, since
             the device alone knows how many drafts of the step in flight were accepted.
         lengths: tokens of the row.
@@ -41,15 +41,15 @@ class ComputeRows:
 
 @dataclass(slots=True)
 class SampleRows:
-    """Which hidden states tokens are sampled from, and for whom; parallel lists.
+    """Which hidden states tokens are sampled from, and for which requests; parallel lists.
 
     A row that decodes is sampled at each of its tokens, another one at its last. Several sequences
     may sample from one row. Samples of rows that decode come first, in the order of those rows.
 
     Attributes:
-        requests: that the token is for.
-        slots: theirs.
-        rows: compute row that the hidden state is of.
+        requests: the request that gets the token.
+        slots: the slot of each request.
+        rows: index of the compute row whose hidden state is sampled.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -61,7 +61,7 @@ class SampleRows:
 
 
 class Upload(NamedTuple):
-    """What the device must be told of a slot before the step: tokens and page list from 0 on.
+    """What the device must learn of a slot before the step: tokens and page list from 0 on.
 
     The tokens were computed by another sequence, which the pages were shared with.
     """
@@ -90,7 +90,7 @@ class Fork(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: what is computed, what is sampled, and what the device is told before.
+    """One step: what is computed, what is sampled, and what the device learns before it.
 
     Attributes:
         rows: what is computed.

@@ -12,7 +12,7 @@ class StepResource(Protocol):
     """What the scheduler asks of a resource; but for `takes`, of requests that take some of it."""
 
     def takes(self, request: Request) -> bool:
-        """Whether a request takes some of it; asked once, before it is queued."""
+        """Whether a request takes some of it; called once, before the request is queued."""
 
     def begin_plan(self) -> None:
         """A step is planned from here on."""

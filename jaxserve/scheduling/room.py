@@ -11,8 +11,8 @@ class Room:
     """Reckons the pages, and what features have too little of, for requests that wait.
 
     Args:
-        pages: of the device.
-        resources: of the features.
+        pages: the device's pages.
+        resources: what features have too little of.
         max_model_len: tokens that a request may have.
     """
 

@@ -4,7 +4,7 @@ A request has `num_computed` tokens in pages; a step gives it tokens so that it 
 tokens it has. Decode rows come first (one token each, and drafts), then chunks of running prefills,
 then waiting requests, all under one token budget. Chunked prefill and resumption after a preemption
 are this same rule. The rule is vLLM v1's; the overlap bookkeeping (`pending`) is described in
-docs/architecture.md.
+docs/design/02-scheduling.md.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ class Scheduler:
 
     A finished or preempted request gives its slot and pages back at once, even while a dispatched
     step still computes a row for it: each step consumes the device state that the previous one
-    returned, so whoever gets the pages next writes them after that row has been written.
+    returned, so the next owner of the pages writes them after that row has been written.
 
     Args:
-        limits: of a step.
-        pages: of the device.
+        limits: the most that a step may hold.
+        pages: the device's pages.
         turns: in which order requests get slots and keep pages; of each client by arrival when
             None.
-        resources: of the features, see `StepResource`.
+        resources: what features have too little of, see `StepResource`.
         drafts_for: of the requests that run, how many drafts each row may have now; None: as many
             as `limits` say.
 
     Attributes:
         waiting: the turns, which hold the requests that wait for a slot.
         running: the requests with a slot, by the policy's keys.
-        short_of_pages: who had its turn in the last plan, and a slot, but not the pages.
+        short_of_pages: the request that had its turn in the last plan, and a slot, but not the
+            pages.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Scheduler:
         return len(self._requests) - len(self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request, whose prompt leaves room for one token of output.
+        """Queue a request. Its prompt leaves room for one token of output.
 
         As the first of a group it stands for those behind it.
         """
@@ -142,7 +143,7 @@ class Scheduler:
         self.pages.forget_all(r for r in requests if r.slot is None)
 
     def take_preempted(self) -> list[Request]:
-        """Who lost a slot since the last call."""
+        """The requests that lost a slot since the last call."""
         found, self._preempted = self._preempted, []
         return found
 
@@ -207,7 +208,7 @@ class Scheduler:
         # step, would take two steps for what one can do
         self._unseen = [request for request in self._unseen if request.pending]
         while not plan.rows.requests and seen != self.num_preemptions:
-            # who had the turn may have lost its slot for want of a page: then it is another's
+            # the request next in turn may have lost its slot for want of a page
             seen = self.num_preemptions
             self._resources.begin_plan()
             prefilling = self._plan_decodes(plan)
@@ -221,7 +222,7 @@ class Scheduler:
         if self.num_preemptions == preemptions:
             budget -= self._admit(plan, budget)
         self._plan_chunks(plan, after, budget)
-        for row in plan.tokens:  # who is planned next finds what this step computes
+        for row in plan.tokens:  # the next plan finds what this step computes
             request = plan.rows.requests[row]
             self.pages.keep(request, request.num_computed)
         # those of this step's own samples have to follow the step

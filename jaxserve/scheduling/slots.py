@@ -1,4 +1,4 @@
-"""Who has a slot. Apart from the scheduler, since neither tokens nor pages play a part in it."""
+"""The requests with a slot, and the free slots. Neither tokens nor pages play a part here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Slots:
 
     Args:
         count: slots.
-        clients: told which requests enter and leave; its keys order those that run.
-        resources: told likewise.
+        clients: is told which requests enter and leave; its keys order those that run.
+        resources: is told the same.
 
     Attributes:
         running: the requests with a slot, by the policy's keys.

@@ -1,4 +1,4 @@
-"""A scheduler as somebody sees it who watches: the map of its pages, its slots, its queues."""
+"""The view of a scheduler for watchers: the map of its pages, its slots, its queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies, one a file: whose turn it is. `make_policy` chooses by name.
+"""Policies, one a file: the order of requests. `make_policy` chooses by name.
 
 One of the operator's own is a class that is imported by the name of its module (`named.py`).
 """

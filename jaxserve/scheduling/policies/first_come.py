@@ -13,7 +13,7 @@ from jaxserve.scheduling.waiting_queue import WaitingQueue
 class FirstComeFirstServed:
     """By arrival; a preempted request keeps its place.
 
-    Nobody starves: the request that came first is next in line, and never preempted.
+    No request starves: the one that came first is next in line, and never preempted.
 
     Args:
         inputs: for policies that change this one.

@@ -1,4 +1,4 @@
-"""What a policy may ask of the engine, beside what it is told."""
+"""What a policy may read of the engine, beside the calls of its methods."""
 
 from __future__ import annotations
 

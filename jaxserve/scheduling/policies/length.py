@@ -1,10 +1,10 @@
-"""Short prompts before long ones, by shares, and with a bound on who is overtaken.
+"""Short prompts before long ones, by shares, and with a bound on overtaking.
 
 Requests fall into three classes by the tokens of their prompts that are left to compute, and by the
 output that they ask for. Prompt tokens are shared out among the classes that want some by fair
 queueing (Demers, Keshav and Shenker, 1989): each class has a virtual time, its computed tokens
 divided by its share, and the request that would be done first by these times is next. A class that
-comes back after a pause goes on from the present, which is the time of whoever computed last
+comes back after a pause goes on from the present, the time of the class that computed last
 (Goyal, Vin and Cheng, 1996): a pause earns nothing.
 """
 
@@ -26,18 +26,18 @@ class Length:
     it until it gives its slot up. The shares count the more the busier the device is: on one that
     has time for all they are nearly equal.
 
-    Who does not fit into the free pages lets others pass. But the request that has waited longest
-    is passed by later arrivals only while the tokens that these have been given, those that they
-    are certain to get and those of the next one's prompt are at most `max_overtaken_tokens`; then
-    it is next. So what later arrivals are served before a request begins is at most that, and the
-    output that at most `max_num_seqs` of them, which run by then, have left. One that was preempted
-    begins again, with the same bound. The youngest running request is preempted first: the oldest
-    one always goes on.
+    A request that does not fit into the free pages lets others pass. Later arrivals pass the
+    request that has waited longest only while three numbers together are at most
+    `max_overtaken_tokens`: the tokens that they have been given, those that they are certain to
+    get, and those of the next one's prompt. Then the request is next. So before a request begins,
+    later arrivals are served at most that, and the output that is left to those that run by then,
+    at most `max_num_seqs`. A preempted request begins again, with the same bound. The youngest
+    running request is preempted first: the oldest one always goes on.
 
     Args:
         bounds: tokens left to compute from which a request is of the second and of the third
             class.
-        shares: of the classes, above 0.
+        shares: the share of each class, above 0.
         max_overtaken_tokens: see above; 0 is first come, first served.
         output_bounds: `n` times `max_tokens` from which it is at least of these classes.
         inputs: what is found in the prefix cache, and how busy the device is.
@@ -155,15 +155,15 @@ class Length:
         return self._times[rank] + left / self._share(rank)
 
     def _heads(self) -> list[Request]:
-        """The first of each class, whose turn is next first."""
+        """The first request of each class, the next one first."""
         heads = [head for queue in self._queues if (head := queue.peek()) is not None]
         return sorted(heads, key=self._turn)
 
     def _may_pass(self, oldest: Request, request: Request) -> bool:
         """Whether `oldest`, which has waited longest of all, may be passed by a later arrival.
 
-        What is given to arrivals after `oldest` contains what is given to those after anybody else
-        who waits: one look says it for all.
+        Tokens given to arrivals after `oldest` contain those given to arrivals after any other
+        waiting request: one look says it for all.
         """
         if self._passed is None or self._passed[0] != oldest.order:
             given = sum(_given(r) for r in self._running if r.order > oldest.order)

@@ -9,7 +9,7 @@ from jaxserve.request import Request
 
 
 class Policy(Protocol):
-    """Holds the requests without a slot and says whose turn it is; the scheduler asks and tells.
+    """Holds the requests without a slot and says which is next. The scheduler calls it.
 
     Each client has its own instance, and `ClientTurns` stands above them. A policy that only orders
     requests is a `FirstComeFirstServed` with another `key`. It is made with `PolicyInputs`.
@@ -18,7 +18,7 @@ class Policy(Protocol):
     def rank(self, num_prompt: int, priority: int, num_output: int = 0) -> int:
         """Requests of a smaller or the same rank may be served before this one if they wait.
 
-        For the prediction of a wait, by who has only the request's sizes.
+        The ledger predicts waits by it, from the request's sizes alone.
 
         Args:
             num_prompt: tokens of its prompt.
@@ -39,7 +39,7 @@ class Policy(Protocol):
         """It does not wait any more: it has a slot or has ended."""
 
     def peek(self, fits: Callable[[Request], bool]) -> Request | None:
-        """Who gets the next slot, None if nobody waits.
+        """The request that gets the next slot, None if none waits.
 
         If it does not fit, none of its client gets a slot in this step.
 
@@ -57,9 +57,9 @@ class Policy(Protocol):
         """How many wait."""
 
     def arrange(self, prefilling: list[Request]) -> tuple[list[Request], list[Request]]:
-        """Who computes known tokens before the waiting ones of this step, and who after them.
+        """The requests that compute known tokens before the waiting ones of a step, and after.
 
-        Asked once a step; tokens that the ones before leave over go to the ones behind.
+        Called once a step. Tokens that the first list leaves over go to the second.
 
         Args:
             prefilling: running requests with tokens to compute, by their keys.

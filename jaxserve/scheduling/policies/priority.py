@@ -9,7 +9,7 @@ from jaxserve.scheduling.policies.first_come import FirstComeFirstServed
 class Priority(FirstComeFirstServed):
     """The smallest number first, by arrival among equals; the largest is preempted first.
 
-    A running request is not preempted for one that waits. Who waits behind an endless stream of
+    A running request is not preempted for one that waits. A request behind an endless stream of
     smaller numbers waits for ever: the callers have said so.
     """
 
