@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -30,6 +30,7 @@ class PartsAnswer(ChatCompletions):
 
     Args:
         chat: what the API's body asks for, as a chat completion.
+        api_field: the API's name of a field of a chat completion.
 
     Attributes:
         parts: of the answer, as far as it has been read.
@@ -38,20 +39,25 @@ class PartsAnswer(ChatCompletions):
 
     stream_end = b""
 
-    def __init__(self, service: Service, chat: ChatCompletionRequest, request: Request):
+    def __init__(
+        self,
+        service: Service,
+        chat: ChatCompletionRequest,
+        request: Request,
+        api_field: Callable[[str], str],
+    ):
+        with renamed(api_field):
+            chat.check()
         if chat.choices_per_prompt != 1:
             raise ValidationError("n", chat.n, "1")
         if chat.use_beam_search:
             raise ValidationError("use_beam_search", True, "false")
         super().__init__(service, chat, request)
         self.parts: Parts
+        self._api_field = api_field
         self.final: CompletionOutput | None = None
 
     # -- for subclasses -------------------------------------------------------------------------
-
-    def api_field(self, field: str) -> str:
-        """The API's name of a field of a chat completion."""
-        return field
 
     def see(self, piece: Piece) -> None:
         """Look at what is new, before its steps; in a thread where it has much to say."""
@@ -93,7 +99,7 @@ class PartsAnswer(ChatCompletions):
     # -- the answer -----------------------------------------------------------------------------
 
     async def check_and_prepare(self) -> None:
-        with renamed(self.api_field):
+        with renamed(self._api_field):
             await super().check_and_prepare()
         self.parts = Parts(self._reader(0))
         self._cached = 0

@@ -39,14 +39,9 @@ class Messages(PartsAnswer):
         chat = asked.chat()
         if service.parsers.reasoning is None:
             chat.thinking_token_budget = None  # nothing is a thought
-        with renamed(api_field):
-            chat.check()
-        super().__init__(service, chat, request)
+        super().__init__(service, chat, request, api_field)
         asked.forget_prompt()
         self._name = f"msg_{secrets.token_hex(12)}"
-
-    def api_field(self, field: str) -> str:
-        return api_field(field)
 
     def body_of_answer(self) -> dict[str, Any]:
         content = [block(part) for part in self.parts.parts]

@@ -22,7 +22,6 @@ from server.errors import ApiError, as_api_error
 from server.parts import Begun, Ended, Grown, Kind, Part, Step
 from server.parts_answer import PartsAnswer
 from server.protocol.conversation import Conversation
-from server.protocol.named import renamed
 from server.protocol.response_items import add_items, item_id, output_content, output_item
 from server.protocol.responses import PIECE, Encoded, dumped_in_pieces, dumps
 from server.protocol.responses_request import (
@@ -61,9 +60,7 @@ class Responses(PartsAnswer):
         conversation = Conversation(json.loads(earlier))
         add_items(conversation, asked.input)
         chat = asked.chat(conversation.messages)
-        with renamed(api_field):
-            chat.check()
-        super().__init__(service, chat, request)
+        super().__init__(service, chat, request, api_field)
         self._asked, self._messages = asked, conversation.messages
         self._echoed: Echo
         self._json = b""  # of the whole response, but for its tools and the last brace
@@ -80,9 +77,6 @@ class Responses(PartsAnswer):
         self._all_logprobs = Encoded() if asked.tells_logprobs else None
         self._new_logprobs = Encoded()  # that no event has told
         self._uncounted = 0  # bytes of them
-
-    def api_field(self, field: str) -> str:
-        return api_field(field)
 
     async def check_and_prepare(self) -> None:
         await super().check_and_prepare()
