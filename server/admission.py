@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jaxserve.scheduling.ledger import Entry
-from server.errors import ApiError
-from server.keys import KeyRing, address_name
+from server.keys import address_name
 from server.protocol.requests import is_request_id
+from server.service import Service
 
 # A request with one of these is answered by the application, which knows what to say to it, or
 # whose it is.
@@ -32,23 +32,12 @@ class Admission:
     """Judges requests by their heads.
 
     Args:
-        refusal: what the next request of a client is told; None lets it in.
-        enter: lets a request of a client in.
+        service: whose requests they are.
         paths: whose requests wait for the engine, see `engine_paths`.
-        keys: tell clients apart; None: their addresses do.
-        serves: whether any request is let in; if not, the application says why.
     """
 
-    def __init__(
-        self,
-        refusal: Callable[[str], ApiError | None],
-        enter: Callable[[str], Entry],
-        paths: Mapping[bytes, str],
-        keys: KeyRing | None = None,
-        serves: Callable[[], bool] = lambda: True,
-    ):
-        self._refusal, self._serves, self._keys = refusal, serves, keys
-        self._enter, self._paths = enter, paths
+    def __init__(self, service: Service, paths: Mapping[bytes, str]):
+        self._service, self._paths = service, paths
 
     def look(
         self, method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]], address: str
@@ -69,18 +58,19 @@ class Admission:
                 return None
             if name == b"x-request-id":
                 given = value
-        if not self._serves():
-            return None
-        if self._keys is None:
+        service = self._service
+        if not service.serves():
+            return None  # the application says why
+        if service.keys is None:
             client = address_name(address)
         else:
-            found = self._keys.find(headers)
+            found = service.keys.find(headers)
             if found is None:
                 return None  # a 401
             client = found.queue_name
-        error = self._refusal(client)
+        error = service.refusal(client)
         if error is None:
-            return self._enter(client)
+            return service.engine.ledger.enter(client)
         body = json.dumps(error.body(path), separators=(",", ":")).encode()
         lines = [b"%b: %b\r\n" % (n.lower().encode(), v.encode()) for n, v in error.headers.items()]
         is_harmless = given and is_request_id(given.decode("latin-1"))

@@ -229,16 +229,12 @@ class Batch:
             self._room.release()
 
     async def _answer_of(self, line: Line) -> dict[str, Any]:
+        answer: dict[str, Any] = {"id": line.name, "custom_id": None, "response": None}
         try:
             asked = parse(line)
         except BadLine as bad:
-            refusal = {"code": "invalid_request", "message": f"line {line.number}: {bad}"}
-            return {
-                "id": line.name,
-                "custom_id": bad.custom_id,
-                "response": None,
-                "error": refusal,
-            }
+            error = {"code": "invalid_request", "message": f"line {line.number}: {bad}"}
+            return answer | {"custom_id": bad.custom_id, "error": error}
         status, headers, body = await call(self._app, asked)
         for _ in range(MOST_TRIES):
             if status >= 500:
@@ -251,16 +247,9 @@ class Batch:
         if status != 200:
             told = body["error"]
             failure = {"code": str(told["code"]), "message": told["message"]}
-        return {
-            "id": line.name,
-            "custom_id": asked.custom_id,
-            "response": {
-                "status_code": status,
-                "request_id": headers.get("x-request-id", ""),
-                "body": body,
-            },
-            "error": failure,
-        }
+        request_id = headers.get("x-request-id", "")
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        return answer | {"custom_id": asked.custom_id, "response": response, "error": failure}
 
 
 def write_whole(descriptor: int, data: bytes) -> None:

@@ -15,8 +15,8 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import jaxserve
+from jaxserve.bench.mistakes import in_a_line
 from jaxserve.config.flags import FlexibleArgumentParser
-from jaxserve.errors import ValidationError, lacks_memory
 from server.commands.config_file import expand_config
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.process_end import ended_by_ctrl_c, exit_soon
@@ -35,6 +35,7 @@ COMMANDS = {
     "tune": "jaxserve.bench.tune",
     "calibrate-kv": "server.commands.calibrate_kv",
 }
+NAMED = ("bench", "tune")  # in their errors
 
 
 class Parser(FlexibleArgumentParser):
@@ -83,31 +84,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
     parser = build_parser(command)
-    try:
-        words = expand_config(words)
-    except ValidationError as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
-    args = parser.parse_args(words)
-    # a compilation in a thread would have to end before a KeyboardInterrupt could be seen
-    at_once = ended_by_ctrl_c() if getattr(args, "loads_model", False) else nullcontext()
-    try:
+
+    def run_command() -> int:
+        args = parser.parse_args(expand_config(words))
+        # a compilation in a thread would have to end before a KeyboardInterrupt could be seen
+        at_once = ended_by_ctrl_c() if getattr(args, "loads_model", False) else nullcontext()
         with at_once:
             return int(args.func(args) or 0)
+
+    try:
+        return in_a_line(f"jaxserve {command}" if command in NAMED else "jaxserve", run_command)
     except KeyboardInterrupt:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130
-    except PermissionError as error:  # of a folder or file that was named
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
-    except Exception as error:
-        reason = lacks_memory(error)
-        if reason is None:
-            raise
-        print(
-            f"jaxserve: too little memory, or a limit on it (ulimit -v): {reason}", file=sys.stderr
-        )
-        return 1
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:

@@ -21,6 +21,7 @@ from jaxserve.errors import (
     QueueFullError,
     ShutdownError,
     ValidationError,
+    shown,
 )
 from server.protocol.anthropic_errors import anthropic_error, is_anthropic
 
@@ -156,5 +157,4 @@ def _shown(value: Any) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return f"an object of {len(value)} fields"
-    text = repr(value[: MAX_SHOWN_INPUT + 1] if isinstance(value, str) else value)
-    return text if len(text) <= MAX_SHOWN_INPUT else text[: MAX_SHOWN_INPUT - 3] + "..."
+    return shown(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxserve.outputs import RequestOutput
 from server.errors import ApiError, ClientDisconnected, as_api_error
-from server.protocol.responses import ChunkWriter
+from server.protocol.responses import ChunkWriter, dumps
 
 Result = TypeVar("Result")
 
@@ -65,7 +65,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def merge(
-    streams: Sequence[AsyncIterator[RequestOutput]],
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Outputs of several requests as they come, each with the position of its request.
 
@@ -74,9 +74,9 @@ async def merge(
     # bounded: what a slow reader leaves waits in its stream, which puts it together
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(MOST_MERGED)
 
-    async def pump(index: int, stream: AsyncIterator[RequestOutput]) -> None:
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
         try:
-            async with _closing(stream):
+            async with contextlib.aclosing(stream):
                 async for output in stream:
                     await queue.put((index, output))
         except Exception as error:
@@ -85,7 +85,7 @@ async def merge(
             await queue.put((index, None))
 
     if len(streams) == 1:
-        async with _closing(streams[0]):
+        async with contextlib.aclosing(streams[0]):
             async for output in streams[0]:
                 yield 0, output
         return
@@ -106,19 +106,9 @@ async def merge(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@contextlib.asynccontextmanager
-async def _closing(stream: AsyncIterator[RequestOutput]) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
-
-
 def failed_event(error: ApiError) -> bytes:
     """The event of an error in OpenAI's form."""
-    return ChunkWriter.error(error.body())
+    return f"data: {dumps(error.body())}\n\n".encode()
 
 
 class EventStream(Response):
@@ -186,17 +176,13 @@ class EventStream(Response):
         self, send: Send, piece: bytes, *, is_comment: bool = False, is_last: bool = False
     ) -> None:
         async with self._writing:
-            await self._begin(send)
+            if not self._has_begun:  # nothing is written before the headers, so this does not wait
+                self._has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
             if self._in_comment:
                 piece = COMMENT_END + piece
             await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
             self._in_comment = is_comment  # not where a comment that waited has been cancelled
-
-    async def _begin(self, send: Send) -> None:
-        """Send the headers, once; nothing is written before them, so this does not wait."""
-        if not self._has_begun:
-            self._has_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
 
     async def _comment(self, send: Send) -> None:
         told = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
@@ -69,11 +68,7 @@ _TITLES = {"openai": "OpenAI's", "vllm": "vLLM's"}
 
 
 def _refused(name: str, refusal: Refusal) -> tuple[str, ...]:
-    return f"`{name}`", ", ".join(f"`{_json(value)}`" for value in refusal.values), refusal.why
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value)
+    return f"`{name}`", ", ".join(f"`{json.dumps(value)}`" for value in refusal.values), refusal.why
 
 
 def _listed(names: set[str]) -> str:

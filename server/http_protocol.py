@@ -16,24 +16,7 @@ if TYPE_CHECKING:
 # tests/server/test_connection.py, test_half_closed.py and test_many_connections.py with it, then
 # raise this and the bound in pyproject.toml.
 TESTED = ((0, 30), (0, 54))
-# The methods of uvicorn's class that `Connection` overrides, each because uvicorn calls it.
-HOOKS = (
-    "connection_made",
-    "connection_lost",
-    "data_received",
-    "eof_received",
-    "on_message_begin",
-    "on_header",
-    "on_headers_complete",
-    "on_body",
-    "on_message_complete",
-    "on_response_complete",
-    "timeout_keep_alive_handler",
-    "pause_writing",
-    "resume_writing",
-    "send_400_response",
-    "_unsupported_upgrade_warning",
-)
+OWN = "make_room"  # the public method of `Connection` that uvicorn does not call
 # What `Connection` reads that uvicorn makes as a connection or a request begins, ...
 READ = (
     *("loop", "transport", "flow", "scheme", "parser", "pipeline", "connections", "server_state"),
@@ -62,7 +45,7 @@ def connection_class() -> type[Connection]:
         if (error.name or "").partition(".")[0] not in ("uvicorn", "httptools"):
             raise
         raise _changed(str(error)) from error
-    for name in HOOKS:
+    for name in hooks(Connection):
         theirs = getattr(HttpToolsProtocol, name, None)
         if theirs is None:
             raise _changed(f"its class has no {name}")
@@ -74,6 +57,13 @@ def connection_class() -> type[Connection]:
     if missing:
         raise _changed(f"its class does not make {', '.join(missing)}")
     return Connection
+
+
+def hooks(connection: type[Connection]) -> list[str]:
+    """The methods of uvicorn's class that `Connection` overrides, each because uvicorn calls it."""
+    methods = [name for name, one in vars(connection).items() if inspect.isfunction(one)]
+    public = [name for name in methods if not name.startswith("_") and name != OWN]
+    return ["_unsupported_upgrade_warning", *public]
 
 
 def _parameters(method: Any) -> list[str]:

@@ -121,11 +121,11 @@ class Client:
         key: theirs.
     """
 
-    def __init__(self, key: ApiKey, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, key: ApiKey):
         self.name, self.priority = key.name, key.priority
         requests, tokens = key.requests_per_minute, key.tokens_per_minute
-        self._requests = None if requests is None else Bucket(requests, clock)
-        self._tokens = None if tokens is None else Bucket(tokens, clock)
+        self._requests = None if requests is None else Bucket(requests)
+        self._tokens = None if tokens is None else Bucket(tokens)
         self._key = key
 
     @property

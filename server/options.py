@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.errors import ValidationError
+from server.protocol.body_errors import renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,8 @@ class Options:
         # imported here: a command's help needs no tokenizer
         from jaxserve.tokenization.tokenizer import check_template_variables
 
-        try:
+        with renamed(lambda field: "--default-chat-template-kwargs"):
             check_template_variables(self.template_variables)
-        except ValidationError as error:
-            raise ValidationError(
-                "--default-chat-template-kwargs", error.value, error.allowed
-            ) from error
 
 
 NO_OPTIONS = Options()

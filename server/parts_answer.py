@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import CompletionOutput, RequestOutput
-from server.answer_parts import AnswerParts, Kind, Step
+from server.answer_parts import AnswerParts, Step
 from server.answers import Piece, check_served
 from server.errors import ApiError
 from server.event_stream import EventStream
@@ -30,6 +30,7 @@ class PartsAnswer(ChatCompletions):
 
     Args:
         chat: what the API's body asks for, as a chat completion.
+        api_field: the API's name of a field of a chat completion.
 
     Attributes:
         parts: of the answer, as far as it has been read.
@@ -38,21 +39,25 @@ class PartsAnswer(ChatCompletions):
 
     stream_end = b""
 
-    def __init__(self, service: Service, chat: ChatCompletionRequest, request: Request):
+    def __init__(
+        self,
+        service: Service,
+        chat: ChatCompletionRequest,
+        request: Request,
+        api_field: Callable[[str], str],
+    ):
+        with renamed(api_field):
+            chat.check()
         if chat.choices_per_prompt != 1:
             raise ValidationError("n", chat.n, "1")
         if chat.use_beam_search:
             raise ValidationError("use_beam_search", True, "false")
         super().__init__(service, chat, request)
         self.parts: AnswerParts
+        self._api_field = api_field
         self.final: CompletionOutput | None = None
-        self._thought_tokens = 0
 
     # -- for subclasses -------------------------------------------------------------------------
-
-    def api_field(self, field: str) -> str:
-        """The API's name of a field of a chat completion."""
-        return field
 
     def see(self, piece: Piece) -> None:
         """Look at what is new, before its steps; in a thread where it has much to say."""
@@ -83,10 +88,6 @@ class PartsAnswer(ChatCompletions):
     # -- counts ---------------------------------------------------------------------------------
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.requests[0].group.prompt_token_ids)
-
-    @property
     def num_generated(self) -> int:
         return sum(progress.tokens for progress in self._progress.values())
 
@@ -95,15 +96,10 @@ class PartsAnswer(ChatCompletions):
         """Prompt tokens that the prefix cache had; None: not told."""
         return self._cached if self.service.tells_cached_tokens else None
 
-    @property
-    def num_thought_tokens(self) -> int:
-        """Tokens that the thoughts' text has."""
-        return min(self._thought_tokens, self.num_generated)
-
     # -- the answer -----------------------------------------------------------------------------
 
     async def check_and_prepare(self) -> None:
-        with renamed(self.api_field):
+        with renamed(self._api_field):
             await super().check_and_prepare()
         self.parts = AnswerParts(self._reader(0))
         self._cached = 0
@@ -125,7 +121,6 @@ class PartsAnswer(ChatCompletions):
     def _read_whole(self, output: RequestOutput) -> None:
         for piece in self._new(0, output):
             self._steps(piece)
-        self._count_thoughts()
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         async with self._outputs() as outputs:
@@ -143,8 +138,6 @@ class PartsAnswer(ChatCompletions):
                     self.has_seen()
                 for part in coalesced(events):
                     yield part
-        if any(part.kind is Kind.THOUGHT for part in self.parts.parts):
-            await asyncio.to_thread(self._count_thoughts)
         for part in coalesced(await self.end_events()):
             yield part
 
@@ -157,10 +150,3 @@ class PartsAnswer(ChatCompletions):
         self.see(piece)
         last = new.finished()
         return self.parts.feed(new.text, last=last, cut=last and new.finish_reason != "stop")
-
-    def _count_thoughts(self) -> None:
-        thoughts = [part.text for part in self.parts.parts if part.kind is Kind.THOUGHT]
-        encode = self.service.engine.tokenizer.encode
-        self._thought_tokens = sum(
-            len(encode(thought, add_special_tokens=False)) for thought in thoughts
-        )

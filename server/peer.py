@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 # Between two looks, after the first.
@@ -13,6 +14,7 @@ FIRST_LOOK_S = 0.02  # then twice as long, and so on
 _CAN_LOOK = hasattr(select, "POLLRDHUP")  # on Linux
 
 
+@dataclass(eq=False, slots=True)
 class PeerWatch:
     """Ends a connection whose client is gone, where its bytes are not read, or not for now.
 
@@ -24,20 +26,15 @@ class PeerWatch:
         begins: whether nothing of that answer is written yet, so that a probe may be.
     """
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        interval: float,
-        is_needed: Callable[[], bool],
-        is_told_by_probes: Callable[[], bool],
-        begins: Callable[[], bool],
-    ) -> None:
-        self._transport, self._interval, self._is_needed = transport, interval, is_needed
-        self._is_told_by_probes, self._begins = is_told_by_probes, begins
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._after = FIRST_LOOK_S
-        self._probe_at = 0.0  # the event loop's time
+    transport: asyncio.Transport
+    interval: float
+    is_needed: Callable[[], bool]
+    is_told_by_probes: Callable[[], bool]
+    begins: Callable[[], bool]
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _timer: asyncio.TimerHandle | None = None
+    _after: float = FIRST_LOOK_S
+    _probe_at: float = 0.0  # the event loop's time
 
     @property
     def is_on(self) -> bool:
@@ -45,22 +42,22 @@ class PeerWatch:
 
     def can_probe(self) -> bool:
         """Whether a client that has ended its side can be told from one that is gone."""
-        return _CAN_LOOK and self._is_told_by_probes()
+        return _CAN_LOOK and self.is_told_by_probes()
 
     def look(self) -> None:
         """Look now, and again and again while it is needed."""
         self.stop()
-        if not self._is_needed() or self._transport.is_closing():
+        if not self.is_needed() or self.transport.is_closing():
             return
-        connection = self._transport.get_extra_info("socket")
+        connection = self.transport.get_extra_info("socket")
         has_ended = _has_ended(connection)
         if has_ended and not self.can_probe():
-            self._transport.abort()
+            self.transport.abort()
             return
         if has_ended and self._loop.time() >= self._probe_at:
             self._probe()
         if _is_gone(connection):
-            self._transport.abort()
+            self.transport.abort()
             return
         self._timer = self._loop.call_later(self._after, self.look)
         self._after = min(2 * self._after, LOOK_S)
@@ -72,9 +69,9 @@ class PeerWatch:
 
     def _probe(self) -> None:
         """Write what a client passes over; from one that is gone comes a reset."""
-        self._probe_at = self._loop.time() + self._interval
-        if self._begins():
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._probe_at = self._loop.time() + self.interval
+        if self.begins():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _has_ended(connection: Any) -> bool:

@@ -88,13 +88,9 @@ class RequestTracer:
         )
         span.end(end_time=moment(end))
 
-    def flush(self) -> None:
-        """Send what has not been sent."""
-        self._provider.force_flush(FLUSH_MS)
-
     def shutdown(self) -> None:
         """Send what has not been sent, and end."""
-        self.flush()
+        self._provider.force_flush(FLUSH_MS)
         self._provider.shutdown()
 
     def _attributes(
@@ -104,7 +100,8 @@ class RequestTracer:
         times: RequestMetrics,
         end: float,
     ) -> dict[str, Any]:
-        params = prepared.params
+        params, arrival = prepared.params, times.arrival_time
+        begun, first = times.first_scheduled_time, times.first_token_time
         found: dict[str, Any] = {
             "gen_ai.request.id": prepared.request_id,
             "gen_ai.request.model": self._model_name,
@@ -113,27 +110,23 @@ class RequestTracer:
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.usage.prompt_tokens": len(prepared.group.prompt_token_ids),
-            "gen_ai.latency.e2e": end - times.arrival_time,
+            "gen_ai.latency.e2e": end - arrival,
+            "gen_ai.latency.time_in_queue": _between(arrival, begun),
+            "gen_ai.latency.time_to_first_token": _between(arrival, first),
+            "gen_ai.latency.time_in_model_prefill": _between(begun, first),
+            "gen_ai.latency.time_in_model_decode": _between(first, times.last_token_time),
+            "jaxserve.num_preemptions": times.num_preemptions,
         }
-        first, last, begun = (
-            times.first_token_time,
-            times.last_token_time,
-            times.first_scheduled_time,
-        )
-        if begun is not None:
-            found["gen_ai.latency.time_in_queue"] = begun - times.arrival_time
-        if first is not None:
-            found["gen_ai.latency.time_to_first_token"] = first - times.arrival_time
-            if begun is not None:
-                found["gen_ai.latency.time_in_model_prefill"] = first - begun
-            if last is not None:
-                found["gen_ai.latency.time_in_model_decode"] = last - first
         if output is not None:
             found["gen_ai.usage.cached_tokens"] = output.num_cached_tokens
             reasons = [one.finish_reason or "abort" for one in output.outputs]
             found["gen_ai.response.finish_reasons"] = reasons
-        found["jaxserve.num_preemptions"] = times.num_preemptions
         return {name: value for name, value in found.items() if value is not None}
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    """Seconds; None: one of them has not happened."""
+    return None if begin is None or end is None else end - begin
 
 
 class TraceMiddleware:

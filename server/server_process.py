@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,22 +23,21 @@ import uvicorn
 
 from checkpoints.errors import CheckpointError
 from jaxserve.config.engine_config import EngineConfig, Isolation
-from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.errors import JaxServeError
 from jaxserve.observability.json_log import JSON
 from jaxserve.observability.process_collector import usable_cpus
 from server.admission import Admission
 from server.app import create_app
-from server.commands.edge_flags import allowed_hosts, api_keys, edge_limits
+from server.commands.edge_flags import allowed_hosts
 from server.commands.log_flags import tracer, unlogged_paths
-from server.commands.parser_flags import parsers
 from server.commands.socket_flags import listen_at, tls
-from server.commands.surface_flags import options
 from server.descriptors import Descriptors
 from server.engine_route import engine_paths
 from server.http_protocol import connection_class
 from server.listen_socket import BACKLOG, as_many, listen
 from server.logs import log_config
 from server.process_end import EXIT_S, exit_after, exit_now
+from server.service import Service
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
@@ -54,60 +53,54 @@ WATCH_S = 0.2
 ENGINE_LOST = 70
 
 
-def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | None = None) -> int:
+def serve(
+    config: EngineConfig,
+    args: argparse.Namespace,
+    told: Mapping[str, Any],
+    isolation: Isolation | None,
+    early: EarlyProcess | None,
+) -> int:
     """Load the model and serve it until SIGINT or SIGTERM.
 
     Args:
         config: the engine's configuration.
         args: the parsed flags of `jaxserve serve`.
-        early: the engine's process, where it has been started already.
+        told: what of them `create_app` is told, checked.
+        isolation: of the engine; None: it is in this process.
+        early: its process, where it has been started already.
 
     Returns:
-        The exit code: 0 after a signal, 1 when the port is taken or the model cannot be served,
-        ENGINE_LOST when its engine has died too often.
+        The exit code: 0 after a signal, 1 when the model cannot be served, ENGINE_LOST when its
+        engine has died too often.
+
+    Raises:
+        ValidationError: uvicorn, or the limit on open files, is not as it has to be.
+        JaxServeError: the port is taken.
     """
-    where = args.uds or f"{args.host}:{args.port}"
-    limits = edge_limits(args)
-    try:
-        protocol = connection_class()
-        descriptors = Descriptors.raised(limits.max_connections)
-        spans = tracer(args, config.model_names[0])
-    except ValidationError as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
+    limits = told["limits"]
+    protocol = connection_class()
+    descriptors = Descriptors.raised(limits.max_connections)
+    spans = tracer(args, config.model_names[0])
     try:
         listener = listen_at(args.uds) if args.uds else listen(args.host, args.port)
     except OSError as error:
-        reason = error.strerror or str(error)
-        print(f"jaxserve: cannot listen on {where}: {reason}", file=sys.stderr)
-        return 1
+        where, reason = args.uds or f"{args.host}:{args.port}", error.strerror or str(error)
+        raise JaxServeError(f"cannot listen on {where}: {reason}") from error
     from jaxserve.async_engine import AsyncEngine
 
     # the event loop asks for the interpreter at each event, and would wait so long for a thread
     sys.setswitchinterval(SWITCH_S)
-    isolation = None
-    if args.isolate_engine:
-        isolation = Isolation(
-            step_timeout=args.step_timeout,
-            load_timeout=args.load_timeout,
-            spare=args.spare_process,
-            log_format=args.log_format,
-        )
     engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
     app = create_app(
         engine,
-        api_keys=api_keys(args),
         allowed_origins=args.allowed_origins,
         allowed_hosts=allowed_hosts(args),
-        limits=limits,
-        options=options(args),
-        parsers=parsers(args),
         tracer=spans,
         has_page=args.page,
+        **told,
     )
     service = app.state.service
-    paths = engine_paths(app.routes, service.options.root_path)
-    admission = Admission(service.refusal, service.enter, paths, service.keys, service.serves)
+    admission = Admission(service, engine_paths(app.routes, service.options.root_path))
     settings = uvicorn.Config(
         app,
         http=protocol.limited(limits, admission, descriptors),
@@ -122,20 +115,8 @@ def serve(config: EngineConfig, args: argparse.Namespace, early: EarlyProcess | 
         timeout_keep_alive=math.ceil(limits.idle_timeout),
         **tls(args),
     )
-    names = service.model_names
     base_url = f"unix:{args.uds}" if args.uds else _base_url(listener, settings.is_ssl)
-    server = _Server(
-        settings,
-        engine,
-        base_url,
-        names,
-        args.shutdown_timeout,
-        is_entering=lambda: service.num_entering > 0,
-        descriptors=descriptors,
-        max_connections=limits.max_connections,
-        logs_json=args.log_format == JSON,
-        num_workers=workers_of(args.num_workers),
-    )
+    server = _Server(settings, args, service, descriptors, base_url)
     engine.start()
     try:
         server.run(sockets=as_many(listener, descriptors.listeners))
@@ -160,28 +141,18 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         settings: uvicorn.Config,
-        engine: AsyncEngine,
-        base_url: str,
-        model_names: tuple[str, ...],
-        shutdown_timeout: float,
-        *,
-        is_entering: Callable[[], bool],
+        args: argparse.Namespace,
+        service: Service,
         descriptors: Descriptors,
-        max_connections: int,
-        logs_json: bool,
-        num_workers: int | None,
+        base_url: str,
     ) -> None:
         super().__init__(settings)
-        self._logs_json = logs_json
-        self._num_workers = num_workers
         self.exit_code = 0
-        self._shutdown_timeout = shutdown_timeout
-        self._is_entering = is_entering
-        self._descriptors = descriptors
-        self._max_connections = max_connections
-        self._engine = engine
-        self._base_url = base_url
-        self._model_names = model_names
+        self._logs_json = args.log_format == JSON
+        self._num_workers = workers_of(args.num_workers)
+        self._shutdown_timeout = args.shutdown_timeout
+        self._service, self._engine = service, service.engine
+        self._descriptors, self._base_url = descriptors, base_url
         self._is_loaded = False
         # asyncio keeps only weak references to tasks.
         self._tasks: list[asyncio.Task[None]] = []
@@ -216,7 +187,8 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         text = "stopping: what runs may finish within %g s; a second signal ends it at once"
         logger.info(text, self._shutdown_timeout)
-        if not await self._engine.drain(self._shutdown_timeout, self._is_entering):
+        service = self._service
+        if not await self._engine.drain(self._shutdown_timeout, lambda: service.num_entering > 0):
             logger.warning(
                 "some requests had not finished after %g s: they end with an error",
                 self._shutdown_timeout,
@@ -242,24 +214,26 @@ class _Server(uvicorn.Server):
         engine = self._engine
         engine.warm_up()
         _leave_out_of_collections()
-        if room is not None and room < self._max_connections:
+        most = self._service.limits.max_connections
+        if room is not None and room < most:
             logger.warning(
                 "--max-connections %d is lowered to %d: the system lets this process have %d open "
                 "files (ulimit -n)",
-                self._max_connections,
+                most,
                 room,
                 self._descriptors.limit,
             )
         self._is_loaded = True
         self._tasks.append(asyncio.ensure_future(self._watch()))
+        names = self._service.model_names
         text = (
-            f"jaxserve serves {', '.join(self._model_names)} on {self._base_url} (context "
+            f"jaxserve serves {', '.join(names)} on {self._base_url} (context "
             f"{engine.max_model_len} tokens, ready after {time.monotonic() - start:.1f} s)"
         )
         if self._logs_json:
             logger.info(text)
             return
-        curl = _curl(engine, self._base_url, self._model_names[0])
+        curl = _curl(engine, self._base_url, names[0])
         print(f"\n{text}. Try:\n\n{curl}\n", flush=True)
 
     async def _watch(self) -> None:

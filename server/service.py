@@ -25,10 +25,9 @@ from server.keys import ApiKey, Client, KeyRing, client_name
 from server.middleware import Load
 from server.options import NO_OPTIONS, Options
 from server.protocol.chat import TemplateFields
-from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.logprobs import TokenText
 from server.protocol.queueing import queueing
-from server.protocol.requests import GenerationRequest
+from server.protocol.requests import GenerationRequest, PromptRequest, QueuedRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
 from server.truncation import Cut, asked_cut
@@ -89,23 +88,27 @@ class Service:
 
     def require_ready(self) -> None:
         """Raises ApiError 503 while no engine serves, or the server is about to end."""
-        if self.engine.is_draining:
-            raise ApiError(503, "the server shuts down", headers={"Retry-After": "5"})
-        if self.engine.is_dead:
-            raise ApiError(503, "the engine has stopped; the server must be restarted")
-        if self.engine.is_restarting:
-            text = "the engine has died and is started again"
-            raise ApiError(503, text, headers={"Retry-After": "2"})
-        if not self.engine.is_ready:
-            raise ApiError(503, "the model is still loading", headers={"Retry-After": "5"})
-        silence = self.engine.silence
-        if silence is not None:
-            raise ApiError(503, silence, headers={"Retry-After": "2"})
+        why = self.unready()
+        if why is not None:
+            raise why[1]
+
+    def unready(self) -> tuple[str, ApiError] | None:
+        """Why no engine serves, in a word and as requests are told; None: one does."""
+        engine = self.engine
+        if engine.is_draining:
+            return "draining", _come_again("the server shuts down", 5)
+        if engine.is_dead:
+            return "dead", ApiError(503, "the engine has stopped; the server must be restarted")
+        if engine.is_restarting:
+            return "restarting", _come_again("the engine has died and is started again", 2)
+        if not engine.is_ready:
+            return "loading", _come_again("the model is still loading", 5)
+        silence = engine.silence
+        return None if silence is None else ("silent", _come_again(silence, 2))
 
     def serves(self) -> bool:
         """Whether requests are let in at all; `require_ready` says why not."""
-        engine = self.engine
-        return engine.is_ready and engine.silence is None and not engine.is_draining
+        return self.unready() is None
 
     def refusal(self, client: str) -> ApiError | None:
         """What any request of a client is told that generates; None: it has to be read first."""
@@ -118,10 +121,6 @@ class Service:
         except EngineDeadError:
             pass  # the application says so
         return None
-
-    def enter(self, client: str) -> Entry:
-        """A request of a client is let in by its head."""
-        return self.engine.ledger.enter(client)
 
     @property
     def num_entering(self) -> int:
@@ -226,9 +225,7 @@ class Service:
 
         return await asyncio.to_thread(encode)
 
-    def cut(
-        self, request: GenerationRequest | EmbeddingRequest, reserved: int | None
-    ) -> Cut | None:
+    def cut(self, request: PromptRequest, reserved: int | None) -> Cut | None:
         """How prompts of a request are cut, `reserved` tokens of output in mind.
 
         Raises:
@@ -303,12 +300,16 @@ class Service:
                 raise ValidationError(name, f"{count} tokens", f"at most {vocab_size} tokens")
 
 
+def _come_again(text: str, seconds: int) -> ApiError:
+    return ApiError(503, text, headers={"Retry-After": str(seconds)})
+
+
 def client_of(request: Request) -> Client | None:
     """Whose key came with a request; None where the server asks for none."""
     return getattr(request.state, "client", None)
 
 
-def queueing_of(request: Request, body: GenerationRequest | EmbeddingRequest) -> Queueing:
+def queueing_of(request: Request, body: QueuedRequest) -> Queueing:
     """What decides whose turn a request is whose body has been read.
 
     Raises:

@@ -34,17 +34,10 @@ class Timeline:
             begin = max(step.dispatched, before, end - KEPT_S)
             before = end
             first, last = int(begin / SLICE_S), int(end / SLICE_S)
-            one = new.get(last)
-            if one is None:
-                one = new[last] = [0, 0.0, 0.0, 0.0, 0, 0]
+            one = new.setdefault(last, [0, 0.0, 0.0, 0.0, 0, 0])
             one[0] += 1
             one[4] += step.num_decode_tokens
             one[5] += step.num_prefill_tokens
-            if first == last:  # nearly all are so short
-                one[1] += step.num_decode * (end - begin)
-                one[2] += step.num_prefill * (end - begin)
-                one[3] += step.device_busy
-                continue
             edges = [index * SLICE_S for index in range(first + 1, last + 1)]
             for left, right in pairwise([begin, *edges, end]):
                 part = right - left
@@ -52,7 +45,7 @@ class Timeline:
                 one = new.setdefault(index, [0, 0.0, 0.0, 0.0, 0, 0])
                 one[1] += step.num_decode * part
                 one[2] += step.num_prefill * part
-                one[3] += step.device_busy * part / (end - begin)
+                one[3] += step.device_busy * (part / (end - begin) if edges else 1.0)
         self._last = before
         for index, added in new.items():
             known = self._slices.get(index)

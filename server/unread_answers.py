@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,15 +23,14 @@ UNCOUNTED_BYTES = 2**14  # that any connection may hold
 LOOK_S = 0.25  # between two looks while something is unread
 
 
+@dataclass(eq=False, slots=True)
 class UnreadAnswer:
     """One answer on its way to its client.
 
-    Args:
+    Attributes:
         answers: of the server.
         transport: of its connection; None where there is none, as in a batch.
         client: tells the name of its client, see `client_name`.
-
-    Attributes:
         whole: bytes of the answer that are kept until its last is taken, of a stream those that it
             tells once more at its end.
         sending: other bytes of it that wait for the connection.
@@ -41,21 +41,15 @@ class UnreadAnswer:
         seen: bytes that were unread at the last look.
     """
 
-    __slots__ = (
-        *("_answers", "client", "queued", "seen", "sending"),
-        *("since", "transport", "waits", "whole"),
-    )
-
-    def __init__(
-        self,
-        answers: UnreadAnswers,
-        transport: asyncio.Transport | None,
-        client: Callable[[], str] = str,
-    ):
-        self._answers, self.transport, self.client = answers, transport, client
-        self.whole = self.sending = self.seen = self.waits = 0
-        self.queued: Callable[[], int] = int
-        self.since = math.inf
+    answers: UnreadAnswers
+    transport: asyncio.Transport | None
+    client: Callable[[], str] = str
+    whole: int = 0
+    sending: int = 0
+    waits: int = 0
+    queued: Callable[[], int] = int
+    since: float = math.inf
+    seen: int = 0
 
     @property
     def in_transport(self) -> int:
@@ -81,14 +75,14 @@ class UnreadAnswer:
             ApiError: it alone is more than all answers may be.
         """
         self.whole += num_bytes
-        if self.whole > self._answers.most:
+        if self.whole > self.answers.most:
             raise ApiError(
                 400,
-                f"the answer would have more than {self._answers.most} bytes, as many as this "
+                f"the answer would have more than {self.answers.most} bytes, as many as this "
                 "server keeps of answers that are not read (--max-unread-answer-bytes); ask for "
                 "fewer choices or logprobs",
             )
-        self._answers.watch(self)
+        self.answers.watch(self)
 
     def cut(self) -> None:
         """End the connection with what it holds."""

@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ MOST_WATCHERS = 64
 QUIET = 5  # intervals between two looks at an engine that computes nothing
 
 
+@dataclass(eq=False, slots=True)
 class Frame:
     """One look at the engine, as server-sent events.
 
@@ -45,36 +47,30 @@ class Frame:
         service: knows whose they are.
     """
 
-    def __init__(
-        self,
-        number: int,
-        common: dict[str, Any],
-        whole: Callable[[], dict[str, Any]],
-        changed: dict[str, Any],
-        slots: list[SlotView],
-        service: Service,
-    ):
-        self.number = number
-        self._common, self._whole, self._changed = common, whole, changed
-        self._slots, self._service = slots, service
-        self._events: dict[bool, bytes] = {}
-        self._names: dict[Client | None, bytes] = {}
+    number: int
+    common: dict[str, Any]
+    whole: Callable[[], dict[str, Any]]
+    changed: dict[str, Any]
+    slots: list[SlotView]
+    service: Service
+    _events: dict[bool, bytes] = field(default_factory=dict)
+    _names: dict[Client | None, bytes] = field(default_factory=dict)
 
     def event(self, seen: int) -> bytes:
         """What a watcher is sent who has seen the frame of that number, 0 for none."""
         follows = seen == self.number - 1 and seen > 0
         if follows not in self._events:
-            more = self._changed if follows else self._whole()
-            self._events[follows] = _event({"frame": self.number, **self._common, **more})
+            more = self.changed if follows else self.whole()
+            self._events[follows] = _event({"frame": self.number, **self.common, **more})
         return self._events[follows]
 
     def names(self, client: Client | None) -> bytes:
         """Whose the slots are, as far as a client may know; goes before the frame."""
         if client not in self._names:
-            holder = self._service.holders.of
+            holder = self.service.holders.of
             names = {
                 one.slot: one.sequence_id
-                for one in self._slots
+                for one in self.slots
                 if client is None or holder(one.sequence_id) is client
             }
             self._names[client] = _event({"names": names})
@@ -87,16 +83,10 @@ class Watch:
     Args:
         service: around the engine.
         tells_cached: watchers see how much of a running prompt was found in the prefix cache.
-        interval: seconds between two looks.
-
-    Attributes:
-        num_looks: how often it looked.
     """
 
-    def __init__(self, service: Service, *, tells_cached: bool, interval: float = INTERVAL_S):
-        self.num_looks = 0
+    def __init__(self, service: Service, *, tells_cached: bool):
         self._service, self._tells_cached = service, tells_cached
-        self._interval = interval
         self._num_watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._forget()
@@ -152,7 +142,8 @@ class Watch:
     async def _run(self) -> None:
         try:
             while True:
-                status, seconds = self._engine_status(), self._interval
+                why, seconds = self._service.unready(), INTERVAL_S
+                status = "ok" if why is None else why[0]
                 has_news, self._status = status != self._status, status
                 if status == "ok" and self._is_worth_a_look():
                     view = await self._service.engine.view()
@@ -185,20 +176,7 @@ class Watch:
         self._last_step, self._num_passed = step, 0
         return True
 
-    def _engine_status(self) -> str:
-        engine = self._service.engine
-        if engine.is_draining:
-            return "draining"
-        if engine.is_dead:
-            return "dead"
-        if engine.is_restarting:
-            return "restarting"
-        if not engine.is_ready:
-            return "loading"
-        return "ok" if engine.silence is None else "silent"
-
     def _frame_of(self, view: EngineView) -> Frame:
-        self.num_looks += 1
         engine = self._service.engine
         cells, before = np.frombuffer(view.cells, "<u2"), self._cells
         self._cells = cells

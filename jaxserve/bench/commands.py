@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.bench import serve_options, startup
-from jaxserve.bench.mistakes import in_a_line
+from jaxserve.bench.serve_options import at_least
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 
@@ -64,9 +64,7 @@ def register(
     )
     latency.add_argument("--num-iters-warmup", type=int, default=3, help="runs not counted")
     latency.add_argument("--num-iters", type=int, default=10, help="runs counted")
-    latency.set_defaults(
-        func=partial(_run, run_latency), bench="latency", enable_prefix_caching=False
-    )
+    latency.set_defaults(func=run_latency, bench="latency", enable_prefix_caching=False)
 
     throughput = subparsers.add_parser(
         "throughput", help="tokens per second over many requests queued at once"
@@ -78,25 +76,25 @@ def register(
     throughput.add_argument("--output-len", type=int, help="output tokens of every dataset")
     throughput.add_argument("--min-len", type=int, default=8, help="shortest random length")
     throughput.add_argument("--max-len", type=int, default=256, help="longest random length")
-    throughput.set_defaults(func=partial(_run, run_throughput), bench="throughput")
+    throughput.set_defaults(func=run_throughput, bench="throughput")
 
     load = subparsers.add_parser("serve", help="load on a running server")
     serve_options.add_options(load)
-    load.set_defaults(func=partial(_run, run_serve))
+    load.set_defaults(func=run_serve)
 
     many = subparsers.add_parser("sweep", help="a load test for each of several loads")
     serve_options.add_sweep_options(many)
-    many.set_defaults(func=partial(_run, run_sweep))
+    many.set_defaults(func=run_sweep)
 
     start = subparsers.add_parser("startup", help="seconds from process start to a ready server")
     startup.add_options(start)
-    start.set_defaults(func=partial(_run, startup.run_startup))
+    start.set_defaults(func=startup.run_startup)
 
 
 def run_latency(options: argparse.Namespace) -> int:
     """Time `--num-iters` batches and print percentiles, tok/s and GB/s."""
-    _at_least(options, "batch_size", "input_len", "output_len", "num_iters", "n")
-    _at_least(options, "num_iters_warmup", least=0)
+    at_least(options, "batch_size", "input_len", "output_len", "num_iters", "n")
+    at_least(options, "num_iters_warmup", least=0)
     _check_results(options)
     from jaxserve.bench.measure import describe, environment, run_workload
     from jaxserve.bench.percentiles import PERCENTILES, percentile
@@ -136,7 +134,7 @@ def run_latency(options: argparse.Namespace) -> int:
 
 def run_throughput(options: argparse.Namespace) -> int:
     """Queue `--num-prompts` requests at once and print tok/s and GB/s."""
-    _at_least(options, "input_len", "output_len", "min_len", "max_len")
+    at_least(options, "input_len", "output_len", "min_len", "max_len")
     serve_options.check_dataset(options)
     _check_results(options)
     items, longest = _throughput_items(options)
@@ -258,13 +256,6 @@ def _shares(report: dict[str, Any]) -> str:
     )
 
 
-def _at_least(options: argparse.Namespace, *names: str, least: int = 1) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ValidationError(name, value, f"{least} or more")
-
-
 def _check_output(path: Path | None) -> None:
     """A file that cannot be written is better known before the measurement than after it."""
     if path is not None:
@@ -298,8 +289,3 @@ def _finish(llm: LLM, report: dict[str, Any], options: argparse.Namespace) -> in
     for line in report["impossible"]:
         print(f"IMPOSSIBLE: {line}", file=sys.stderr)
     return 1 if report["impossible"] else 0
-
-
-def _run(benchmark: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Exit code of a benchmark; expected errors are one line."""
-    return in_a_line("jaxserve bench", lambda: benchmark(options))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.observability.process_collector import usable_cpus
 from pallas_kernels import choose_backends
 from pallas_kernels.linear import linear
 
@@ -88,9 +88,7 @@ class Limits:
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return max(1, int(usable_cpus()))
 
 
 def seconds_of_one(run: Product, calls: int) -> float:

@@ -1,19 +1,29 @@
-"""Mistakes of a benchmark's user: one line instead of a traceback."""
+"""Mistakes of a command's user: one line instead of a traceback."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 
-from jaxserve.errors import JaxServeError
+from jaxserve.errors import JaxServeError, lacks_memory
 
 
 def in_a_line(name: str, run: Callable[[], int]) -> int:
-    """The exit status of a benchmark; 1 after an expected error, which standard error names."""
-    from checkpoints import CheckpointError
+    """The exit status of a command; 1 after an expected error, which standard error names.
 
+    Raises:
+        Exception: a bug, which keeps its traceback.
+    """
     try:
         return run()
-    except (JaxServeError, CheckpointError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+    except Exception as error:
+        # imported here: most commands read no checkpoint before they have begun
+        from checkpoints.errors import CheckpointError
+
+        text, reason = str(error), lacks_memory(error)
+        if reason is not None and not isinstance(error, JaxServeError | CheckpointError):
+            text = f"too little memory, or a limit on it (ulimit -v): {reason}"
+        elif not isinstance(error, JaxServeError | CheckpointError | OSError):
+            raise
+        print(f"{name}: {text}", file=sys.stderr)
         return 1

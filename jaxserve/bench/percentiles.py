@@ -9,10 +9,6 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)  # of latencies and start-up times, as vL
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear interpolation between the closest ranks; 0 without values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    import numpy as np  # here: flags of commands need none
+
+    return float(np.percentile(values, percent)) if values else 0.0

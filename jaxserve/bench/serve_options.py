@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from jaxserve.bench import datasets
 from jaxserve.bench.arrivals import RAMPS
 from jaxserve.bench.serving_report import METRICS
-from jaxserve.config.flags import add_flag
+from jaxserve.config.flags import add_flag, json_object
 from jaxserve.errors import JaxServeError, ValidationError
 from jaxserve.params.sampling_params import SamplingParams
 
@@ -60,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in SAMPLING:
         add_flag(sampling, SamplingParams, name, unset=True)
     sampling.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields"
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields"
     )
     _add_results(parser.add_argument_group("results"))
 
@@ -177,9 +176,7 @@ def check_dataset(options: argparse.Namespace) -> None:
         for dataset in DATASETS:
             setattr(options, f"{dataset}_output_len", options.output_len)
     for name, least in LEAST.items():
-        value = getattr(options, name, None)
-        if value is not None and not value >= least:
-            raise ValidationError(name, value, f"{least} or more")
+        at_least(options, name, least=least)
     path, dataset = options.dataset_path, options.dataset_name
     if dataset in ("custom", "sharegpt") and path is None:
         raise ValidationError("dataset_path", None, f"the file of the {dataset} dataset")
@@ -222,6 +219,18 @@ def dataset_prompts(
     return datasets.sharegpt_file(
         path, count, options.sharegpt_output_len, encode, options.seed, longest
     )
+
+
+def at_least(options: argparse.Namespace, *names: str, least: int = 1) -> None:
+    """Refuse numbers that are too small; those that a command has not, or that are open, are not.
+
+    Raises:
+        ValidationError: names the first one.
+    """
+    for name in names:
+        value = getattr(options, name, None)
+        if value is not None and not value >= least:
+            raise ValidationError(name, value, f"{least} or more")
 
 
 def require(module: str, purpose: str) -> None:
@@ -291,13 +300,3 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         return value
 
     return {name: plain(value) for name, value in vars(options).items() if name not in SECRET}
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({error})") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return value

@@ -159,25 +159,20 @@ def markdown(report: Mapping[str, Any], percentiles: Sequence[float]) -> str:
 
 def plot(times: Sequence[RequestTimes], path: Path) -> None:
     """A PNG with the percentiles of every metric."""
-    import matplotlib
+    # imported here, as below: the flags of other commands need no numpy
+    from jaxserve.observability.figures import new_figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(METRICS), figsize=(4 * len(METRICS), 3.2))
+    figure = new_figure(4 * len(METRICS), 3.2)
     percents = [*range(100), 99.5, 99.9, 100]
-    for axis, (name, values) in zip(axes, samples_ms(times).items()):
+    for axis, (name, values) in zip(figure.subplots(1, len(METRICS)), samples_ms(times).items()):
         axis.plot(percents, [percentile(values, percent) for percent in percents])
         axis.set(title=METRICS[name], xlabel="percentile", ylabel="ms", ylim=(0, None))
         axis.grid(alpha=0.3)
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def plot_timeline(times: Sequence[RequestTimes], path: Path) -> None:
     """A PNG with a bar a request that succeeded: until its first token, and until its last."""
-    # imported here: the flags of other commands need no numpy
     from jaxserve.observability.figures import Span, timeline_figure
 
     spans = [Span(t.sent, None, t.chunks[0], t.chunks[-1]) for t in times if not t.error]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.percentiles import PERCENTILES, percentile
+from jaxserve.bench.serve_options import at_least
 from jaxserve.errors import JaxServeError, ValidationError
 
 POLL_SECONDS = 0.1  # a question costs both processes several ms of the cores that compile
@@ -44,9 +45,7 @@ def run_startup(options: argparse.Namespace) -> int:
         ValidationError: no start at all, or warm ones with a cache that nothing has filled.
         JaxServeError: a server did not start.
     """
-    for name in ("num_iters_cold", "num_iters_warmup", "num_iters_warm"):
-        if getattr(options, name) < 0:
-            raise ValidationError(name, getattr(options, name), "0 or more")
+    at_least(options, "num_iters_cold", "num_iters_warmup", "num_iters_warm", least=0)
     if options.num_iters_warm and not options.num_iters_cold + options.num_iters_warmup:
         raise ValidationError(
             "num_iters_warm", options.num_iters_warm, "after a start that is cold"

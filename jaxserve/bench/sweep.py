@@ -79,14 +79,11 @@ def _save(
 
 def frontier(name: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A PNG: what each load gave in throughput and cost in latency."""
-    import matplotlib
+    from jaxserve.observability.figures import new_figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    figure = new_figure(9, 3.6)
     throughput = [row["output_throughput"] for row in rows]
-    for axis, metric in zip(axes, ("ttft", "itl")):
+    for axis, metric in zip(figure.subplots(1, 2), ("ttft", "itl")):
         for head in ("median", "p99"):
             axis.plot(throughput, [row[f"{head}_{metric}_ms"] for row in rows], "o-", label=head)
         for row, x in zip(rows, throughput):
@@ -95,6 +92,4 @@ def frontier(name: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_title(f"{metric} against throughput, by {name}")
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

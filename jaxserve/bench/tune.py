@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench.mistakes import in_a_line
 from jaxserve.bench.percentiles import percentile
-from jaxserve.bench.serve_options import require
+from jaxserve.bench.serve_options import at_least, require
 from jaxserve.config.engine_config import ONLINE_QUANTIZATIONS, EngineConfig
 from jaxserve.errors import ValidationError
 
@@ -123,7 +122,7 @@ def _swept(name: str) -> str:
 def settled(options: argparse.Namespace) -> argparse.Namespace:
     """The options with what was not typed, for the model's checkpoint.
 
-    Sets `swept`, the weights to measure, and `choice`, those of the file that is written.
+    Sets `model`, `swept`, the weights to measure, and `choice`, those of the file that is written.
     """
     from checkpoints import bundled_model_path
     from checkpoints.quantized_formats import quantization_of
@@ -134,27 +133,22 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
         name: value if given[name] is None else given[name]
         for name, value in (QUICK if options.quick else SWEEP).items()
     }
-    typed = options.quantization
+    typed, model = options.quantization, options.model_path or str(bundled_model_path())
     if typed is None:
-        model = options.model_path or str(bundled_model_path())
         folder = locate(EngineConfig(model=model)).model
         swept = [AS_STORED] if quantization_of(folder) else [AS_STORED, "int8", "int4"]
     else:
         swept = typed
     names = [None if name == AS_STORED else name for name in swept]
     choice = [None] if typed is None else names
-    return argparse.Namespace(**given | chosen, swept=names, choice=choice)
+    return argparse.Namespace(**given | chosen, model=model, swept=names, choice=choice)
 
 
 def run(options: argparse.Namespace) -> int:
     """Search, print a line a candidate, write the best; 1 when none is within the limits."""
-
-    def work() -> int:
-        full = settled(options)
-        _check(full)
-        return _finish(search(full), full)
-
-    return in_a_line("jaxserve tune", work)
+    full = settled(options)
+    _check(full)
+    return _finish(search(full), full)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -168,15 +162,12 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunks", "block_sizes"):
         if any(value < 1 for value in getattr(options, name)):
             raise ValidationError(name, getattr(options, name), "numbers above 0")
-    if options.num_prompts < 1:
-        raise ValidationError("num_prompts", options.num_prompts, "1 or more")
+    at_least(options, "num_prompts")
     if not 1 <= options.min_len <= options.max_len:
         raise ValidationError("min_len", options.min_len, "from 1 to --max-len")
-    from checkpoints import bundled_model_path
     from jaxserve.bench.workloads import require_room
 
-    model = options.model_path or str(bundled_model_path())
-    config = EngineConfig(model=model, max_model_len=options.max_model_len)
+    config = EngineConfig(model=options.model, max_model_len=options.max_model_len)
     require_room(2 * options.max_len, config)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.open("a").close()
@@ -292,12 +283,11 @@ def frontier(trials: Sequence[Trial], latency: str) -> list[Trial]:
 
 def measure(sizes: Sizes, options: argparse.Namespace) -> Trial:
     """Run the workload, all of it queued at once, on an engine of these sizes."""
-    from checkpoints import bundled_model_path
     from jaxserve.bench.workloads import fixed, uniform
     from jaxserve.llm import LLM
 
     llm = LLM(
-        model=options.model_path or str(bundled_model_path()),
+        model=options.model,
         skip_tokenizer_init=True,
         dtype=options.dtype,
         load_format=options.load_format,
@@ -308,15 +298,10 @@ def measure(sizes: Sizes, options: argparse.Namespace) -> Trial:
     )
     vocab = llm.model_config.vocab_size
     items = uniform(options.num_prompts, options.min_len, options.max_len, vocab, options.seed)
-    for warm_up, work in ((True, fixed(2, 8, 8, vocab, options.seed)), (False, items)):
-        outputs = llm.generate(
-            [item.prompt_token_ids for item in work],
-            [item.params() for item in work],
-            use_tqdm=False,
-        )
-        if warm_up:
-            continue
-        times = [output.metrics for output in outputs]
+    for work in (fixed(2, 8, 8, vocab, options.seed), items):  # the first warms up
+        prompts = [item.prompt_token_ids for item in work]
+        outputs = llm.generate(prompts, [item.params() for item in work], use_tqdm=False)
+    times = [output.metrics for output in outputs]
     llm.close()
     ttft, itl, ends = [], [], []
     for item, t in zip(items, times):
@@ -354,14 +339,11 @@ def config_text(best: Trial, options: argparse.Namespace) -> str:
 
 def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> None:
     """A PNG: each candidate's throughput against its latency, the frontier, and the limits."""
-    import matplotlib
+    from jaxserve.observability.figures import new_figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure = new_figure(10, 4)
     panels = (("p99_ttft_ms", options.ttft_ms), ("p99_itl_ms", options.itl_ms))
-    for axis, (name, limit) in zip(axes, panels):
+    for axis, (name, limit) in zip(figure.subplots(1, 2), panels):
         for allowed, marker in ((True, "o"), (False, "x")):
             chosen = [trial for trial in trials if trial.allowed is allowed]
             axis.plot(
@@ -386,6 +368,4 @@ def _plot(trials: Sequence[Trial], options: argparse.Namespace, path: Path) -> N
         axis.set(xlabel=name.replace("_", " "), ylabel="output tok/s")
         axis.legend(fontsize=7)
     figure.suptitle("candidates as slots/token budget/prefill chunk/page size")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -123,8 +123,16 @@ REFUSED: dict[str, str] = {
 }
 
 
-def own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def own_settings(
+    given: Mapping[str, Any],
+    neutral: Mapping[str, Any] = NEUTRAL,
+    refused: Mapping[str, str] = REFUSED,
+) -> dict[str, Any]:
     """The settings among some arguments; neutral ones are passed over with one log line.
+
+    Args:
+        given: the arguments.
+        neutral, refused: those that are no settings, as `NEUTRAL` and `REFUSED`.
 
     Raises:
         ValidationError: an argument asks for what jaxserve does not do. Names that nobody knows are
@@ -132,28 +140,23 @@ def own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept, renamed, passed = {}, {}, []
     for name, value in given.items():
-        if name in NEUTRAL:
-            if not is_neutral(name, value):
-                shown = ", ".join(map(repr, NEUTRAL[name]))
+        if name in neutral:
+            allowed = neutral[name]
+            if allowed is not ANY and not any(_same(value, one) for one in allowed):
+                shown = ", ".join(map(repr, allowed))
                 raise ValidationError(name, value, f"one of {shown}")
             if value is not None:
                 passed.append(name)
         elif name in RENAMED:
             if value is not None:
                 renamed[RENAMED[name]] = value
-        elif name not in REFUSED:
+        elif name not in refused:
             kept[name] = value
         elif value not in UNASKED:
-            raise ValidationError(name, value, f"nothing: {REFUSED[name]}")
+            raise ValidationError(name, value, f"nothing: {refused[name]}")
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
     return kept | renamed
-
-
-def is_neutral(name: str, value: Any) -> bool:
-    """Whether a value of an argument in `NEUTRAL` asks for nothing that would not be so anyway."""
-    allowed = NEUTRAL[name]
-    return allowed is ANY or any(_same(value, one) for one in allowed)
 
 
 def _same(value: Any, allowed: Any) -> bool:

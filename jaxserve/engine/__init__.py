@@ -2,4 +2,4 @@
 
 from pkgutil import extend_path
 
-__path__ = extend_path(__path__, __name__)  # vLLM has `config.engine_args`: jaxserve/vllm_paths
+__path__ = extend_path(__path__, __name__)  # vLLM has `engine.arg_utils`: jaxserve/vllm_paths

@@ -1,4 +1,4 @@
 """vLLM's import paths: modules of re-exports, found under `jaxserve.` (`jaxserve/__init__.py`).
 
-`vllm.sampling_params` becomes `jaxserve.params.sampling_params`.
+`vllm.sampling_params` becomes `jaxserve.sampling_params`.
 """

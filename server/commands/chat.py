@@ -24,7 +24,7 @@ Message = dict[str, str]
 Reply = Callable[[list[Message]], Iterator[str]]
 
 
-class ServerError(Exception):
+class ServerError(JaxServeError):
     """A server refused a request, broke off, or is not there."""
 
 
@@ -65,9 +65,6 @@ def run(args: argparse.Namespace) -> int:
                 return local.stream({"prompt_token_ids": token_ids}, params)
 
             converse(reply, history)
-    except (JaxServeError, ServerError, OSError) as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print()
     return 0
@@ -97,7 +94,7 @@ def converse(reply: Reply, history: list[Message]) -> None:
         except KeyboardInterrupt:
             # The pieces so far stay in the history, as they stay on the screen.
             print(" [stopped]", end="")
-        except (JaxServeError, ServerError) as error:
+        except JaxServeError as error:
             print(f"jaxserve: {error}", file=sys.stderr)
             history.pop()
             continue

@@ -32,13 +32,13 @@ def expand_config(words: Sequence[str]) -> list[str]:
     Raises:
         ValidationError: the file cannot be read or is no mapping of flags.
     """
-    if not any(word == FLAG or word.startswith(f"{FLAG}=") for word in words):
+    at = next((i for i, word in enumerate(words) if word.partition("=")[0] == FLAG), None)
+    if at is None:
         return list(words)
-    at = next(i for i, word in enumerate(words) if word == FLAG or word.startswith(f"{FLAG}="))
-    joined = words[at].startswith(f"{FLAG}=")
+    _, joined, path = words[at].partition("=")
     if not joined and at + 1 == len(words):
         raise ValidationError(FLAG, None, "followed by a file")
-    path = words[at].partition("=")[2] if joined else words[at + 1]
+    path = path if joined else words[at + 1]
     rest = [*words[:at], *words[at + (1 if joined else 2) :]]
     if path in SHIPPED:  # a file of the user's with this name is ./chat
         shipped = _FOLDER / f"{path}.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from server.commands.output_folder import add_folders, written
+from server.commands.output_folder import add_folders
 
 FORMATS = ("orbax", "safetensors")
 
@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
         # so many devices are made of a CPU; there are as many GPUs as there are
         jax.config.update("jax_num_cpu_devices", args.tensor_parallel_size)
-    return written(
-        lambda: convert(
-            args.model_path,
-            args.out,
-            to=args.to,
-            dtype=args.dtype,
-            quantization=args.quantization,
-            tensor_parallel_size=args.tensor_parallel_size,
-        )
+    out = convert(
+        args.model_path,
+        args.out,
+        to=args.to,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        tensor_parallel_size=args.tensor_parallel_size,
     )
+    print(f"wrote {out}")
+    return 0

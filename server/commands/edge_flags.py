@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
-from typing import Any
 
 from jaxserve.config.engine_config import WITHOUT_PRIORITIES
-from jaxserve.config.flags import integer
+from jaxserve.config.flags import add_flag
+from jaxserve.config.settings import settings_of
 from jaxserve.errors import ValidationError
 from server.client_limits import Limits
 from server.keys import ApiKey, read_keys
@@ -18,7 +17,8 @@ KEY_VARIABLE = "JAXSERVE_API_KEY"
 
 def add_edge_flags(parser: argparse.ArgumentParser) -> None:
     """Who may ask, and for how much."""
-    add = parser.add_argument_group("clients").add_argument
+    group = parser.add_argument_group("clients")
+    add = group.add_argument
     add(
         "--api-key",
         action="append",
@@ -45,40 +45,8 @@ def add_edge_flags(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="web origins that browsers may call from (default: none)",
     )
-    _number(add, "max_body_bytes", "largest request body (default: 4M)")
-    _number(add, "max_pending_body_bytes", "of all bodies being read at a time (default: 64M)")
-    _number(add, "max_choices", "most completions of a request, prompts x n")
-    _number(
-        add,
-        "max_response_entries",
-        "most tokens and logprobs of prompts that one response may show (default: 128k)",
-    )
-    _number(
-        add,
-        "max_unread_answer_bytes",
-        "of all answers that clients have not read; beyond it the slowest of the client with the "
-        "most is cut off (default: 256M)",
-    )
-    _number(add, "max_connections", "open at a time; others may ask for /health alone")
-    _seconds(add, "idle_timeout", "a connection may stay open without a request")
-    _seconds(add, "write_timeout", "a client may read nothing of its answer")
-    _seconds(add, "keep_alive_interval", "a stream has no news before it sends a comment")
-    _number(add, "max_stored_responses", "responses kept for previous_response_id, 0 for none")
-    _number(add, "max_stored_bytes", "of responses that are kept (default: 64M)")
-    add(
-        "--share-prefix-cache",
-        action=argparse.BooleanOptionalAction,
-        default=Limits.share_prefix_cache,
-        help="requests find in the prefix cache what was computed for those of other API keys, "
-        "which their speed then tells of (default: off, each key has its own)",
-    )
-    add(
-        "--allow-control-tokens",
-        action=argparse.BooleanOptionalAction,
-        default=Limits.allow_control_tokens,
-        help="control tokens in messages' text are tokens, with which a message can pretend to be "
-        "another one (default: off, they are text)",
-    )
+    for name in settings_of(Limits):
+        add_flag(group, Limits, name)
 
 
 def edge_limits(args: argparse.Namespace) -> Limits:
@@ -87,7 +55,7 @@ def edge_limits(args: argparse.Namespace) -> Limits:
     Raises:
         ValidationError: one is out of its range.
     """
-    return Limits(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Limits)})
+    return Limits(**{name: getattr(args, name) for name in settings_of(Limits)})
 
 
 def api_keys(args: argparse.Namespace) -> list[ApiKey]:
@@ -128,18 +96,3 @@ def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
         return ()
     loopback = ("localhost", "127.0.0.1", "::1")
     return loopback if args.host in loopback or args.host.startswith("127.") else ()
-
-
-def _number(add: Any, name: str, text: str) -> None:
-    _flag(add, name, "N", text, type=integer)
-
-
-def _seconds(add: Any, name: str, text: str) -> None:
-    _flag(add, name, "SECONDS", f"seconds that {text}", type=float)
-
-
-def _flag(add: Any, name: str, metavar: str, text: str, **options: Any) -> None:
-    default = getattr(Limits, name)
-    told = text if "default" in text else f"{text} (default: {default:g})"
-    flag = "--" + name.replace("_", "-")
-    add(flag, default=default, metavar=metavar, help=told, **options)

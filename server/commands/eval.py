@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.errors import ValidationError
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
-from server.process_end import ended_by_ctrl_c
 
 DEFAULTS = {"compile_ahead": 2, "compile_in_background": False}
 WINDOW = 512  # of `logits`
@@ -85,20 +84,14 @@ def _finish(parser: argparse.ArgumentParser, measure: Callable[..., Any]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    from checkpoints.errors import CheckpointError
+    result = args.measure(args)
+    from jaxserve.evaluation.report import as_json, as_markdown
 
-    try:
-        result = args.measure(args)
-        from jaxserve.evaluation.report import as_json, as_markdown
-
-        text = as_json(result) if args.format == "json" else as_markdown(result)
-        if args.output is None:
-            print(text)
-        else:
-            Path(args.output).write_text(text + "\n", encoding="utf-8")
-    except (JaxServeError, CheckpointError, OSError) as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
+    text = as_json(result) if args.format == "json" else as_markdown(result)
+    if args.output is None:
+        print(text)
+    else:
+        Path(args.output).write_text(text + "\n", encoding="utf-8")
     return 0
 
 
@@ -132,12 +125,8 @@ def _tasks(args: argparse.Namespace) -> Any:
 def _with_llm(config: Any, measure: Callable[[Any], Any]) -> Any:
     from jaxserve.llm import LLM
 
-    with ended_by_ctrl_c():
-        llm = LLM(**{item.name: getattr(config, item.name) for item in fields(config)})
-    try:
+    with LLM(**asdict(config)) as llm:
         return measure(llm)
-    finally:
-        llm.close()
 
 
 def _logits(args: argparse.Namespace) -> Any:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from jaxserve.errors import JaxServeError, ValidationError
+from jaxserve.errors import ValidationError
 from server.commands.engine_flags import (
     ONE_AT_A_TIME,
     add_engine_flags,
@@ -41,9 +41,6 @@ def run(args: argparse.Namespace) -> int:
             for text in local.stream(prompt, params):
                 print(text, end="", flush=True)
             print()
-    except (JaxServeError, OSError) as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print()
         return 130

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.config.engine_config import EngineConfig
-from jaxserve.errors import JaxServeError
 from server.process_end import ended_by_ctrl_c
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class LocalEngine:
         config: the engine's configuration.
 
     Raises:
-        JaxServeError: the model cannot be served.
+        JaxServeError, CheckpointError: the model cannot be served.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -31,14 +30,10 @@ class LocalEngine:
         self._count = 0
         print(f"loading {config.model} ...", file=sys.stderr, flush=True)
         with ended_by_ctrl_c():
-            from checkpoints.errors import CheckpointError
             from jaxserve.async_engine import AsyncEngine
 
             self.engine: AsyncEngine = AsyncEngine(config)
-            try:
-                self._runner.run(self.engine.wait_ready())
-            except CheckpointError as error:
-                raise JaxServeError(str(error)) from error
+            self._runner.run(self.engine.wait_ready())
 
     def __enter__(self) -> LocalEngine:
         return self

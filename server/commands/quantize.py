@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ValidationError
-from server.commands.output_folder import add_folders, written
+from server.commands.output_folder import add_folders
 
 SCHEMES = ("int8", "int8-dynamic", "int8-static", "int4-awq", "int4-gptq", "int4-dynamic", "fp8")
 
@@ -58,20 +57,19 @@ def run(args: argparse.Namespace) -> int:
     from checkpoints.quantize.layer_schemes import read_policy, uniform_policy
     from server.commands.eval import read_text
 
-    def write() -> Path:
-        if args.policy is not None and args.scheme is not None:
-            raise ValidationError("--scheme", args.scheme, "not together with --policy")
-        if args.policy is not None:
-            policy = read_policy(args.policy)
-        else:
-            policy = uniform_policy(args.scheme or "int8", args.calibration_method)
-        from jaxserve.jobs.quantize import Calibration, quantize
+    if args.policy is not None and args.scheme is not None:
+        raise ValidationError("--scheme", args.scheme, "not together with --policy")
+    if args.policy is not None:
+        policy = read_policy(args.policy)
+    else:
+        policy = uniform_policy(args.scheme or "int8", args.calibration_method)
+    from jaxserve.jobs.quantize import Calibration, quantize
 
-        text = None
-        if args.calibration is not None:
-            text = Calibration(
-                read_text(args.calibration), args.calibration_samples, args.calibration_window
-            )
-        return quantize(args.model_path, args.out, policy, calibration=text, group=args.group_size)
-
-    return written(write)
+    text = None
+    if args.calibration is not None:
+        text = Calibration(
+            read_text(args.calibration), args.calibration_samples, args.calibration_window
+        )
+    out = quantize(args.model_path, args.out, policy, calibration=text, group=args.group_size)
+    print(f"wrote {out}")
+    return 0

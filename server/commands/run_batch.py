@@ -12,7 +12,6 @@ from typing import Any
 from jaxserve.errors import EngineDeadError, JaxServeError, ValidationError
 from server.commands.engine_flags import add_engine_flags, add_model_argument, engine_config
 from server.commands.parser_flags import add_parser_flags, parsers
-from server.process_end import ended_by_ctrl_c
 
 # Of each slot of the engine, so that the next request is there when one ends.
 REQUESTS_A_SLOT = 2
@@ -39,36 +38,27 @@ def register(subparsers: Any) -> None:
     )
     add_parser_flags(parser)
     add_engine_flags(parser)
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, loads_model=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer every line; returns the exit code, 0 also where lines were refused."""
-    try:
-        source, target = Path(args.input_file), Path(args.output_file)
-        if not source.is_file():
-            raise ValidationError("--input-file", str(source), "a file")
-        if target.exists() and target.samefile(source):
-            raise ValidationError("--output-file", str(target), "another file than the input")
-        config, reads = engine_config(args), parsers(args)
-        with ended_by_ctrl_c():
-            from checkpoints.errors import CheckpointError
-            from server.batch import finished_lines
+    source, target = Path(args.input_file), Path(args.output_file)
+    if not source.is_file():
+        raise ValidationError("--input-file", str(source), "a file")
+    if target.exists() and target.samefile(source):
+        raise ValidationError("--output-file", str(target), "another file than the input")
+    config, reads = engine_config(args), parsers(args)
+    from server.batch import finished_lines
 
-            done = finished_lines(target) if target.exists() else {}
-            try:
-                answered, refused = asyncio.run(_run(config, reads, source, target, done))
-            except CheckpointError as error:
-                raise JaxServeError(str(error)) from error
+    done = finished_lines(target) if target.exists() else {}
+    try:
+        answered, refused = asyncio.run(_run(config, reads, source, target, done))
     except OSError as error:
-        reason = str(error)
-        if error.filename is None:  # of a write
-            reason = f"{args.output_file}: {error.strerror}; the same command goes on where it did"
-        print(f"jaxserve: {reason}", file=sys.stderr)
-        return 1
-    except JaxServeError as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
+        if error.filename is not None:
+            raise
+        text = f"{target}: {error.strerror}; the same command goes on where it did"  # of a write
+        raise JaxServeError(text) from error
     print(f"{answered} answered, {refused} refused, {len(done)} there before")
     return 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from typing import Any
 
-from jaxserve.config.engine_config import Isolation, check_seconds, check_step_timeout
+from jaxserve.config.engine_config import Isolation
 from jaxserve.config.flags import integer, number
 from jaxserve.config.settings import Integer
-from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.errors import ValidationError
 from jaxserve.liveness.silence import AUTO, HUNG_FACTOR, HUNG_S
 from jaxserve.processes.launch import EarlyProcess
 from server.commands.config_file import SHIPPED
@@ -26,7 +25,7 @@ from server.commands.parser_flags import add_parser_flags, parsers
 from server.commands.socket_flags import add_socket_flags, check_socket_flags
 from server.commands.surface_flags import add_surface_flags, options
 from server.commands.vllm_flags import add_vllm_flags, check_vllm_flags
-from server.process_end import ended_by_ctrl_c
+from server.protocol.body_errors import renamed
 
 
 def register(subparsers: Any) -> None:
@@ -68,7 +67,7 @@ def register(subparsers: Any) -> None:
     add_edge_flags(parser)
     add_engine_flags(parser)
     add_vllm_flags(parser)
-    parser.set_defaults(func=run, **SERVER_QUEUE)
+    parser.set_defaults(func=run, loads_model=True, **SERVER_QUEUE)
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -123,46 +122,42 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
+    config = engine_config(args)
+    if ":" in config.scheduling_policy:  # a class, which every process imports
+        from jaxserve.scheduling.policies import make_policy
+
+        make_policy(config)
+    told: dict[str, Any] = {
+        "parsers": parsers(args),
+        "limits": edge_limits(args),
+        "options": options(args),
+        "api_keys": api_keys(args),
+    }
+    with renamed(lambda name: "--" + name.replace("_", "-")):
+        isolation = Isolation(
+            step_timeout=args.step_timeout,
+            load_timeout=args.load_timeout,
+            spare=args.spare_process,
+            log_format=args.log_format,
+        )
+    if args.num_workers is not None:
+        Integer(1).checked("--num-workers", args.num_workers)
+    if not 0 <= args.shutdown_timeout < math.inf:
+        raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
+    unlogged_paths(args)
+    check_vllm_flags(args)
+    check_socket_flags(args)
+    if not told["api_keys"] and told["options"].guards_metrics:
+        allowed = "only with --api-key or --api-keys-file"
+        raise ValidationError("--metrics-need-key", True, allowed)
+    if not 0 <= args.port <= 65535:
+        raise ValidationError("--port", args.port, "0 to 65535")
+    # most of a start are imports, which both processes do at once
+    early = EarlyProcess(isolation.module) if args.isolate_engine else None
     try:
-        config = engine_config(args)
-        if ":" in config.scheduling_policy:  # a class, which every process imports
-            from jaxserve.scheduling.policies import make_policy
+        from server.server_process import serve
 
-            make_policy(config)
-        parsers(args)
-        check_step_timeout("--step-timeout", args.step_timeout)
-        if args.load_timeout is not None:
-            check_seconds("--load-timeout", args.load_timeout)
-        if args.num_workers is not None:
-            Integer(1).checked("--num-workers", args.num_workers)
-        if not 0 <= args.shutdown_timeout < math.inf:
-            raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
-        edge_limits(args)
-        unlogged_paths(args)
-        options(args)
-        check_vllm_flags(args)
-        check_socket_flags(args)
-        if not api_keys(args) and args.metrics_need_key:
-            allowed = "only with --api-key or --api-keys-file"
-            raise ValidationError("--metrics-need-key", True, allowed)
-        if not 0 <= args.port <= 65535:
-            raise ValidationError("--port", args.port, "0 to 65535")
-    except ValidationError as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
-        return 1
-    with ended_by_ctrl_c():
-        early = None
-        if args.isolate_engine:
-            # most of a start are imports, which both processes do at once
-            try:
-                early = EarlyProcess(Isolation().module)
-            except (EngineDeadError, OSError) as error:
-                print(f"jaxserve: {error}", file=sys.stderr)
-                return 1
-        try:
-            from server.server_process import serve
-
-            return serve(config, args, early)
-        finally:
-            if early is not None:
-                early.close()
+        return serve(config, args, told, isolation if args.isolate_engine else None, early)
+    finally:
+        if early is not None:
+            early.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from dataclasses import fields
 
 from jaxserve.config.flags import json_object
 from server.options import NO_OPTIONS, Options
@@ -52,12 +52,14 @@ def add_surface_flags(parser: argparse.ArgumentParser) -> None:
         shown = "on" if default else "off"
         add(
             flag,
+            dest=name,
             action=argparse.BooleanOptionalAction,
             default=default,
             help=f"{text} (default: {shown})",
         )
     add(
         "--default-chat-template-kwargs",
+        dest="template_variables",
         type=json_object,
         default={},
         metavar="JSON",
@@ -77,12 +79,4 @@ def options(args: argparse.Namespace) -> Options:
     Raises:
         ValidationError: names the flag whose value is not allowed.
     """
-    given: dict[str, Any] = {
-        name: getattr(args, flag.removeprefix("--").replace("-", "_"))
-        for flag, (name, _) in _SWITCHES.items()
-    }
-    return Options(
-        **given,
-        template_variables=args.default_chat_template_kwargs,
-        root_path=args.root_path,
-    )
+    return Options(**{item.name: getattr(args, item.name) for item in fields(Options)})

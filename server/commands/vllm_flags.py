@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from jaxserve.config.vllm_arguments import ANY, NEUTRAL, REFUSED, own_settings
-from jaxserve.errors import ValidationError
+from server.protocol.body_errors import renamed
 
 # of vLLM's server alone: flag -> the values that ask for nothing, or for what is so anyway
 SERVER_NEUTRAL: dict[str, Any] = {
@@ -94,23 +94,13 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
     Raises:
         ValidationError: names the first flag that asks for what jaxserve does not do.
     """
-    given = {}
-    for dest, value in vars(args).items():
-        if dest.startswith("vllm:") and value is not None:
-            given[dest.removeprefix("vllm:")] = value
-    for name, value in given.items():
-        flag = "--" + name.replace("_", "-")
-        if name in SERVER_REFUSED:
-            raise ValidationError(flag, value, f"nothing: {SERVER_REFUSED[name]}")
-        allowed = SERVER_NEUTRAL.get(name, ANY)
-        if allowed is not ANY and value not in allowed:
-            shown = ", ".join(map(repr, allowed))
-            raise ValidationError(flag, value, f"one of {shown}")
-    try:
-        own_settings({k: v for k, v in given.items() if k in NEUTRAL or k in REFUSED})
-    except ValidationError as error:
-        flag = "--" + error.field.replace("_", "-")
-        raise ValidationError(flag, error.value, error.allowed) from error
+    given = {
+        dest.removeprefix("vllm:"): value
+        for dest, value in vars(args).items()
+        if dest.startswith("vllm:") and value is not None
+    }
+    with renamed(lambda name: "--" + name.replace("_", "-")):
+        own_settings(given, NEUTRAL | SERVER_NEUTRAL, REFUSED | SERVER_REFUSED)
 
 
 def _value(text: str) -> Any:

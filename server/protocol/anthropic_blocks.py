@@ -9,7 +9,14 @@ from pydantic_core import from_json
 
 from jaxserve.errors import ValidationError
 from server.answer_parts import AnswerPart, Kind
-from server.protocol.conversation import ASSISTANT, SYSTEM, Conversation, PartCounter, text_of
+from server.protocol.conversation import (
+    ASSISTANT,
+    SYSTEM,
+    Conversation,
+    PartCounter,
+    joined_text,
+    text_of,
+)
 
 ROLES = ("user", ASSISTANT, SYSTEM)
 _OF_ROLE = {
@@ -79,19 +86,7 @@ def _add(
 
 
 def _text(given: Any, at: str, parts: PartCounter) -> str:
-    """Text, or blocks of text joined by lines."""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise ValidationError(at, type(given).__name__, "text or a list of text blocks")
-    parts.count(given, at)
-    texts = []
-    for place, block in enumerate(given):
-        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-        if kind != "text":
-            raise ValidationError(f"{at}[{place}].type", kind, "'text'")
-        texts.append(text_of(block.get("text"), f"{at}[{place}].text"))
-    return "\n".join(texts)
+    return joined_text(given, at, parts, {"text": "text"}, "text blocks", "'text'")
 
 
 def block(part: AnswerPart) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,28 +10,34 @@ from pydantic import Field
 
 from jaxserve.errors import ValidationError
 from server.protocol.anthropic_blocks import add_message, system_text
+from server.protocol.body_errors import by_patterns
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.conversation import (
     MAX_MESSAGES,
     Conversation,
     PartCounter,
     check_foreign,
+    functions_of,
     with_system,
 )
-from server.protocol.requests import INT64, ModelRequest, Strings
+from server.protocol.requests import INT64, ModelRequest, QueuedRequest, Strings
 from server.protocol.tools import AUTO, NONE, REQUIRED
 
 # Anthropic's choices of tools, as chat completions have them
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 SHARED = ("model", "temperature", "top_p", "top_k", "cache_salt", "priority", "timeout")
-_FIELDS = {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
-_PATTERNS = (
-    (re.compile(r"messages\[.*"), "messages"),
-    (re.compile(r"(tools\[\d+\])\.function\.parameters(.*)"), r"\1.input_schema\2"),
-    (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
-    (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
-    (re.compile(r"response_format\.json_schema\.(.*)"), r"output_config.format.\1"),
-    (re.compile(r"response_format(.*)"), r"output_config.format\1"),
+# the name here of a chat completion's field
+api_field = by_patterns(
+    {
+        r"messages\[.*": "messages",
+        r"(tools\[\d+\])\.function\.parameters(.*)": r"\1.input_schema\2",
+        r"(tools\[\d+\])\.function\.(.*)": r"\1.\2",
+        r"tool_choice\.function\.name": "tool_choice.name",
+        r"response_format\.json_schema\.(.*)": r"output_config.format.\1",
+        r"response_format(.*)": r"output_config.format\1",
+        "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
+    }
 )
 # Fields that ask for what only Anthropic's own servers do: field -> values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -105,7 +110,7 @@ class CountTokensRequest(ModelRequest):
             # an answer goes on from what the assistant has begun to say
             "continue_final_message": continues,
             "add_generation_prompt": not continues,
-            "tools": _tools(self.tools),
+            "tools": functions_of(self.tools, _function, "tools"),
             "tool_choice": _tool_choice(self.tool_choice),
             "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
             "include_reasoning": self.tells_thoughts,
@@ -128,7 +133,7 @@ class CountTokensRequest(ModelRequest):
         return conversation.messages
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, QueuedRequest):
     """Body of `POST /v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1)]
@@ -138,9 +143,6 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
 
     def _chat_fields(self) -> dict[str, Any]:
         shared = {name: getattr(self, name) for name in SHARED}
@@ -152,14 +154,6 @@ class MessagesRequest(CountTokensRequest):
             "max_tokens": self.max_tokens,
             "thinking_token_budget": self.thinking_budget,
         }
-
-
-def api_field(field: str) -> str:
-    """The name here of a chat completion's field."""
-    for pattern, name in _PATTERNS:
-        if pattern.fullmatch(field):
-            return pattern.sub(name, field)
-    return _FIELDS.get(field, field)
 
 
 def _check_thinking(given: dict[str, Any] | None) -> None:
@@ -186,23 +180,14 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": kind, "json_schema": {"name": "answer", "schema": form.get("schema")}}
 
 
-def _tools(given: Any) -> list[dict[str, Any]] | None:
-    if given is None or given == []:
-        return None
-    if not isinstance(given, list):
-        raise ValidationError("tools", type(given).__name__, "a list of tools")
-    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
-
-
-def _tool(tool: Any, at: str) -> dict[str, Any]:
+def _function(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise ValidationError(at, type(tool).__name__, "a tool")
     if tool.get("type") not in (None, "custom"):
         allowed = "'custom': this server runs no tools itself"
         raise ValidationError(f"{at}.type", tool["type"], allowed)
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
-    function = {other: tool[name] for name, other in names.items() if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return {other: tool[name] for name, other in names.items() if tool.get(name) is not None}
 
 
 def _tool_choice(given: dict[str, Any] | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from jaxserve.errors import ValidationError
@@ -18,6 +19,17 @@ def renamed(name: Callable[[str], str]) -> Iterator[None]:
         if field == error.field:
             raise
         raise ValidationError(field, error.value, error.allowed) from error
+
+
+def by_patterns(names: Mapping[str, str]) -> Callable[[str], str]:
+    """What renames a field as the first pattern that it matches says: pattern -> name."""
+    patterns = [(re.compile(pattern), name) for pattern, name in names.items()]
+
+    def name(field: str) -> str:
+        found = (pattern.sub(new, field) for pattern, new in patterns if pattern.fullmatch(field))
+        return next(found, field)
+
+    return name
 
 
 def named(fields: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve.errors import ValidationError
@@ -31,20 +31,15 @@ class Conversation:
     def say(self, role: str, text: str) -> None:
         """A message; what the assistant has thought just before is of the same one."""
         if role == ASSISTANT:
-            if self._open is None or "content" in self._open or "tool_calls" in self._open:
-                self._begin()
-            assert self._open is not None
-            self._open["content"] = text
+            self._message("content", "tool_calls")["content"] = text
             return
         self._open = None
         self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
         """What the assistant has thought."""
-        if self._open is None or self._open.keys() & {"content", "tool_calls"}:
-            self._begin()
-        assert self._open is not None
-        self._open["reasoning"] = self._open.get("reasoning", "") + text
+        message = self._message("content", "tool_calls")
+        message["reasoning"] = message.get("reasoning", "") + text
 
     def call(self, call_id: str, name: str, arguments: str, where: str) -> None:
         """A call that the assistant has made, in the message of what it has just said.
@@ -52,10 +47,7 @@ class Conversation:
         Raises:
             ValidationError: there are too many in one message.
         """
-        if self._open is None:
-            self._begin()
-        assert self._open is not None
-        calls = self._open.setdefault("tool_calls", [])
+        calls = self._message().setdefault("tool_calls", [])
         if len(calls) == MAX_CALLS:
             raise ValidationError(where, "one more call", f"at most {MAX_CALLS} one after another")
         function = {"name": name, "arguments": arguments}
@@ -70,9 +62,12 @@ class Conversation:
         """What the assistant says next is another message."""
         self._open = None
 
-    def _begin(self) -> None:
-        self._open = {"role": ASSISTANT}
-        self.messages.append(self._open)
+    def _message(self, *ends: str) -> dict[str, Any]:
+        """The assistant's message; another one where it has a field that ends it."""
+        if self._open is None or not self._open.keys().isdisjoint(ends):
+            self._open = {"role": ASSISTANT}
+            self.messages.append(self._open)
+        return self._open
 
 
 class PartCounter:
@@ -111,6 +106,56 @@ def check_foreign(body: ModelRequest) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in ChatCompletionRequest.model_fields and value not in (None, False):
             raise ValidationError(name, value, "null: it is a field of chat completions")
+
+
+def joined_text(
+    given: Any, where: str, parts: PartCounter, kinds: Mapping[str, str], what: str, allowed: str
+) -> str:
+    """Text, or the texts of a list of parts joined by lines.
+
+    Args:
+        given: the text, or the list.
+        where: what it is called in errors.
+        parts: counts those of the request.
+        kinds: type of a part -> its field with the text.
+        what, allowed: the list and its types in words.
+
+    Raises:
+        ValidationError: names what is no text, or too much.
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise ValidationError(where, type(given).__name__, f"text or a list of {what}")
+    parts.count(given, where)
+    texts = []
+    for place, part in enumerate(given):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        field = kinds.get(kind) if isinstance(kind, str) else None
+        if field is None:
+            raise ValidationError(f"{where}[{place}].type", kind, allowed)
+        texts.append(text_of(part.get(field), f"{where}[{place}].{field}"))
+    return "\n".join(texts)
+
+
+def functions_of(
+    given: Any, read: Callable[[Any, str], dict[str, Any]], what: str
+) -> list[dict[str, Any]] | None:
+    """Tools as chat completions have them; None where the list is empty.
+
+    Args:
+        read: makes the function of a tool and its place.
+        what: they are, in words.
+
+    Raises:
+        ValidationError: it is no list.
+    """
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list):
+        raise ValidationError("tools", type(given).__name__, f"a list of {what}")
+    tools = enumerate(given)
+    return [{"type": "function", "function": read(one, f"tools[{at}]")} for at, one in tools]
 
 
 def text_of(given: Any, where: str) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from jaxserve.params.pooling_params import PoolingParams
 from server.protocol.prompts import prompt_list
-from server.protocol.requests import Int64, ModelRequest, Side, Truncation, check_request_id
+from server.protocol.requests import PromptRequest, check_request_id
 
 
-class EmbeddingRequest(ModelRequest):
+class EmbeddingRequest(PromptRequest):
     """Body of `POST /v1/embeddings`; `input` is checked by `prompts`."""
 
     request_kind: ClassVar[str] = "embeddings"
@@ -21,13 +19,6 @@ class EmbeddingRequest(ModelRequest):
     pooling: str | None = None
     normalize: bool | None = None
     layer: int | None = None
-    add_special_tokens: bool | None = None
-    cache_salt: str | None = None
-    priority: Int64 | None = None
-    request_id: str | None = None
-    truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Side | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
 
     def forget_prompt(self) -> None:
         """Let go of what has become token ids."""

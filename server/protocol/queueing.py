@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from jaxserve.errors import ValidationError
 from jaxserve.request.queueing import Queueing
-from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.requests import GenerationRequest
+from server.protocol.requests import QueuedRequest
 
 PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's own, so that its routers need no change
 TIMEOUT_HEADER = "X-Request-Timeout"
@@ -21,7 +20,7 @@ Number = TypeVar("Number", int, float)
 
 def queueing(
     headers: Mapping[str, str],
-    body: GenerationRequest | EmbeddingRequest,
+    body: QueuedRequest,
     arrival_time: float,
     least_priority: int | None = None,
     client: str = "",

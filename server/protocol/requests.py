@@ -37,8 +37,6 @@ MAX_STOP_CHARACTERS = 1024  # of each; every sequence follows its stop strings i
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INT64 = 2**63
 Int64 = Annotated[int, Field(ge=-INT64, le=INT64 - 1)]
-Truncation = Annotated[int, Field(ge=-1, le=INT64 - 1)]
-Side = Literal["left", "right"]
 
 # A list stops at its first bad element, so a hostile body cannot ask for a million error lines.
 Strings = Annotated[list[str], Field(fail_fast=True)]
@@ -100,6 +98,23 @@ class ModelRequest(StrictModel):
             extras.clear()  # of any size, while a request may run for long
 
 
+class QueuedRequest(ModelRequest):
+    """A request that waits for the engine."""
+
+    cache_salt: str | None = None
+    priority: Int64 | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+
+
+class PromptRequest(QueuedRequest):
+    """A request with prompts of its own, which may be cut."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT64 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    request_id: str | None = None
+
+
 def _sampling_fields() -> dict[str, Any]:
     """The fields of SamplingParams that requests have under the same name; null leaves them out."""
     types = get_type_hints(SamplingParams)
@@ -124,7 +139,7 @@ else:
     SamplingRequest = create_model("SamplingRequest", __base__=ModelRequest, **_SAMPLING_FIELDS)
 
 
-class GenerationRequest(SamplingRequest):
+class GenerationRequest(PromptRequest, SamplingRequest):
     """The fields of `/v1/completions` and `/v1/chat/completions` that mean the same in both.
 
     Those of SamplingParams are among them, under their names; what is used here is declared again.
@@ -147,13 +162,6 @@ class GenerationRequest(SamplingRequest):
     structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     echo: bool | None = None
-    truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Side | None = None
-    add_special_tokens: bool | None = None
-    cache_salt: str | None = None
-    priority: Int64 | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
-    request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 

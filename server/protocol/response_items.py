@@ -13,6 +13,7 @@ from server.protocol.conversation import (
     SYSTEM,
     Conversation,
     PartCounter,
+    joined_text,
     text_of,
 )
 from server.protocol.responses import EncodedList
@@ -75,23 +76,10 @@ def _add(conversation: Conversation, item: Any, at: str, parts: PartCounter) -> 
 
 
 def _content(content: Any, at: str, parts: PartCounter) -> str:
-    """The text of a message's content, or of what a function gave; parts are joined by lines."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValidationError(at, type(content).__name__, "text or a list of text parts")
-    parts.count(content, at)
-    texts = []
-    for place, part in enumerate(content):
-        where = f"{at}[{place}]"
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind == "refusal":
-            texts.append(text_of(part.get("refusal"), f"{where}.refusal"))
-        elif kind in TEXTS:
-            texts.append(text_of(part.get("text"), f"{where}.text"))
-        else:
-            raise ValidationError(f"{where}.type", kind, f"one of {', '.join(TEXTS)}")
-    return "\n".join(texts)
+    """The text of a message's content, or of what a function gave."""
+    kinds = {**dict.fromkeys(TEXTS, "text"), "refusal": "refusal"}
+    allowed = f"one of {', '.join(TEXTS)}"
+    return joined_text(content, at, parts, kinds, "text parts", allowed)
 
 
 def _thought(item: dict[str, Any], at: str, parts: PartCounter) -> str:

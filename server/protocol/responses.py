@@ -200,8 +200,3 @@ class ChunkWriter:
         if metrics is not None:
             tail += f',"metrics":{dumps(metrics)}'
         return f'{self._head}"choices":{dumps(choices)}{tail}}}\n\n'.encode()
-
-    @staticmethod
-    def error(body: dict[str, Any]) -> bytes:
-        """An error event in the middle of a stream."""
-        return f"data: {dumps(body)}\n\n".encode()

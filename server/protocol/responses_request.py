@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from jaxserve.errors import ValidationError
+from server.protocol.body_errors import by_patterns
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.conversation import MAX_MESSAGES, check_foreign, with_system
-from server.protocol.requests import INT64, ModelRequest, SamplingRequest, StreamOptions
+from server.protocol.conversation import MAX_MESSAGES, check_foreign, functions_of, with_system
+from server.protocol.requests import (
+    ModelRequest,
+    QueuedRequest,
+    SamplingRequest,
+    StreamOptions,
+)
 from server.protocol.responses import dumps
 
 LOGPROBS = "message.output_text.logprobs"
@@ -31,19 +37,17 @@ SHARED = (
     "timeout",
     "request_id",
 )
-_FIELDS = {"max_tokens": "max_output_tokens", "messages": "input"}
-_PATTERNS = (
-    (re.compile(r"messages\[.*"), "input"),
-    (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
-    (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
-    (re.compile(r"response_format\.json_schema\.(.*)"), r"text.format.\1"),
-    (re.compile(r"response_format(.*)"), r"text.format\1"),
+# the name here of a chat completion's field
+api_field = by_patterns(
+    {
+        r"messages(\[.*)?": "input",
+        r"(tools\[\d+\])\.function\.(.*)": r"\1.\2",
+        r"tool_choice\.function\.name": "tool_choice.name",
+        r"response_format\.json_schema\.(.*)": r"text.format.\1",
+        r"response_format(.*)": r"text.format\1",
+        "max_tokens": "max_output_tokens",
+    }
 )
-
-if TYPE_CHECKING:
-    _Base = ModelRequest
-else:
-    _Base = SamplingRequest
 
 
 class Echo(NamedTuple):
@@ -58,7 +62,7 @@ class Echo(NamedTuple):
     tools: bytes
 
 
-class ResponsesRequest(_Base):
+class ResponsesRequest(QueuedRequest, SamplingRequest):
     """Body of `POST /v1/responses`; sampling parameters are those of chat completions."""
 
     input: Any
@@ -87,9 +91,6 @@ class ResponsesRequest(_Base):
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     structured_outputs: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
     request_id: str | None = None
 
     @property
@@ -171,7 +172,7 @@ class ResponsesRequest(_Base):
         given: dict[str, Any] = {name: v for name, v in fields.items() if v is not None} | {
             "messages": with_system(messages, self.instructions),
             "max_tokens": self.max_output_tokens,
-            "tools": _tools(self.tools),
+            "tools": functions_of(self.tools, _function, "functions"),
             "tool_choice": _tool_choice(self.tool_choice),
             "response_format": _response_format((self.text or {}).get("format")),
             "chat_template_kwargs": variables or None,
@@ -208,14 +209,6 @@ def is_response_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def api_field(field: str) -> str:
-    """The name here of a chat completion's field."""
-    for pattern, name in _PATTERNS:
-        if pattern.fullmatch(field):
-            return pattern.sub(name, field)
-    return _FIELDS.get(field, field)
-
-
 def _check_reasoning(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         at = f"reasoning.{name}"
@@ -249,22 +242,12 @@ def _response_format(given: Any) -> dict[str, Any] | None:
     return {"type": kind, "json_schema": described}
 
 
-def _tools(given: Any) -> list[dict[str, Any]] | None:
-    """Functions as chat completions have them; no tools where the list is empty."""
-    if given is None or given == []:
-        return None
-    if not isinstance(given, list):
-        raise ValidationError("tools", type(given).__name__, "a list of functions")
-    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
-
-
-def _tool(tool: Any, at: str) -> dict[str, Any]:
+def _function(tool: Any, at: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
     if kind != "function":
         raise ValidationError(f"{at}.type", kind, "'function': this server runs no tools itself")
     told = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in told if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return {name: tool[name] for name in told if tool.get(name) is not None}
 
 
 def _tool_choice(given: Any) -> Any:

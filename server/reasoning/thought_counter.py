@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from server.reasoning.tags import ReasoningParser
+from server.reasoning.tags import Tags
 
 
 class ThoughtCounter:
     """Counts tokens between the tags of one choice, as its tokens come.
 
     Args:
-        parser: whose tags.
-        is_open: the prompt ends in the middle of thoughts.
+        tags: around thoughts.
+        is_open: the answer begins in the middle of thoughts.
         token_text: what a token adds to the text.
     """
 
-    def __init__(
-        self, parser: type[ReasoningParser], is_open: bool, token_text: Callable[[int], str]
-    ):
-        self._begin, self._end = parser.begin, parser.end
-        self._token_text = token_text
-        self._is_open = is_open or parser.starts_open
+    def __init__(self, tags: Tags, is_open: bool, token_text: Callable[[int], str]):
+        self._begin, self._end = tags.begin, tags.end
+        self._token_text, self._is_open = token_text, is_open
         self._has_begun = self._is_over = False
         self._text = ""  # what the next tag may begin in
         self._held: list[int] = []  # where tokens begin that may be part of a tag

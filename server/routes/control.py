@@ -17,20 +17,12 @@ async def health(request: Request) -> Response:
 
     That is while no engine serves, it says nothing though it has work, or the server ends.
     """
-    engine = Service.of(request).engine
-    if engine.is_draining:
-        return JSONResponse({"status": "draining"}, status_code=503)
-    if engine.is_dead:
-        return JSONResponse({"status": "dead"}, status_code=503)
-    if engine.is_restarting:
-        return JSONResponse({"status": "restarting"}, 503, headers={"Retry-After": "2"})
-    if not engine.is_ready:
-        return JSONResponse({"status": "loading"}, status_code=503, headers={"Retry-After": "5"})
-    silence = engine.silence
-    if silence is not None:
-        body = {"status": "silent", "reason": silence}
-        return JSONResponse(body, 503, headers={"Retry-After": "2"})
-    return JSONResponse({"status": "ok"})
+    why = Service.of(request).unready()
+    if why is None:
+        return JSONResponse({"status": "ok"})
+    status, error = why
+    told = {"status": status} | ({"reason": error.message} if status == "silent" else {})
+    return JSONResponse(told, 503, headers=error.headers)
 
 
 async def version(request: Request) -> Response:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from array import array
-from sys import byteorder
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -57,7 +56,32 @@ class Embeddings:
             ApiError, ValidationError: it cannot be served.
         """
         with named(FIELDS):
-            self._prepared = await _prepare(self._service, self.body, self._request)
+            await self._prepare()
+
+    async def _prepare(self) -> None:
+        service, body, prepared = self._service, self.body, self._prepared
+        prompts, params = body.prompts(), body.pooling_params()
+        service.check_batch(len(prompts), "input")
+        client, turn = client_of(self._request), queueing_of(self._request, body)
+        service.engine.check_room(turn.client, len(prompts) - (entry_of(self._request) is not None))
+        salt = service.cache_salt(client, body.cache_salt)
+        special, cut = body.add_special_tokens is not False, service.cut(body, 1)
+        answer_id = response_id("embd", self._request, body.request_id)
+        for index, prompt in enumerate(prompts):
+            tokens = prompt
+            if isinstance(prompt, str):
+                tokens = await service.encode(
+                    prompt, add_special_tokens=special, field="input", cut=cut
+                )
+            elif cut is not None:
+                tokens = cut.of(prompt)
+            given = {"prompt_token_ids": tokens, "cache_salt": salt}
+            name = engine_id(answer_id, index)
+            prepared.append(await service.engine.prepare(given, params, name, turn))
+            total = sum(len(one.group.prompt_token_ids) for one in prepared)
+            service.check_batch(len(prepared), "input", total)
+            if client is not None:
+                client.used(len(prepared[-1].group.prompt_token_ids))
 
     async def respond(self, request: Request) -> Response:
         """Compute and answer, once `check_and_prepare` has run."""
@@ -84,35 +108,6 @@ class Embeddings:
         return await until_disconnect(request.receive, whole_response(request, lambda: told))
 
 
-async def _prepare(
-    service: Service, body: EmbeddingRequest, request: Request
-) -> list[PreparedRequest]:
-    prompts, params = body.prompts(), body.pooling_params()
-    service.check_batch(len(prompts), "input")
-    client, turn = client_of(request), queueing_of(request, body)
-    service.engine.check_room(turn.client, len(prompts) - (entry_of(request) is not None))
-    salt = service.cache_salt(client, body.cache_salt)
-    special, cut = body.add_special_tokens is not False, service.cut(body, 1)
-    answer_id = response_id("embd", request, body.request_id)
-    prepared: list[PreparedRequest] = []
-    for index, prompt in enumerate(prompts):
-        tokens = prompt
-        if isinstance(prompt, str):
-            tokens = await service.encode(
-                prompt, add_special_tokens=special, field="input", cut=cut
-            )
-        elif cut is not None:
-            tokens = cut.of(prompt)
-        given = {"prompt_token_ids": tokens, "cache_salt": salt}
-        name = engine_id(answer_id, index)
-        prepared.append(await service.engine.prepare(given, params, name, turn))
-        total = sum(len(one.group.prompt_token_ids) for one in prepared)
-        service.check_batch(len(prepared), "input", total)
-        if client is not None:
-            client.used(len(prepared[-1].group.prompt_token_ids))
-    return prepared
-
-
 async def _collect(service: Service, prepared: list[PreparedRequest]) -> list[RequestOutput]:
     """The final output of each prompt, in order."""
     finals: dict[int, RequestOutput] = {}
@@ -132,10 +127,7 @@ def _vector(output: RequestOutput, body: EmbeddingRequest) -> list[float] | str:
         raise ApiError(504, "the request's time was over", param="timeout", headers=headers)
     if body.encoding_format != "base64":
         return vector
-    numbers = array("f", vector)
-    if byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode("ascii")
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii")
 
 
 ROUTES = [EngineRoute("/v1/embeddings", create_embeddings)]

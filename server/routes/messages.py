@@ -39,14 +39,9 @@ class Messages(PartsAnswer):
         chat = asked.chat()
         if service.parsers.reasoning is None:
             chat.thinking_token_budget = None  # nothing is a thought
-        with renamed(api_field):
-            chat.check()
-        super().__init__(service, chat, request)
+        super().__init__(service, chat, request, api_field)
         asked.forget_prompt()
         self._name = f"msg_{secrets.token_hex(12)}"
-
-    def api_field(self, field: str) -> str:
-        return api_field(field)
 
     def body_of_answer(self) -> dict[str, Any]:
         content = [block(part) for part in self.parts.parts]
@@ -83,7 +78,7 @@ class Messages(PartsAnswer):
     def _counts(self, generated: int) -> dict[str, Any]:
         cached = self.num_cached
         return {
-            "input_tokens": self.num_prompt_tokens - (cached or 0),
+            "input_tokens": self._prompt_tokens - (cached or 0),
             "output_tokens": generated,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": None if cached is None else 0,

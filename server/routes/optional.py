@@ -31,40 +31,36 @@ async def reset_prefix_cache(request: Request) -> Response:
     return Response(status_code=200)
 
 
+# field of `Options` -> its flag, and the route
+_ROUTES = {
+    "tracks_load": (
+        "--enable-server-load-tracking",
+        Route("/load", load, methods=["GET"]),
+    ),
+    "tells_tokenizer": (
+        "--enable-tokenizer-info-endpoint",
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
+    ),
+    "has_control_routes": (
+        "--enable-control-routes",
+        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+    ),
+}
+
+
 def routes(options: Options) -> list[Route]:
     """Those that the flags ask for; the others say which flag they need."""
-    found = []
-    for path, method, endpoint, is_there, flag in (
-        ("/load", "GET", load, options.tracks_load, "--enable-server-load-tracking"),
-        (
-            "/tokenizer_info",
-            "GET",
-            tokenizer_info,
-            options.tells_tokenizer,
-            "--enable-tokenizer-info-endpoint",
-        ),
-        (
-            "/reset_prefix_cache",
-            "POST",
-            reset_prefix_cache,
-            options.has_control_routes,
-            "--enable-control-routes",
-        ),
-    ):
-        if is_there:
-            found.append(Route(path, endpoint, methods=[method]))
-        else:
-            found.append(
-                Route(path, _Missing(path, flag), methods=[method], include_in_schema=False)
-            )
-    return found
+    return [
+        route if getattr(options, name) else _missing(route, flag)
+        for name, (flag, route) in _ROUTES.items()
+    ]
 
 
-class _Missing:
+def _missing(route: Route, flag: str) -> Route:
     """A route that is not there."""
 
-    def __init__(self, path: str, flag: str) -> None:
-        self._text = f"no such route: {path}; this server was started without {flag}"
+    async def refuse(request: Request) -> Response:
+        text = f"no such route: {route.path}; this server was started without {flag}"
+        raise ApiError(404, text)
 
-    async def __call__(self, scope: object, receive: object, send: object) -> None:
-        raise ApiError(404, self._text)
+    return Route(route.path, refuse, methods=route.methods, include_in_schema=False)

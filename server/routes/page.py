@@ -9,25 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-# In which order they are loaded does not matter: the modules import each other.
-FILES = {
-    "style.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "main.js": "text/javascript; charset=utf-8",
-    "api.js": "text/javascript; charset=utf-8",
-    "chat.js": "text/javascript; charset=utf-8",
-    "conversations.js": "text/javascript; charset=utf-8",
-    "dom.js": "text/javascript; charset=utf-8",
-    "engine.js": "text/javascript; charset=utf-8",
-    "load.js": "text/javascript; charset=utf-8",
-    "markdown.js": "text/javascript; charset=utf-8",
-    "pagemap.js": "text/javascript; charset=utf-8",
-    "sampling.js": "text/javascript; charset=utf-8",
-    "snippets.js": "text/javascript; charset=utf-8",
-    "timeline.js": "text/javascript; charset=utf-8",
-    "tokens.js": "text/javascript; charset=utf-8",
+INDEX = "index.html"
+TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
-INDEX = "text/html; charset=utf-8"
+# In which order they are loaded does not matter: the modules import each other.
+_NAMES = sorted(one.name for one in files("server.page").iterdir())
+FILES = [name for name in _NAMES if name != INDEX and name.rpartition(".")[2] in TYPES]
 # Scripts and styles are files of this server and nothing else; what a model writes is text, and a
 # browser that knows trusted types refuses to make markup of any.
 POLICY = "; ".join(
@@ -61,12 +52,11 @@ class _File:
 
     Args:
         name: in the package `server.page`.
-        media_type: of it.
     """
 
-    def __init__(self, name: str, media_type: str):
+    def __init__(self, name: str):
         self._data = files("server.page").joinpath(name).read_bytes()
-        self._media_type = media_type
+        self._media_type = TYPES[name.rpartition(".")[2]]
         self._headers = {**HEADERS, "ETag": f'"{hashlib.sha256(self._data).hexdigest()[:32]}"'}
 
     async def __call__(self, request: Request) -> Response:
@@ -77,12 +67,8 @@ class _File:
 
 def page_routes() -> list[Route]:
     """The routes of the page, whose files are read now."""
-    routes = [_route("/", "index.html", INDEX)]
-    return routes + [_route(f"/page/{name}", name, kind) for name, kind in FILES.items()]
-
-
-def _route(path: str, name: str, media_type: str) -> Route:
-    return Route(path, _File(name, media_type).__call__, methods=["GET"])
+    paths = {"/": INDEX} | {f"/page/{name}": name for name in FILES}
+    return [Route(path, _File(name).__call__, methods=["GET"]) for path, name in paths.items()]
 
 
 def _tags(header: str) -> list[str]:

@@ -22,7 +22,6 @@ from server.engine_route import EngineRoute
 from server.errors import ApiError, as_api_error
 from server.event_stream import until_disconnect
 from server.parts_answer import PartsAnswer
-from server.protocol.body_errors import renamed
 from server.protocol.conversation import Conversation
 from server.protocol.response_items import add_items, item_id, output_content, output_item
 from server.protocol.responses import PIECE, EncodedList, dumped_in_pieces, dumps
@@ -40,37 +39,33 @@ from server.whole_answer import WholeResponse, coalesced
 
 async def create_response(request: Request) -> Response:
     """Answer a conversation, streamed, or while nobody waits, or neither."""
-    return await answer(request, ResponsesRequest, Responses.of)
+    return await answer(request, ResponsesRequest, Responses)
 
 
 class Responses(PartsAnswer):
     """A part is an item of the output.
 
     Args:
-        asked: the body.
-        messages: the conversation so far, without instructions.
-        earlier_bytes: of the conversation that an earlier response has ended.
+        asked: the body, which goes on from an earlier response where it says so.
+
+    Raises:
+        ApiError: 404, there is no such earlier response.
+        ValidationError: names the field that cannot be served.
     """
 
     prefix = "resp"
 
-    def __init__(
-        self,
-        service: Service,
-        asked: ResponsesRequest,
-        messages: list[dict[str, Any]],
-        request: Request,
-        earlier_bytes: int = 0,
-    ):
-        chat = asked.chat(messages)
-        with renamed(api_field):
-            chat.check()
-        super().__init__(service, chat, request)
-        self._asked, self._messages = asked, messages
+    def __init__(self, service: Service, asked: ResponsesRequest, request: Request):
+        earlier = _earlier(service, asked.previous_response_id, request)
+        conversation = Conversation(json.loads(earlier))
+        add_items(conversation, asked.input)
+        chat = asked.chat(conversation.messages)
+        super().__init__(service, chat, request, api_field)
+        self._asked, self._messages = asked, conversation.messages
         self._echoed: Echo
         self._json = b""  # of the whole response, but for its tools and the last brace
         self._body_bytes: int = request.state.body_bytes
-        self._earlier_bytes = earlier_bytes
+        self._earlier_bytes = len(earlier)  # of the conversation that it has ended
         # never the client's own: it names what is kept
         self.name = f"resp_{secrets.token_hex(24)}"
         self._owner: Owner = client_of(request)
@@ -82,22 +77,6 @@ class Responses(PartsAnswer):
         self._all_logprobs = EncodedList() if asked.tells_logprobs else None
         self._new_logprobs = EncodedList()  # that no event has told
         self._uncounted = 0  # bytes of them
-
-    @classmethod
-    def of(cls, service: Service, asked: ResponsesRequest, request: Request) -> Responses:
-        """The answer to a body, which goes on from an earlier one where it says so.
-
-        Raises:
-            ApiError: 404, there is no such earlier response.
-            ValidationError: names the field that cannot be served.
-        """
-        earlier = _earlier(service, asked.previous_response_id, request)
-        conversation = Conversation(json.loads(earlier))
-        add_items(conversation, asked.input)
-        return cls(service, asked, conversation.messages, request, len(earlier))
-
-    def api_field(self, field: str) -> str:
-        return api_field(field)
 
     async def check_and_prepare(self) -> None:
         await super().check_and_prepare()
@@ -191,7 +170,7 @@ class Responses(PartsAnswer):
         return {"reason": str(self.final.stop_reason or self.final.finish_reason)}
 
     def _counts(self) -> dict[str, Any]:
-        read, written = self.num_prompt_tokens, self.num_generated
+        read, written = self._prompt_tokens, self.num_generated
         return {
             "input_tokens": read,
             "input_tokens_details": {
@@ -199,7 +178,7 @@ class Responses(PartsAnswer):
                 "cache_write_tokens": 0,
             },
             "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens() or 0},
             "total_tokens": read + written,
         }
 

@@ -9,7 +9,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.params.structured_outputs_params import Thoughts
 from server.protocol.tools import AUTO, NONE, REQUIRED, AskedTools
 from server.reasoning.registry import REASONING_PARSERS
-from server.reasoning.tags import ReasoningParser
+from server.reasoning.tags import ReasoningParser, Tags
 from server.reasoning.thought_counter import ThoughtCounter
 from server.tools.demanded_calls import ArgumentsParser, ListParser
 from server.tools.message import MessageReader
@@ -27,7 +27,7 @@ class Parsers:
         reasoning: how the model marks its thoughts, a name of REASONING_PARSERS.
 
     Raises:
-        ValidationError: names the flag that needs another, or has no such value.
+        ValidationError: names the flag that needs another.
     """
 
     tools: str | None = None
@@ -35,12 +35,6 @@ class Parsers:
     reasoning: str | None = None
 
     def __post_init__(self) -> None:
-        for flag, name, known in (
-            ("tool_call_parser", self.tools, TOOL_PARSERS),
-            ("reasoning_parser", self.reasoning, REASONING_PARSERS),
-        ):
-            if name is not None and name not in known:
-                raise ValidationError(flag, name, f"one of {', '.join(known)}")
         if self.is_auto and self.tools is None:
             raise ValidationError("enable_auto_tool_choice", True, "only with tool_call_parser")
 
@@ -73,10 +67,9 @@ class Parsers:
             thinks: False: the text is constrained and begins at once, so it has no thoughts.
             tells_reasoning: whether the client is told of thoughts.
         """
-        kind = self._reasoning_kind(prompt_end)
-        reasoning = None
-        if kind is not None and thinks:
-            reasoning = kind(kind.leaves_open(prompt_end))
+        tags, reasoning = self._tags(prompt_end), None
+        if tags is not None and thinks:
+            reasoning = ReasoningParser(tags, tags.are_open(prompt_end))
         return MessageReader(
             reasoning,
             self._tool_parser(asked),
@@ -90,26 +83,26 @@ class Parsers:
         Args:
             prompt_end: the last tokens of the prompt as text.
         """
-        kind = self._reasoning_kind(prompt_end)
-        if kind is None:
+        tags = self._tags(prompt_end)
+        if tags is None:
             return None
-        return Thoughts(kind.begin, kind.end, kind.leaves_open(prompt_end) or kind.starts_open)
+        return Thoughts(tags.begin, tags.end, tags.are_open(prompt_end))
 
     def counter(
         self, prompt_end: str, token_text: Callable[[int], str], *, thinks: bool
     ) -> ThoughtCounter | None:
         """What counts thoughts of one choice; None: there are none. Arguments: see `reader`."""
-        kind = self._reasoning_kind(prompt_end)
-        if kind is None or not thinks:
+        tags = self._tags(prompt_end)
+        if tags is None or not thinks:
             return None
-        return ThoughtCounter(kind, kind.leaves_open(prompt_end), token_text)
+        return ThoughtCounter(tags, tags.are_open(prompt_end), token_text)
 
-    def _reasoning_kind(self, prompt_end: str) -> type[ReasoningParser] | None:
+    def _tags(self, prompt_end: str) -> Tags | None:
         """How thoughts are marked; None: there are none, or the prompt has closed them."""
         if self.reasoning is None:
             return None
-        kind = REASONING_PARSERS[self.reasoning]
-        return None if prompt_end.rstrip().endswith(kind.end) else kind
+        tags = REASONING_PARSERS[self.reasoning]
+        return None if prompt_end.rstrip().endswith(tags.end) else tags
 
     def _tool_parser(self, asked: AskedTools) -> ToolParser | None:
         if asked.name is not None:

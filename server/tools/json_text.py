@@ -113,6 +113,22 @@ def read_call(
     return whole
 
 
+def read_calls(reader: ToolParser, separator: str) -> Validity:
+    """Read calls from the opening brace of the first on, with a separator between them.
+
+    Returns:
+        Whether all that was read were calls.
+    """
+    while reader.char == "{":
+        if not (yield from read_call(reader)):
+            return False
+        yield from reader.skip_space()
+        if reader.char == separator:
+            yield from reader.next()
+            yield from reader.skip_space()
+    return True
+
+
 class _Call:
     """What is known of a call. Until it is one its text is kept."""
 

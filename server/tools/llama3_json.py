@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.tools.json_text import read_call
+from server.tools.json_text import read_calls
 from server.tools.reader import Steps, ToolParser
 
 TAG = "<|python_tag|>"
@@ -18,10 +18,4 @@ class Llama3JsonParser(ToolParser):
             if (yield from self.say_until([TAG])) is None:
                 return
             yield from self.skip_space()
-        while self.char == "{":
-            if not (yield from read_call(self)):
-                return
-            yield from self.skip_space()
-            if self.char == ";":
-                yield from self.next()
-                yield from self.skip_space()
+        yield from read_calls(self, ";")

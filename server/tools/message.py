@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from server.reasoning.tags import ReasoningParser
@@ -9,6 +10,7 @@ from server.tools.deltas import CallArguments, CallBegin, Content, Delta, Reason
 from server.tools.reader import ToolParser
 
 
+@dataclass(eq=False, slots=True)
 class MessageReader:
     """Reads the text of one choice, whole or in pieces, by the same steps.
 
@@ -22,19 +24,11 @@ class MessageReader:
         num_calls: calls that were found.
     """
 
-    def __init__(
-        self,
-        reasoning: ReasoningParser | None,
-        tools: ToolParser | None,
-        *,
-        parallel: bool = True,
-        tells_reasoning: bool = True,
-    ):
-        self._reasoning = reasoning
-        self._tools = tools
-        self._parallel = parallel
-        self._tells_reasoning = tells_reasoning
-        self.num_calls = 0
+    reasoning: ReasoningParser | None
+    tools: ToolParser | None
+    parallel: bool
+    tells_reasoning: bool
+    num_calls: int = 0
 
     def feed(self, text: str, *, last: bool) -> dict[str, Any]:
         """What more text says, as the `delta` of a chunk.
@@ -57,8 +51,8 @@ class MessageReader:
 
     def new_call_id(self) -> str:
         """An id for a call that was found."""
-        assert self._tools is not None
-        return self._tools.new_id()
+        assert self.tools is not None
+        return self.tools.new_id()
 
     def message(self, text: str) -> dict[str, Any]:
         """What a whole text says, as fields of a message."""
@@ -66,23 +60,23 @@ class MessageReader:
         calls = [{k: v for k, v in c.items() if k != "index"} for c in delta.get("tool_calls", ())]
         content = delta.get("content", None if calls or "reasoning" in delta else "")
         message: dict[str, Any] = {"content": content}
-        if self._reasoning is not None:
+        if self.reasoning is not None:
             message["reasoning"] = delta.get("reasoning")
         return message | ({"tool_calls": calls} if calls else {})
 
     def _thought(self, text: str, last: bool) -> list[Delta]:
-        if self._reasoning is None:
+        if self.reasoning is None:
             return [Content(text)] if text else []
-        found = self._reasoning.feed(text)
-        return found + self._reasoning.finish() if last else found
+        found = self.reasoning.feed(text)
+        return found + self.reasoning.finish() if last else found
 
     def _answer(self, deltas: list[Delta], last: bool) -> list[Delta]:
-        if self._tools is None:
+        if self.tools is None:
             return deltas
         found: list[Delta] = []
         for delta in deltas:
-            found += self._tools.feed(delta.text) if isinstance(delta, Content) else [delta]
-        return found + self._tools.finish() if last else found
+            found += self.tools.feed(delta.text) if isinstance(delta, Content) else [delta]
+        return found + self.tools.finish() if last else found
 
     def _tell(self, delta: dict[str, Any], found: Delta) -> None:
         match found:
@@ -105,6 +99,6 @@ class MessageReader:
             case Content():
                 return True
             case Reasoning():
-                return self._tells_reasoning
+                return self.tells_reasoning
             case CallBegin(index) | CallArguments(index):
-                return self._parallel or index == 0
+                return self.parallel or index == 0

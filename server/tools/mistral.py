@@ -7,7 +7,7 @@ import string
 from collections.abc import Generator
 from functools import partial
 
-from server.tools.json_text import MAX_NAME, read_call, read_value
+from server.tools.json_text import MAX_NAME, read_calls, read_value
 from server.tools.reader import Steps, ToolParser
 
 BEGIN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -35,14 +35,7 @@ class MistralParser(ToolParser):
     def _read_list(self) -> Steps:
         yield from self.next()
         yield from self.skip_space()
-        while self.char == "{":
-            if not (yield from read_call(self)):
-                return
-            yield from self.skip_space()
-            if self.char == ",":
-                yield from self.next()
-                yield from self.skip_space()
-        if self.char == "]":
+        if (yield from read_calls(self, ",")) and self.char == "]":
             yield from self.next()
 
     def _read_named(self) -> Steps:

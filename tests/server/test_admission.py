@@ -51,7 +51,7 @@ def port(engine: FakeEngine, asked: list[str]) -> Iterator[int]:
         await app(scope, receive, send)
 
     engine.service = service = app.state.service  # type: ignore[attr-defined]
-    admission = Admission(service.refusal, service.enter, engine_paths(app.routes))
+    admission = Admission(service, engine_paths(app.routes))
     with serving(watched, Connection.limited(Limits(idle_timeout=1), admission)) as port:
         yield port
 
@@ -197,8 +197,7 @@ def test_every_route_that_has_the_engine_work_is_judged_by_its_heads() -> None:
 def test_paths_are_judged_behind_a_root_path_too() -> None:
     engine = FakeEngine()
     app = create_app(engine, options=Options(root_path="/api"))
-    service, paths = app.state.service, engine_paths(app.routes, "/api")
-    admission = Admission(service.refusal, service.enter, paths)
+    admission = Admission(app.state.service, engine_paths(app.routes, "/api"))
     engine.refusal = FULL
     for root in (b"", b"/api"):
         told = admission.look(b"POST", root + b"/v1/completions?a=b", JSON_HEADERS, "10.0.0.1")
@@ -220,7 +219,7 @@ def look(admission: Admission, *more: tuple[bytes, bytes], address: str = "10.0.
 def test_clients_are_judged_apart() -> None:
     engine = FakeEngine(max_num_queued_reqs=2)
     service = create_app(engine).state.service
-    admission = Admission(service.refusal, service.enter, PATHS, service.keys, service.serves)
+    admission = Admission(service, PATHS)
     for _ in range(2):
         look(admission).arrive()
     assert isinstance(look(admission), BusyResponse)
@@ -234,7 +233,7 @@ def test_clients_are_judged_apart() -> None:
 def test_keys_tell_clients_apart_and_none_is_the_applications() -> None:
     engine = FakeEngine(max_num_queued_reqs=1)
     service = create_app(engine, api_keys=[ApiKey("a", "a"), ApiKey("b", "b")]).state.service
-    admission = Admission(service.refusal, service.enter, PATHS, service.keys, service.serves)
+    admission = Admission(service, PATHS)
     look(admission, (b"authorization", b"Bearer a")).arrive()
     assert isinstance(look(admission, (b"x-api-key", b"a")), BusyResponse)
     assert isinstance(look(admission, (b"authorization", b"bearer b")), Entry)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import CheckpointError
+from jaxserve.errors import ValidationError
 from server import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +173,25 @@ def test_too_little_memory_to_start_is_one_line(
     assert cli.main(["convert", "a", "b"]) == 1
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "ulimit -v" in told and said in told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValidationError("dtype", "x", "y"),
+        CheckpointError("model", "is cut off"),
+        OSError(28, "No space left on device", "out"),
+    ],
+)
+def test_expected_errors_of_any_command_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("server.commands.convert.run", fail)
+    assert cli.main(["convert", "a", "b"]) == 1
+    assert capsys.readouterr().err == f"jaxserve: {error}\n"
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,8 +206,7 @@ def refusing(limits: Limits = Limits()) -> Iterator[int]:  # noqa: B008
     engine.refusal = QueueFullError("max_num_queued_reqs", "full", 1.0)
     app = create_app(engine, limits=limits)
     service = app.state.service
-    paths = engine_paths(app.routes)
-    admission = Admission(service.refusal, service.enter, paths, service.keys, service.serves)
+    admission = Admission(service, engine_paths(app.routes))
     with serving(app, Connection.limited(limits, admission)) as port:
         yield port
 

@@ -14,14 +14,14 @@ from uvicorn.protocols.http import httptools_impl
 from checkpoints import bundled_model_path
 from jaxserve.errors import ValidationError
 from server import connection
-from server.http_protocol import HOOKS, connection_class
+from server.http_protocol import connection_class, hooks
 from tests.server.server_process import ROOT
 
 
 def test_the_class_is_known_and_all_that_is_overridden_is_named() -> None:
     assert connection_class() is connection.Connection
     theirs = set(vars(httptools_impl.HttpToolsProtocol)) - {"__init__", "__module__", "__doc__"}
-    assert set(HOOKS) == theirs & set(vars(connection.Connection))
+    assert set(hooks(connection.Connection)) == theirs & set(vars(connection.Connection))
     for method in ("startup", "capture_signals"):
         assert hasattr(uvicorn.Server, method), "the supervisor overrides it"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import threading
@@ -11,24 +12,17 @@ import pytest
 import uvicorn
 
 from server import server_process
+from server.client_limits import Limits
 from server.descriptors import Descriptors
 from server.server_process import _Server, workers_of
+from server.service import Service
 from tests.server.fake_engine import FakeEngine
 
 
 def made(engine: FakeEngine, descriptors: Descriptors, num_workers: int | None = None) -> _Server:
-    return _Server(
-        uvicorn.Config("none"),
-        engine,  # type: ignore[arg-type]
-        "http://127.0.0.1",
-        ("fake",),
-        0.0,
-        is_entering=bool,
-        descriptors=descriptors,
-        max_connections=50,
-        logs_json=True,
-        num_workers=num_workers,
-    )
+    args = argparse.Namespace(shutdown_timeout=0.0, log_format="json", num_workers=num_workers)
+    service = Service(engine, Limits(max_connections=50))  # type: ignore[arg-type]
+    return _Server(uvicorn.Config("none"), args, service, descriptors, "http://127.0.0.1")
 
 
 @pytest.mark.parametrize(

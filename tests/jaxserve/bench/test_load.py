@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import json
@@ -61,7 +60,6 @@ def test_a_ramp_goes_from_one_rate_to_the_other(ramp, middle):
     [
         ({"request_rate": 0.0}, "request_rate"),
         ({"burstiness": 0.0}, "burstiness"),
-        ({"ramp_up": "steep", "start_rate": 1.0, "end_rate": 2.0}, "ramp_up_strategy"),
         ({"ramp_up": "linear", "end_rate": 2.0}, "ramp_up_start_rps"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -348,10 +346,11 @@ def test_benchmarks_of_the_engine_do_without_the_extra():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_full_disk_is_one_line(capsys):
+def test_a_full_disk_is_one_line(monkeypatch, capsys):
     def benchmark(options):
         raise OSError(28, "No space left on device", "out.json")
 
-    assert commands._run(benchmark, argparse.Namespace()) == 1
+    monkeypatch.setattr(commands, "run_serve", benchmark)
+    assert main(["bench", "serve"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("jaxserve bench: ") and "out.json" in error and error.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.bench import tune
 from jaxserve.bench.tune import Sizes, Trial
-from server.cli import build_parser
+from server.cli import build_parser, main
 from server.commands.config_file import expand_config
 
 
@@ -70,7 +70,9 @@ def test_serve_reads_what_it_writes(tmp_path):
 )
 def test_a_mistake_is_one_line_before_the_search(changes, named, monkeypatch, capsys):
     monkeypatch.setattr(tune, "measure", lambda *_: pytest.fail("searched"))
-    assert tune.run(options(**changes)) == 1
+    run, given = tune.run, options(**changes)
+    monkeypatch.setattr(tune, "run", lambda _: run(given))
+    assert main(["tune"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("jaxserve tune: ") and named in error and error.count("\n") == 1
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from server.protocol.tools import asked_tools
 from server.reasoning.registry import REASONING_PARSERS
+from server.reasoning.tags import ReasoningParser
 from server.tools.choice import Parsers
 from tests.server.tools.reading import Read, read
 
@@ -23,17 +24,22 @@ CASES = [
 ]
 
 
+def parser(name: str, is_open: bool) -> ReasoningParser:
+    tags = REASONING_PARSERS[name]
+    return ReasoningParser(tags, is_open or tags.starts_open)
+
+
 @pytest.mark.parametrize(("name", "is_open", "text", "expected"), CASES)
 def test_what_is_found(name: str, is_open: bool, text: str, expected: Read) -> None:
-    assert read(REASONING_PARSERS[name](is_open), text) == expected
-    assert read(REASONING_PARSERS[name](is_open), *text) == expected
+    for pieces in ([text], text):
+        assert read(parser(name, is_open), *pieces) == expected
 
 
 def test_what_a_template_leaves_open() -> None:
-    kind = REASONING_PARSERS["qwen3"]
-    assert kind.leaves_open("...<think>\n")
-    assert not kind.leaves_open("<think>\n\n</think>\n\n")
-    assert not kind.leaves_open("<think> is a tag")
+    tags = REASONING_PARSERS["qwen3"]
+    assert tags.are_open("...<think>\n")
+    assert not tags.are_open("<think>\n\n</think>\n\n")
+    assert not tags.are_open("<think> is a tag")
 
 
 def test_thoughts_that_the_prompt_has_closed() -> None:
@@ -61,5 +67,5 @@ def test_thoughts_that_the_prompt_has_closed() -> None:
 )
 def test_where_it_is_cut_does_not_matter(text, name, is_open, data) -> None:
     cut = data.draw(st.integers(0, len(text)))
-    kind = REASONING_PARSERS[name]
-    assert read(kind(is_open), text[:cut], text[cut:]) == read(kind(is_open), text)
+    whole = read(parser(name, is_open), text)
+    assert read(parser(name, is_open), text[:cut], text[cut:]) == whole

@@ -23,6 +23,9 @@ def test_health_follows_the_engine(client: TestClient, engine: FakeEngine, path:
     engine.is_dead = True
     assert client.get(path).json() == {"status": "dead"}
     assert client.get(path).status_code == 503
+    engine.is_draining = True
+    draining = client.get(path)
+    assert draining.json() == {"status": "draining"} and draining.headers["retry-after"] == "5"
 
 
 def test_version(client: TestClient) -> None:

@@ -87,11 +87,12 @@ def service_of(
 ) -> Service:
     options = Options(tells_cached_tokens=tells_cached_tokens)
     keys = [ApiKey("k", "a")] if has_keys else []
-    service: Any = Service(engine, api_keys=keys, options=options)  # type: ignore[arg-type]
-    service.watch = watchers.Watch(
-        service, tells_cached=tells_cached_tokens or not has_keys, interval=0.001
-    )
-    return service  # type: ignore[no-any-return]
+    return Service(engine, api_keys=keys, options=options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "INTERVAL_S", 0.001)
 
 
 def test_facts(client: TestClient) -> None:
