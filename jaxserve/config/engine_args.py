@@ -11,12 +11,12 @@ from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.flags import add_flag
 from jaxserve.config.settings import defaults_of, settings_of
-from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED, own_settings
 from jaxserve.errors import ValidationError
 
 _OWN = settings_of(EngineConfig)
 # what vLLM alone has; None asks for nothing
-_OTHERS = sorted((set(NEUTRAL) | set(REFUSED) | set(RENAMED)) - set(_OWN))
+_OTHERS = sorted((ARGUMENTS.keys() | RENAMED.keys()) - _OWN.keys())
 _NAMES = {*_OWN, *_OTHERS}
 
 

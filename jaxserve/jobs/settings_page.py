@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxserve.config.engine_config import CACHE, MODEL, PROGRAMS, SCHEDULER, SERVER, EngineConfig
 from jaxserve.config.settings import Setting, defaults_of, settings_of
-from jaxserve.config.vllm_arguments import ANY, NEUTRAL, REFUSED
+from jaxserve.config.vllm_arguments import ANY, ARGUMENTS
 from jaxserve.params.sampling_params import CLIENT, SamplingParams
 from jaxserve.params.sampling_params import SCHEDULER as REQUEST
 
@@ -36,7 +36,7 @@ Fields of `SamplingParams` and, but for `detokenize` and `output_kind`, of the b
 `/v1/completions` and `/v1/chat/completions`. They are read by the client, by the scheduler, or by a
 file of `jaxserve/execution/features/`.
 """
-ARGUMENTS = """
+OTHERS = """
 ## Arguments of vLLM's `LLM` and `EngineArgs`
 
 Those that are settings above mean the same. The others are passed over with a log line, because
@@ -67,16 +67,17 @@ def page() -> str:
     readers = [_reader(item) for item in settings_of(SamplingParams).values()]
     rows = [(*row, reader) for row, reader in zip(rows, readers, strict=True)]
     parts.append(_table(("parameter", "default", "allowed", "meaning", "read by"), rows))
-    parts.append(ARGUMENTS + "\n")
-    rows = [(f"`{name}`", _neutral(allowed)) for name, allowed in sorted(NEUTRAL.items())]
+    parts.append(OTHERS + "\n")
+    others = sorted(ARGUMENTS.items())
+    rows = [(f"`{name}`", _neutral(one.passes)) for name, one in others if one.passes is not None]
     parts.append(_table(("passed over", "with the values"), rows))
-    rows = [(f"`{name}`", text) for name, text in sorted(REFUSED.items())]
+    rows = [(f"`{name}`", one.instead) for name, one in others if one.passes is None]
     parts.append("\n" + _table(("refused", "because, or instead"), rows))
     return "".join(parts)
 
 
 def _neutral(allowed: Any) -> str:
-    return "any" if allowed is ANY else ", ".join(f"`{value!r}`" for value in allowed)
+    return "any" if allowed == ANY else ", ".join(f"`{value!r}`" for value in allowed)
 
 
 def _rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,27 @@ import pytest
 
 from jaxserve import AsyncEngineArgs, EngineArgs, EngineConfig, FlexibleArgumentParser
 from jaxserve.config.settings import settings_of
-from jaxserve.config.vllm_arguments import NEUTRAL, REFUSED, RENAMED, own_settings
+from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED, own_settings
 from jaxserve.errors import ValidationError
 
-NAMES = Path(__file__).parent / "data" / "vllm_arguments.txt"
+DUMP = Path(__file__).parent / "data" / "vllm_engine_args.json"  # names and defaults of 0.33
+DEFAULTS: dict[str, Any] = json.loads(DUMP.read_text())["EngineArgs"]
 
 
-def names() -> list[str]:
-    return [line for line in NAMES.read_text().split("\n") if line and not line.startswith("#")]
+def test_every_field_of_vllms_engine_args_is_in_one_table() -> None:
+    tables = [set(settings_of(EngineConfig)), set(ARGUMENTS), set(RENAMED)]
+    for name in DEFAULTS:
+        assert sum(name in one for one in tables) == 1, name
+    assert not tables[0] & tables[1]
+    assert len(DEFAULTS) == 259
 
 
-def test_every_name_is_in_one_list() -> None:
-    lists = [set(settings_of(EngineConfig)), set(NEUTRAL), set(REFUSED), set(RENAMED)]
-    for name in names():
-        assert sum(name in one for one in lists) == 1, name
-    assert not lists[0] & (lists[1] | lists[2]) and not lists[1] & lists[2]
+def test_every_default_of_vllms_asks_for_nothing() -> None:
+    others = {name: value for name, value in DEFAULTS.items() if name in ARGUMENTS}
+    assert own_settings(others) == {}
+    for name, argument in ARGUMENTS.items():
+        assert own_settings({name: None}) == {}
+        assert (argument.passes is None) == bool(argument.instead), name
 
 
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
@@ -45,6 +52,8 @@ def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
         ("enable_lora", True),
         ("speculative_config", {"method": "ngram"}),
         ("logits_processors", [print]),
+        ("performance_mode", "throughput"),
+        ("enable_lora", 1),
         ("nothing_like_it", 1),
     ],
 )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
-from jaxserve.config.vllm_arguments import RENAMED
+from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED
 from jaxserve.errors import ValidationError
 from server.cli import build_parser
-from server.commands.vllm_flags import SERVER_NEUTRAL, SERVER_REFUSED, check_vllm_flags
+from server.commands.vllm_flags import SERVER_ARGUMENTS, check_vllm_flags
 
-DATA = Path(__file__).parents[2] / "jaxserve" / "config" / "data" / "vllm_arguments.txt"
+DATA = Path(__file__).parents[2] / "jaxserve" / "config" / "data" / "vllm_engine_args.json"
 # of vLLM's server, beside those of its engine
 FRONT = Path(__file__).with_name("vllm_server_flags.txt")
 
@@ -28,8 +29,8 @@ def checked(*words: str) -> str | None:
 
 
 def test_every_flag_is_known() -> None:
-    lines = DATA.read_text().split("\n")
-    engine = [line.replace("_", "-") for line in lines if line and not line.startswith("#")]
+    names = json.loads(DATA.read_text())["EngineArgs"]
+    engine = [name.replace("_", "-") for name in names]
     no_flags = {"skip-tokenizer-init", "model"}  # set by other means here
     actions = build_parser("serve")._actions
     (commands,) = (one for one in actions if isinstance(one, argparse._SubParsersAction))
@@ -64,5 +65,5 @@ def test_what_cannot_be_done_is_refused_by_name(words: list[str]) -> None:
     assert checked(*words) == words[0].replace("--no-", "--")
 
 
-def test_no_flag_is_in_two_lists() -> None:
-    assert not SERVER_NEUTRAL.keys() & SERVER_REFUSED.keys()
+def test_no_flag_is_in_two_tables() -> None:
+    assert not SERVER_ARGUMENTS.keys() & ARGUMENTS.keys()
