@@ -211,7 +211,9 @@ class LLM(Pictures):
         `generate`; `use_tqdm` has no meaning here.
         """
         prepared = self._prepare_all(prompts, sampling_params, lora_request, priority, timeout)
-        return self._enqueue(prepared)
+        ids = self._add_all(prepared)
+        self._enqueued += ids
+        return ids
 
     def enqueue_chat(
         self,
@@ -322,10 +324,7 @@ class LLM(Pictures):
         use_tqdm: bool,
         timeout: float | None = None,
     ) -> list[RequestOutput]:
-        self._check_ready(None)
-        queueing = Queueing(time.monotonic(), timeout=timeout)
-        prepared = [self._submit(prompt, params, queueing) for prompt in _as_list(prompts)]
-        return self._run(prepared, use_tqdm)
+        return self._run(self._prepare_alike(prompts, params, timeout), use_tqdm)
 
     def chat(
         self,
@@ -408,11 +407,9 @@ class LLM(Pictures):
             ValidationError: as `generate`; also for a `beam_width` that `max_logprobs` forbids.
             EngineDeadError: as `generate`.
         """
-        self._check_ready(None)
         if not isinstance(params, BeamSearchParams):
             raise ValidationError("params", params, "BeamSearchParams")
-        queueing = Queueing(time.monotonic())
-        prepared = [self._submit(prompt, params, queueing) for prompt in _as_list(prompts)]
+        prepared = self._prepare_alike(prompts, params)
         return [self._beams(output, params) for output in self._run(prepared, use_tqdm)]
 
     def _beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
@@ -468,24 +465,26 @@ class LLM(Pictures):
         items = _as_list(prompts)
         params = self._params_for(items, sampling_params)
         now, urgency = time.monotonic(), _priorities(priority, len(items))
-        return [
-            self._prepare(prompt, p, Queueing(now, urgent, timeout))
-            for prompt, p, urgent in zip(items, params, urgency)
-        ]
+        prepared = []
+        for prompt, given, urgent in zip(items, params, urgency):
+            own = given.clone()
+            own.output_kind = RequestOutputKind.FINAL_ONLY
+            prepared.append(self._prepare(prompt, own, Queueing(now, urgent, timeout)))
+        return prepared
 
-    def _prepare(
-        self, prompt: Prompt, params: SamplingParams, queueing: Queueing
-    ) -> PreparedRequest:
-        params = params.clone()
-        params.output_kind = RequestOutputKind.FINAL_ONLY
-        return self._submit(prompt, params, queueing)
+    def _prepare_alike(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | BeamSearchParams,
+        timeout: float | None = None,
+    ) -> list[PreparedRequest]:
+        self._check_ready(None)
+        queueing = Queueing(time.monotonic(), timeout=timeout)
+        return [self._prepare(prompt, params, queueing) for prompt in _as_list(prompts)]
 
-    def _submit(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
-        return self.client.prepare(prompt, params, self._make_id(), queueing)
-
-    def _make_id(self) -> str:
+    def _prepare(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
         self._next_id += 1
-        return str(self._next_id - 1)
+        return self.client.prepare(prompt, params, str(self._next_id - 1), queueing)
 
     def _params_for(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
@@ -505,11 +504,6 @@ class LLM(Pictures):
 
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         return self._wait(self._add_all(prepared), use_tqdm)
-
-    def _enqueue(self, prepared: list[PreparedRequest]) -> list[str]:
-        ids = self._add_all(prepared)
-        self._enqueued += ids
-        return ids
 
     def _add_all(self, prepared: list[PreparedRequest]) -> list[str]:
         """Begin the requests of one call; their ids."""
