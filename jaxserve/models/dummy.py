@@ -65,9 +65,6 @@ def dummy_quantized(seed: int, place: Sequence[Any], wanted: QuantArray) -> Quan
     kind = wanted.format.stored.kind
     scale = {"int8": INT8_SCALE, "int4": INT4_SCALE, "fp8": FP8_SCALE}[kind]
 
-    def same(value: Any, like: Any) -> jax.Array:
-        return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
-
     values = wanted.values
     return replace(
         wanted,
@@ -79,8 +76,13 @@ def dummy_quantized(seed: int, place: Sequence[Any], wanted: QuantArray) -> Quan
             cast(NamedSharding, values.sharding),
             nibbles=kind == "int4",
         ),
-        scale=same(scale, wanted.scale),
+        scale=constant(scale, wanted.scale),
     )
+
+
+def constant(value: Any, like: Any) -> jax.Array:
+    """An array that is one number everywhere, given its abstract form."""
+    return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype", "sharding", "nibbles"))

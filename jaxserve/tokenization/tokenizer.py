@@ -235,7 +235,17 @@ class Tokenizer:
         Raises:
             ValidationError: see `apply_chat_template`.
         """
-        self._check_chat(messages, add_generation_prompt, continue_final_message, kwargs)
+        if isinstance(messages, (str, Mapping)) or not all(
+            isinstance(message, Mapping) for message in messages
+        ):
+            raise ValidationError("messages", messages, "a list of objects")
+        if not messages:
+            raise ValidationError("messages", messages, "at least one message")
+        if add_generation_prompt and continue_final_message:
+            raise ValidationError(
+                "continue_final_message", True, "false while add_generation_prompt is true"
+            )
+        check_template_variables(kwargs)
         if chat_template is None and self._renderer.chat_template is None:
             raise ValidationError(
                 "chat_template", None, "a template, because the tokenizer brings none"
@@ -310,25 +320,6 @@ class Tokenizer:
             if number in self.special_ids or (text in source and not text.isspace())
         }
         return ControlTokens(tokens, functools.partial(self.encode, add_special_tokens=False))
-
-    def _check_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: dict[str, Any],
-    ) -> None:
-        if isinstance(messages, (str, Mapping)) or not all(
-            isinstance(message, Mapping) for message in messages
-        ):
-            raise ValidationError("messages", messages, "a list of objects")
-        if not messages:
-            raise ValidationError("messages", messages, "at least one message")
-        if add_generation_prompt and continue_final_message:
-            raise ValidationError(
-                "continue_final_message", True, "false while add_generation_prompt is true"
-            )
-        check_template_variables(kwargs)
 
 
 def _folder_tokenizer(path: str | Path) -> Any:
