@@ -278,7 +278,7 @@ class LLM(Pictures):
                 allowed = "nothing beside pooling, normalize and layer"
                 raise ValidationError("pooling_params", pooling_params, allowed)
             params = _pooling_params(pooling_params)
-        found = self._pool(prompts, params, use_tqdm, timeout)
+        found = self._run(self._prepare_alike(prompts, params, timeout), use_tqdm)
         return [EmbeddingRequestOutput.of(one) for one in found]
 
     def encode(
@@ -290,7 +290,8 @@ class LLM(Pictures):
     ) -> list[PoolingRequestOutput]:
         """As `embed`, with the vectors as arrays float32[hidden size] in `outputs.data`."""
         params = PoolingParams() if pooling_params is None else _pooling_params(pooling_params)
-        return [PoolingRequestOutput.of(one) for one in self._pool(prompts, params, use_tqdm)]
+        found = self._run(self._prepare_alike(prompts, params), use_tqdm)
+        return [PoolingRequestOutput.of(one) for one in found]
 
     def score(
         self,
@@ -316,15 +317,6 @@ class LLM(Pictures):
         vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
         one, other = vectors[: len(first)], vectors[len(first) :]
         return [score(one[i], other[j]) for i, j in pairs]
-
-    def _pool(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: PoolingParams,
-        use_tqdm: bool,
-        timeout: float | None = None,
-    ) -> list[RequestOutput]:
-        return self._run(self._prepare_alike(prompts, params, timeout), use_tqdm)
 
     def chat(
         self,

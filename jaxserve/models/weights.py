@@ -235,7 +235,7 @@ def _dummy(seed: int, config: ModelConfig, place: Place, variable: Any) -> Any:
     place = source_place(place, config)
     if isinstance(wanted, QuantArray):
         return dummy_quantized(seed, place, wanted)
-    return dummy_array(seed, place, wanted.shape, wanted.dtype, wanted.sharding)
+    return dummy_array(seed, place, wanted)
 
 
 def _read(
