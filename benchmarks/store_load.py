@@ -31,10 +31,12 @@ def write_models(
     shape: str, dtype: str, quantization: str | None, folder: Path
 ) -> dict[str, float]:
     """The same weights in both formats, quantised in the store; seconds that each took to write."""
+    import jax.numpy as jnp
+
     from checkpoints.folder_writer import write_folder
     from checkpoints.store.writer import small_files_of
     from jaxserve.loading.engine_build import load_bare
-    from jaxserve.models.export import hf_tensors
+    from jaxserve.models.quantized_export import CheckpointExport
     from jaxserve.models.store import save_model
 
     (folder / "config").mkdir()
@@ -43,7 +45,8 @@ def write_models(
     model, files = load_bare(config)
     found = {}
     begin = time.monotonic()
-    write_folder(folder / "safetensors", hf_tensors(model), small_files_of(files.model))
+    tensors = CheckpointExport(model, None, jnp.dtype(dtype)).tensors()
+    write_folder(folder / "safetensors", tensors, small_files_of(files.model))
     found["safetensors"] = time.monotonic() - begin
     begin = time.monotonic()
     if quantization is not None:

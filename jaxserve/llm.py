@@ -276,7 +276,7 @@ class LLM(Pictures):
                 allowed = "nothing beside pooling, normalize and layer"
                 raise ValidationError("pooling_params", pooling_params, allowed)
             params = _pooling_params(pooling_params)
-        found = self._run_with(prompts, params, use_tqdm, timeout)
+        found = self._run(self._prepare_alike(prompts, params, timeout), use_tqdm)
         return [EmbeddingRequestOutput.of(one) for one in found]
 
     def encode(
@@ -288,7 +288,7 @@ class LLM(Pictures):
     ) -> list[PoolingRequestOutput]:
         """As `embed`, with the vectors as arrays float32[hidden size] in `outputs.data`."""
         params = PoolingParams() if pooling_params is None else _pooling_params(pooling_params)
-        found = self._run_with(prompts, params, use_tqdm)
+        found = self._run(self._prepare_alike(prompts, params), use_tqdm)
         return [PoolingRequestOutput.of(one) for one in found]
 
     def score(
@@ -315,18 +315,6 @@ class LLM(Pictures):
         vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
         one, other = vectors[: len(first)], vectors[len(first) :]
         return [score(one[i], other[j]) for i, j in pairs]
-
-    def _run_with(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: Params,
-        use_tqdm: bool,
-        timeout: float | None = None,
-    ) -> list[RequestOutput]:
-        self._check_ready(None)
-        queueing = Queueing(time.monotonic(), timeout=timeout)
-        prepared = [self._submit(prompt, params, queueing) for prompt in _as_list(prompts)]
-        return self._run(prepared, use_tqdm)
 
     def chat(
         self,
@@ -411,8 +399,8 @@ class LLM(Pictures):
         """
         if not isinstance(params, BeamSearchParams):
             raise ValidationError("params", params, "BeamSearchParams")
-        found = self._run_with(prompts, params, use_tqdm)
-        return [self._beams(output, params) for output in found]
+        prepared = self._prepare_alike(prompts, params)
+        return [self._beams(output, params) for output in self._run(prepared, use_tqdm)]
 
     def _beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
         found = []
@@ -467,19 +455,24 @@ class LLM(Pictures):
         items = _as_list(prompts)
         params = self._params_for(items, sampling_params)
         now, urgency = time.monotonic(), _priorities(priority, len(items))
-        return [
-            self._prepare(prompt, p, Queueing(now, urgent, timeout))
-            for prompt, p, urgent in zip(items, params, urgency)
-        ]
+        prepared = []
+        for prompt, given, urgent in zip(items, params, urgency):
+            own = given.clone()
+            own.output_kind = RequestOutputKind.FINAL_ONLY
+            prepared.append(self._prepare(prompt, own, Queueing(now, urgent, timeout)))
+        return prepared
 
-    def _prepare(
-        self, prompt: Prompt, params: SamplingParams, queueing: Queueing
-    ) -> PreparedRequest:
-        params = params.clone()
-        params.output_kind = RequestOutputKind.FINAL_ONLY
-        return self._submit(prompt, params, queueing)
+    def _prepare_alike(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | BeamSearchParams,
+        timeout: float | None = None,
+    ) -> list[PreparedRequest]:
+        self._check_ready(None)
+        queueing = Queueing(time.monotonic(), timeout=timeout)
+        return [self._prepare(prompt, params, queueing) for prompt in _as_list(prompts)]
 
-    def _submit(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
+    def _prepare(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
         return self.client.prepare(prompt, params, str(next(self._ids)), queueing)
 
     def _params_for(

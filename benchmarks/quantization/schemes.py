@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from random import Random
 
+import jax.numpy as jnp
+
 from checkpoints.folder_writer import write_folder
 from checkpoints.quantize.layer_schemes import Policy, read_policy, uniform_policy
 from checkpoints.quantize.schemes import SCHEMES
@@ -15,7 +17,7 @@ from checkpoints.tiny.tasks import training_pair
 from jaxserve.bench.model_shapes import write_config
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.loading.engine_build import load_bare
-from jaxserve.models.export import hf_tensors
+from jaxserve.models.quantized_export import CheckpointExport
 
 SENSITIVITY = "by sensitivity"
 POLICY = {
@@ -58,5 +60,6 @@ def write_random(shape: str, folder: Path) -> Path:
     config = write_config(shape, folder / "config")
     model, _ = load_bare(EngineConfig(model=str(config), load_format="dummy"))
     small = {"config.json": (config / "config.json").read_bytes()}
-    write_folder(folder / "model", hf_tensors(model), small)
+    export = CheckpointExport(model, None, jnp.dtype(model.config.dtype))
+    write_folder(folder / "model", export.tensors(), small)
     return folder / "model"

@@ -42,7 +42,7 @@ class Kind(NamedTuple):
     """One kind of entries.
 
     Attributes:
-        part: the folder in that of the cache where they lie; "": none.
+        part: the folder in that of the cache where they lie; ".": that one.
         entries: what their whole names are.
         pieces: what the names are of what a process that was killed leaves half written.
         are_folders: those are folders, else files.
@@ -54,10 +54,10 @@ class Kind(NamedTuple):
     are_folders: bool = False
 
 
-PROGRAMS = Kind("", re.compile(r".+-[0-9a-f]{64}-cache"), re.compile(r"whole\.json\.[0-9]+"))
+PROGRAMS = Kind(".", re.compile(r".+-[0-9a-f]{64}-cache"), re.compile(r"whole\.json\.[0-9]+"))
 STEPS = Kind("steps", re.compile(r"[0-9a-f]{64}\.step"), re.compile(r"[0-9a-f]{64}\.[0-9]+"))
 NATIVE = Kind(
-    "",
+    ".",
     re.compile(r"jaxserve-[0-9a-f]{20}\.so"),
     re.compile(rf"{BUILD_PREFIX}[a-z0-9_]{{8}}"),
     are_folders=True,
@@ -134,9 +134,10 @@ def bound(
             try:
                 since = _in_use_since(root, own, now)
                 for kind in kinds:
-                    handle = root if not kind.part else _opened_part(stack, kind.part, root)
-                    if handle is None:
-                        continue
+                    try:
+                        handle = _opened(stack, kind.part, root)
+                    except OSError:
+                        continue  # not there, a link, or not ours to read
                     if not own_folder.is_own(handle):
                         where = folder / kind.part
                         logger.info("%s was not made by jaxserve: it is not cleared", where)
@@ -191,13 +192,6 @@ def _opened(stack: ExitStack, folder: Path | str, parent: int | None = None) -> 
         raise NotADirectoryError(error.errno, "a link, or no folder", str(folder)) from error
     stack.callback(os.close, handle)
     return handle
-
-
-def _opened_part(stack: ExitStack, part: str, parent: int) -> int | None:
-    try:
-        return _opened(stack, part, parent)
-    except OSError:
-        return None  # not there, a link, or not ours to read
 
 
 def _opened_marks(stack: ExitStack, parent: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
+from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -50,6 +51,11 @@ _TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP 
 
 # who reads a setting
 MODEL, CACHE, SCHEDULER, PROGRAMS, SERVER = "model", "cache", "scheduler", "programs", "server"
+model_setting = partial(setting, reader=MODEL)
+cache_setting = partial(setting, reader=CACHE)
+scheduler_setting = partial(setting, reader=SCHEDULER)
+program_setting = partial(setting, reader=PROGRAMS)
+server_setting = partial(setting, reader=SERVER)
 
 
 class Token:
@@ -134,418 +140,343 @@ class EngineConfig:
         ValidationError: a value has the wrong type, is out of its range or contradicts another.
     """
 
-    model: str = setting(
+    model: str = model_setting(
         MISSING,
         Text(),
         "Folder with a Hugging Face config.json, safetensors and tokenizer files, a GGUF file, or "
         "the id of a model on the hub, with :file.gguf or :Q4_K_M behind it for one of its GGUF "
         "files; a folder that exists is always taken.",
-        reader=MODEL,
         flag=False,
     )
-    revision: str | None = setting(
+    revision: str | None = model_setting(
         None,
-        Text(),
+        Text("NAME"),
         "Branch, tag or commit of a model on the hub; none: its main branch.",
-        reader=MODEL,
-        metavar="NAME",
     )
-    tokenizer: str | None = setting(
+    tokenizer: str | None = model_setting(
         None,
-        Text(),
+        Text("MODEL"),
         "Folder or id of the tokenizer; none: the model's.",
-        reader=MODEL,
-        metavar="MODEL",
     )
-    tokenizer_revision: str | None = setting(
+    tokenizer_revision: str | None = model_setting(
         None,
-        Text(),
+        Text("NAME"),
         "Branch, tag or commit of a tokenizer on the hub; none: revision, where the tokenizer is "
         "the model's.",
-        reader=MODEL,
-        metavar="NAME",
     )
-    hf_token: str | None = setting(
+    hf_token: str | None = model_setting(
         None,
         Token(),
         "Token of the hub's account that may read the model; none: HF_TOKEN, or what `hf auth "
         "login` has stored. Never logged, and not kept once the engine is loaded. Others on this "
         "machine can see a flag in the list of processes, so rather set HF_TOKEN.",
-        reader=MODEL,
         secret=True,
     )
-    download_dir: str | None = setting(
+    download_dir: str | None = model_setting(
         None,
-        Text(),
+        Text("FOLDER"),
         "Keeps files of the hub; none: the user's Hugging Face cache.",
-        reader=MODEL,
-        metavar="FOLDER",
     )
-    hf_overrides: Mapping[str, Any] | None = setting(
+    hf_overrides: Mapping[str, Any] | None = model_setting(
         None,
         Overrides(),
         "Values that take the place of those in the model's config.json, as one JSON object. Its "
         "architectures may be module:NAME of a family of your own ([models.md](models.md)).",
-        reader=MODEL,
     )
-    generation_config: str = setting(
+    generation_config: str = model_setting(
         "auto",
-        Text(),
+        Text("FOLDER"),
         "Where defaults of sampling parameters come from: auto takes the model's "
         "generation_config.json, vllm none, anything else is a folder with such a file. Its "
         "max_new_tokens bounds every request of a server.",
-        reader=MODEL,
-        metavar="FOLDER",
     )
-    override_generation_config: Mapping[str, Any] | None = setting(
+    override_generation_config: Mapping[str, Any] | None = model_setting(
         None,
         Overrides("generation_config.json's keys"),
         "Defaults in place of those of generation_config, as one JSON object.",
-        reader=MODEL,
     )
-    chat_template: str | None = setting(
+    chat_template: str | None = model_setting(
         None,
-        Text(),
+        Text("FILE"),
         "Jinja template of conversations, a file or the text itself; none: the tokenizer's.",
-        reader=MODEL,
-        metavar="FILE",
     )
-    skip_tokenizer_init: bool = setting(
+    skip_tokenizer_init: bool = model_setting(
         False,
         Switch(),
         "Load no tokenizer: prompts must be token ids and outputs have no text.",
-        reader=MODEL,
         flag=False,  # the commands make text
     )
-    dtype: str = setting(
+    dtype: str = model_setting(
         "auto",
         OneOf(DTYPES),
         "Type of weights and activations; auto takes the checkpoint's.",
-        reader=MODEL,
     )
-    load_format: str = setting(
+    load_format: str = model_setting(
         "auto",
         OneOf(LOAD_FORMATS),
         "auto reads what the folder holds, safetensors or a store of jaxserve convert; safetensors "
         "and orbax read that alone, dummy makes random weights.",
-        reader=MODEL,
     )
-    quantization: str | None = setting(
+    quantization: str | None = model_setting(
         None,
         OneOf(QUANTIZATIONS),
         "Of the linear layers' weights: int8, int4 and fp8 round them when they are loaded; awq, "
         "gptq, compressed-tensors, fp8 and gguf name what the checkpoint is, which it says itself "
         "where this is none.",
-        reader=MODEL,
     )
-    seed: int = setting(
+    seed: int = model_setting(
         0,
         Integer(-(2**63), 2**63 - 1),
         "Seed of dummy weights and of requests that bring none.",
-        reader=MODEL,
     )
-    max_model_len: int | None = setting(
+    max_model_len: int | None = model_setting(
         None,
         Integer(1),
         "Longest prompt plus output, in tokens; none: the model's own limit, or what the KV cache "
         "holds.",
-        reader=MODEL,
     )
-    attention_window: int | None = setting(
+    attention_window: int | None = model_setting(
         None,
         Integer(1),
         "Newest tokens that each layer attends to, whatever the model's own windows are where "
         "these are larger; none: the model's own.",
-        reader=MODEL,
     )
-    tensor_parallel_size: int = setting(
+    tensor_parallel_size: int = model_setting(
         1,
         Integer(1),
         "Devices that the model is sharded over.",
-        reader=MODEL,
     )
-    block_size: int | None = setting(
+    block_size: int | None = cache_setting(
         None,
         PowerOfTwo(),
         "Tokens a KV page; none: by device.",
-        reader=CACHE,
     )
-    num_pages: int | None = setting(
+    num_pages: int | None = cache_setting(
         None,
         Integer(2),
         "KV pages, trash page included; none: what memory holds.",
-        reader=CACHE,
     )
-    gpu_memory_utilization: float = setting(
+    gpu_memory_utilization: float = cache_setting(
         0.9,
-        Number(above=0.0, most=1.0),
+        Number(above=0.0, most=1.0, metavar="SHARE"),
         "Share of device memory for weights, temporaries and KV pages.",
-        reader=CACHE,
-        metavar="SHARE",
     )
-    memory_reserve: float = setting(
+    memory_reserve: float = cache_setting(
         0.2,
-        Number(0.0, 0.99),
+        Number(0.0, 0.99, metavar="SHARE"),
         "Share of the host's memory, or of what its cgroup allows, that is left alone by weights "
         "and KV pages where they are kept there (a CPU).",
-        reader=CACHE,
-        metavar="SHARE",
     )
-    kv_cache_memory_bytes: int | None = setting(
+    kv_cache_memory_bytes: int | None = cache_setting(
         None,
         Integer(1),
         "Size of the KV cache; takes the place of gpu_memory_utilization.",
-        reader=CACHE,
     )
-    kv_cache_dtype: str = setting(
+    kv_cache_dtype: str = cache_setting(
         "auto",
         OneOf(KV_CACHE_DTYPES),
         "How keys and values are stored: auto as dtype, int8 with a scale a token and head, "
         "fp8_e4m3 (fp8 for short) with a scale a layer, see kv_cache_scales.",
-        reader=CACHE,
     )
-    kv_cache_scales: str | None = setting(
+    kv_cache_scales: str | None = cache_setting(
         None,
-        Text(),
+        Text("FILE"),
         "Safetensors file with the scales of an fp8 KV cache, as `jaxserve calibrate-kv` writes "
         "it; none: the checkpoint's.",
-        reader=CACHE,
-        metavar="FILE",
     )
-    enable_prefix_caching: bool = setting(
+    enable_prefix_caching: bool = cache_setting(
         True,
         Switch(),
         "Keep what full KV pages hold after their requests have ended, until the pages are needed, "
         "so that prompts with the same beginning compute the rest alone.",
-        reader=CACHE,
     )
-    keep_window_only: bool = setting(
+    keep_window_only: bool = cache_setting(
         True,
         Switch(),
         "Give the KV pages of layers with a sliding window back when the window has passed them.",
-        reader=CACHE,
     )
-    max_num_seqs: int | None = setting(
+    max_num_seqs: int | None = scheduler_setting(
         None,
         Integer(1),
         "Slots: the most requests that run at once; none: by device and preset.",
-        reader=SCHEDULER,
     )
-    max_num_batched_tokens: int | None = setting(
+    max_num_batched_tokens: int | None = scheduler_setting(
         None,
         Integer(1),
         "Token budget of one step; none: by device and preset.",
-        reader=SCHEDULER,
     )
-    prefill_chunk: int | None = setting(
+    prefill_chunk: int | None = scheduler_setting(
         None,
         Integer(1),
         "Most prompt tokens of one step; none: the whole budget.",
-        reader=SCHEDULER,
     )
-    preset: str = setting(
+    preset: str = scheduler_setting(
         "balanced",
         OneOf(PRESETS),
         "What sizes that are left open are chosen for: chat puts latency first, bulk throughput, "
         "balanced neither.",
-        reader=SCHEDULER,
     )
-    overlap: bool = setting(
+    overlap: bool = scheduler_setting(
         True,
         Switch(),
         "Prepare the next step while the device runs; the tokens are the same without.",
-        reader=SCHEDULER,
     )
-    scheduling_policy: str = setting(
+    scheduling_policy: str = scheduler_setting(
         "fcfs",
         PolicyName(),
         "Whose turn it is: fcfs by arrival, priority by the requests' numbers (smallest first), "
         "length short prompts before long ones, module:Class as a class of yours says, which is "
         "imported.",
-        reader=SCHEDULER,
     )
-    length_classes: tuple[int, ...] = setting(
+    length_classes: tuple[int, ...] = scheduler_setting(
         (128, 512),
         Integers(2, 1),
         "Of the policy length: prompt tokens left to compute from which a request is of the second "
         "and of the third class.",
-        reader=SCHEDULER,
     )
-    output_classes: tuple[int, ...] = setting(
+    output_classes: tuple[int, ...] = scheduler_setting(
         (4096, 32768),
         Integers(2, 1),
         "Of the policy length: n times max_tokens from which a request is at least of the second "
         "and of the third class; a max_tokens that is not said counts as 1.",
-        reader=SCHEDULER,
     )
-    length_shares: tuple[int, ...] = setting(
+    length_shares: tuple[int, ...] = scheduler_setting(
         (6, 3, 1),
         Integers(3, 1),
         "Of the policy length: the classes' shares of the prompt tokens that are computed.",
-        reader=SCHEDULER,
     )
-    max_overtaken_tokens: int = setting(
+    max_overtaken_tokens: int = scheduler_setting(
         32768,
         Integer(0),
         "Of the policy length: most tokens that later arrivals may be given before a request is "
         "next.",
-        reader=SCHEDULER,
     )
-    enable_embeddings: bool = setting(
+    enable_embeddings: bool = program_setting(
         False,
         Switch(),
         "Serve embeddings; prompts that are embedded run on the largest program.",
-        reader=PROGRAMS,
     )
-    enable_prompt_embeds: bool = setting(
+    enable_prompt_embeds: bool = program_setting(
         False,
         Switch(),
         "Take prompts as embeddings, which no endpoint does yet, or with some between token ids; "
         "they run on the largest program, and a step sends the device a float32 row of the hidden "
         "size for each.",
-        reader=PROGRAMS,
     )
-    features: tuple[str | type, ...] = setting(
+    features: tuple[str | type, ...] = program_setting(
         (),
         Classes(),
         "Features of your own beside those that come along, as module:Class (in Python as classes, "
         "too), which are imported; see [research.md](research.md).",
-        reader=PROGRAMS,
     )
-    feature_config: Mapping[str, Any] | None = setting(
+    feature_config: Mapping[str, Any] | None = program_setting(
         None,
         Overrides("the names of your features"),
         "Options of your features, by their names.",
-        reader=PROGRAMS,
     )
-    max_logprobs: int = setting(
+    max_logprobs: int = program_setting(
         20,
         Integer(-1),
         "Most logprobs a request may ask for; -1 lifts the limit to the vocabulary.",
-        reader=PROGRAMS,
     )
-    decode_backend: str | None = setting(
+    decode_backend: str | None = program_setting(
         None,
-        Text(),
+        Text("NAME"),
         "Attention kernel of decode rows: a name, or module:NAME of a backend of your own, that is "
         "imported ([research.md](research.md)); none: by device.",
-        reader=PROGRAMS,
-        metavar="NAME",
     )
-    prefill_backend: str | None = setting(
+    prefill_backend: str | None = program_setting(
         None,
-        Text(),
+        Text("NAME"),
         "Attention kernel of prompt chunks, likewise; none: by device.",
-        reader=PROGRAMS,
-        metavar="NAME",
     )
-    linear_backend: str | None = setting(
+    linear_backend: str | None = program_setting(
         None,
-        Text(),
+        Text("NAME"),
         "Kernel of linear layers; none: by device.",
-        reader=PROGRAMS,
-        metavar="NAME",
     )
-    row_invariant: bool = setting(
+    row_invariant: bool = program_setting(
         False,
         Switch(),
         "Sum every row of a linear layer in one order, however many rows a step has, so that a "
         "request's numbers do not depend on the requests beside it; linear_backend native alone.",
-        reader=PROGRAMS,
     )
-    compile_ahead: int | None = setting(
+    compile_ahead: int | None = program_setting(
         None,
         Integer(1),
         "Programs that are compiled before the engine is ready; none: by device, all on a GPU, "
         "which drops its recorded CUDA graphs when it compiles.",
-        reader=PROGRAMS,
     )
-    compile_in_background: bool | None = setting(
+    compile_in_background: bool | None = program_setting(
         None,
         Switch(),
         "Compile the remaining programs while larger ones serve; none: unless the device is a GPU.",
-        reader=PROGRAMS,
     )
-    compilation_cache: str = setting(
+    compilation_cache: str = program_setting(
         "auto",
-        Text(),
+        Text("FOLDER"),
         "Keeps compiled programs for the next start: auto (the user's cache folder), off, or a "
         "folder.",
-        reader=PROGRAMS,
-        metavar="FOLDER",
     )
-    served_model_name: tuple[str, ...] = setting(
+    served_model_name: tuple[str, ...] = server_setting(
         (),
         Names(),
         "Names that requests may use, the first one is answered with; empty: the model's.",
-        reader=SERVER,
         flag=False,  # serve alone has one
     )
-    max_num_queued_reqs: int | None = setting(
+    max_num_queued_reqs: int | None = server_setting(
         None,
         Integer(1),
         "Most requests that may wait; more are refused, but for clients that have less than their "
         "share of them. The default of serve is 2048.",
-        reader=SERVER,
     )
-    max_num_queued_tokens: int | None = setting(
+    max_num_queued_tokens: int | None = server_setting(
         None,
         Integer(1),
         "Most prompt tokens that may wait; a request beyond is refused, unless none waits or its "
         "client has less than its share of them. The default of serve is 1M.",
-        reader=SERVER,
     )
-    max_queue_wait: float | None = setting(
+    max_queue_wait: float | None = server_setting(
         None,
-        Number(above=0.0, unit="seconds"),
+        Number(above=0.0, unit="seconds", metavar="SECONDS"),
         "Longest wait for a first step: a request that is predicted to wait longer is refused, and "
         "one that has waited so long without a first step ends with an error.",
-        reader=SERVER,
-        metavar="SECONDS",
     )
-    max_beam_width: int | None = setting(
+    max_beam_width: int | None = server_setting(
         None,
         Integer(1),
         "Most beams of one search; a wider one is refused. None: as many as max_logprobs lets one "
         "have.",
-        reader=SERVER,
     )
-    metrics_prefix: str = setting(
+    metrics_prefix: str = server_setting(
         "jaxserve",
         OneOf(("jaxserve", "vllm")),
         "What the names of metrics begin with, before a colon; vllm: dashboards that know vLLM's "
         "find them.",
-        reader=SERVER,
     )
-    enable_mfu_metrics: bool = setting(
+    enable_mfu_metrics: bool = server_setting(
         False,
         Switch(),
         "Count the operations and bytes of each step from the model's shape, for metrics of the "
         "share of what the device can do.",
-        reader=SERVER,
     )
-    device_flops_per_second: float | None = setting(
+    device_flops_per_second: float | None = server_setting(
         None,
-        Number(above=0.0),
+        Number(above=0.0, metavar="FLOPS"),
         "What one device can do, as `jaxserve bench latency` measures it: MFU is told as a share "
         "of it; needs enable_mfu_metrics.",
-        reader=SERVER,
-        metavar="FLOPS",
     )
-    device_bytes_per_second: float | None = setting(
+    device_bytes_per_second: float | None = server_setting(
         None,
-        Number(above=0.0),
+        Number(above=0.0, metavar="BYTES"),
         "What one device can read, likewise, for the share of its bandwidth; needs "
         "enable_mfu_metrics.",
-        reader=SERVER,
-        metavar="BYTES",
     )
-    stream_interval: int = setting(
+    stream_interval: int = server_setting(
         1,
         Integer(1),
         "Of streams: tokens that each output brings at least, but for the first and the last; a "
         "request's own value wins.",
-        reader=SERVER,
     )
 
     def __post_init__(self) -> None:

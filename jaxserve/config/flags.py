@@ -107,7 +107,7 @@ def add_flag(
     default = None if unset else defaults_of(kind)[name]
     flags = ["--" + name.replace("_", "-"), *([short] if short else [])]
     how: dict[str, Any] = {"default": default, "help": help_of(item, default)}
-    metavar = item.metavar or item.rule.metavar
+    metavar = item.rule.metavar
     match item.rule:
         case Switch():
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, **how)

@@ -87,11 +87,11 @@ class PowerOfTwo:
 class Number:
     """Finite numbers from `least`, or above `above`, to `most`."""
 
-    metavar: ClassVar[str] = "X"
     least: float | None = None
     most: float = math.inf
     above: float | None = None
     unit: str = ""
+    metavar: str = "X"
 
     @property
     def allowed(self) -> str:
@@ -154,7 +154,7 @@ class Switch:
 class Text:
     """Text that is not empty."""
 
-    metavar: ClassVar[str] = "TEXT"
+    metavar: str = "TEXT"
     allowed: ClassVar[str] = "text that is not empty"
 
     def checked(self, name: str, value: Any) -> str:
@@ -215,7 +215,6 @@ class Setting:
         text: what it means, in one or two sentences; help of its flag and docs are made of it.
         reader: who acts on it; docs are grouped by it.
         optional: whether None is allowed, which `text` explains.
-        metavar: what its flag's value is called, by its rule when empty.
         flag: whether commands have a flag for it.
     """
 
@@ -223,7 +222,6 @@ class Setting:
     text: str
     reader: str
     optional: bool
-    metavar: str
     flag: bool
 
     def checked(self, name: str, value: Any) -> Any:
@@ -240,7 +238,6 @@ def setting(
     *,
     reader: str,
     optional: bool | None = None,
-    metavar: str = "",
     flag: bool = True,
     secret: bool = False,
 ) -> Any:
@@ -249,12 +246,12 @@ def setting(
     Args:
         default: its default, `dataclasses.MISSING` where it has none; a function makes each
             instance's own.
-        rule, text, reader, metavar, flag: see `Setting`.
+        rule, text, reader, flag: see `Setting`.
         optional: whether None is allowed; by the default when None.
         secret: whether `repr` leaves it out.
     """
     optional = default is None if optional is None else optional
-    told = {_KEY: Setting(rule, text, reader, optional, metavar, flag)}
+    told = {_KEY: Setting(rule, text, reader, optional, flag)}
     given: dict[str, Any] = {"metadata": told, "repr": not secret}
     if default is not dataclasses.MISSING:
         given["default_factory" if isinstance(default, Callable) else "default"] = default  # type: ignore[arg-type]

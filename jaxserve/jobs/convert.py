@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
 from checkpoints import CheckpointError
@@ -20,10 +18,9 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.loading.engine_build import load_bare
 from jaxserve.loading.hub import names_gguf
-from jaxserve.models.export import hf_tensors
 from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.models.protocol import Model
-from jaxserve.models.quantized_export import QuantizedExport, is_quantized
+from jaxserve.models.quantized_export import CheckpointExport
 from jaxserve.models.registry import family_of
 from jaxserve.models.store import NO_FOLDER, read_scales, save_model
 
@@ -92,20 +89,17 @@ def _write_safetensors(model: Model, folder: Path, out: Path, dtype: str, use_tq
     if not model.config.tie_word_embeddings:  # whatever config.json said of the weights
         config["tie_word_embeddings"] = False
     source = config.pop("quantization_config", None) or {}
-    tensors: Iterable[tuple[str, np.ndarray]] = hf_tensors(model)
-    quantized = None
-    if is_quantized(model):
-        quantized = QuantizedExport(model, source.get("quant_method"), jnp.dtype(dtype))
-        tensors = quantized.tensors()
-        config |= quantized.overrides
+    export = CheckpointExport(model, source.get("quant_method"), jnp.dtype(dtype))
+    config |= export.overrides
     scales = read_scales(folder, model.config.num_layers)
     with FolderWriter(out) as writer:
-        for name, tensor in tqdm(tensors, desc="writing", disable=None if use_tqdm else True):
+        bar = tqdm(export.tensors(), desc="writing", disable=None if use_tqdm else True)
+        for name, tensor in bar:
             writer.add({name: tensor})
         if scales is not None:
             writer.add(kv_scale_tensors(scales))
-        if quantized is not None:
-            config["quantization_config"] = quantized.config()
+        if export.is_quantized:
+            config["quantization_config"] = export.config()
         writer.finish(small | {"config.json": json.dumps(config, indent=2).encode()})
 
 

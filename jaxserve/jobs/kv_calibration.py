@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from jaxserve.errors import ValidationError
 from jaxserve.llm import LLM
 from jaxserve.models.kv_cache import KVScales
+from jaxserve.models.kv_scales import kv_scale_tensors
 from jaxserve.params.sampling_params import SamplingParams
 
 LARGEST = 448.0  # number of float8_e4m3fn
@@ -59,12 +60,7 @@ def calibrate(llm: LLM, text_ids: Sequence[int], window: int) -> KVScales:
 
 def save(scales: KVScales, path: str | Path) -> None:
     """Writes a safetensors file with the names that checkpoints use."""
-    tensors = {
-        f"model.layers.{layer}.self_attn.{kind}_scale": np.array([value], np.float32)
-        for kind, values in (("k", scales.k), ("v", scales.v))
-        for layer, value in enumerate(values)
-    }
-    save_file(tensors, str(path))
+    save_file(kv_scale_tensors(scales), str(path))
 
 
 def _largest(llm: LLM) -> np.ndarray:

@@ -133,7 +133,9 @@ def quantize(
 
 def _check(config: ModelConfig, policy: Policy, group: int) -> None:
     schemes = policy.schemes
-    _check_text_model(config)
+    if family_of(config).passed_over:
+        allowed = "the architecture of a text model: what reads images would be lost"
+        raise ValidationError("model", config.architecture, allowed)
     is_awq = any(scheme.name == "int4-awq" for scheme in schemes)
     if is_awq and config.architecture not in AWQ_ARCHITECTURES:
         allowed = f"for {', '.join(AWQ_ARCHITECTURES)} alone, and this is {config.architecture}"
@@ -153,12 +155,6 @@ def _check(config: ModelConfig, policy: Policy, group: int) -> None:
             raise ValidationError(
                 "policy.layers", f"{first}-{last}", f"of the layers 0-{config.num_layers - 1}"
             )
-
-
-def _check_text_model(config: ModelConfig) -> None:
-    if family_of(config).passed_over:
-        allowed = "the architecture of a text model: what reads images would be lost"
-        raise ValidationError("model", config.architecture, allowed)
 
 
 def _windows(

@@ -39,7 +39,6 @@ from jaxserve.scheduling.policies import PolicyInputs, make_policy
 from jaxserve.scheduling.scheduler import Scheduler
 from jaxserve.scheduling.step_limits import SchedulerLimits
 from jaxserve.tokenization.tokenizer import Tokenizer
-from pallas_kernels import Backends
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,6 @@ def load_engine(
     config: EngineConfig,
     *,
     progress: Callable[[str], Any] = logger.info,
-    backends: Backends | None = None,
     with_tokenizer: bool = True,
     keep_steps: bool = False,
     shown: bool = True,
@@ -81,7 +79,6 @@ def load_engine(
     Args:
         config: what the user asked for.
         progress: told one line a phase.
-        backends: kernels to use; chosen from the device and `config` when None.
         with_tokenizer: False: the client is elsewhere, and so is the tokenizer.
         keep_steps: do not trace what an earlier start has traced (`lowered_step_cache.py`).
         shown: whether a start that takes long says in between what it is doing.
@@ -101,7 +98,7 @@ def load_engine(
         files = _found(config, report)
         mesh = make_mesh(config.tensor_parallel_size)
         decided, runner, tokenizer = decide(
-            config, files, mesh, report, backends=backends, with_tokenizer=with_tokenizer
+            config, files, mesh, report, with_tokenizer=with_tokenizer
         )
         engine = build(
             decided,
@@ -171,15 +168,13 @@ def build(
     return Engine(scheduler, runner, overlap=overlap, grammars=grammars, cost=cost, busy=busy)
 
 
-def load_bare(
-    config: EngineConfig, *, progress: Callable[[str], Any] = logger.info
-) -> tuple[Model, ModelFiles]:
+def load_bare(config: EngineConfig) -> tuple[Model, ModelFiles]:
     """The model of a configuration as an engine would have it, without engine or KV cache.
 
     Raises:
         ValidationError, HubError, CheckpointError: as `load_engine`.
     """
-    with LoadProgress(progress) as report:
+    with LoadProgress(logger.info) as report:
         files = _found(config, report)
         mesh = make_mesh(config.tensor_parallel_size)
         if config.load_format != "dummy":

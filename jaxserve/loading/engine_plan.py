@@ -111,7 +111,6 @@ def decide(
     mesh: Mesh,
     report: LoadProgress,
     *,
-    backends: Backends | None = None,
     with_tokenizer: bool = True,
 ) -> tuple[EnginePlan, Runner, Tokenizer | None]:
     """Decide all that is open, and fetch the weights; all that can be refused is refused before.
@@ -121,7 +120,6 @@ def decide(
         files: of the model.
         mesh: the devices.
         report: told one line a phase.
-        backends: kernels to use; chosen from the device and `asked` when None.
         with_tokenizer: whether there is to be one, if `asked` does not say otherwise.
 
     Returns:
@@ -134,25 +132,19 @@ def decide(
     if asked.chat_template is not None:
         template_text(asked.chat_template)
     were_here = files.weights_are_here
-    chosen = choose(asked, files, mesh, report, backends)
+    chosen = choose(asked, files, mesh, report)
     wants_text = with_tokenizer and not asked.skip_tokenizer_init
     tokenizer = Tokenizer(files.tokenizer, asked.chat_template) if wants_text else None
     decided, runner = _planned(chosen, files, mesh, report)
     if asked.load_format != "dummy":
         fetch_weights(files, report)
         if not were_here and _as_weights_say(files, decided.model) != decided.model:
-            chosen = choose(asked, files, mesh, report, backends)
+            chosen = choose(asked, files, mesh, report)
             decided, runner = _planned(chosen, files, mesh, report)
     return decided, runner, tokenizer
 
 
-def choose(
-    asked: EngineConfig,
-    files: ModelFiles,
-    mesh: Mesh,
-    report: LoadProgress,
-    backends: Backends | None = None,
-) -> EnginePlan:
+def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgress) -> EnginePlan:
     """Settings, formats and kernels, from config.json and the kind of device; no memory yet.
 
     Raises:
@@ -176,7 +168,7 @@ def choose(
             "dtype=float16: a CPU has no products of it and converts every operand; "
             "bfloat16 and float32 are faster here"
         )
-    if backends is None and quantized is not None:
+    if quantized is not None:
         # what no weight could change is refused before they are fetched
         known = backends_for(config, model, device, integers=False)
         if device.platform != "cpu":
@@ -199,7 +191,7 @@ def choose(
             integers = holds_integers(files.model)
         # native kernels are compiled at their first use on a machine
         with report.phase("preparing kernels (the first start on a machine compiles some)"):
-            backends = backends or backends_for(config, model, device, integers)
+            backends = backends_for(config, model, device, integers)
         report.say(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"

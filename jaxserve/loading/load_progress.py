@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -56,23 +55,12 @@ class LoadProgress:
     Args:
         say: takes a line when a part of a start is done.
         shown: False: tell nothing in between.
-        tell: takes a line in between; None: as said above.
-        first_s, every_s: seconds until the first line, and from one to the next.
     """
 
-    def __init__(
-        self,
-        say: Callable[[str], Any],
-        *,
-        shown: bool = True,
-        tell: Callable[[str], Any] | None = None,
-        first_s: float = FIRST_S,
-        every_s: float = EVERY_S,
-    ):
+    def __init__(self, say: Callable[[str], Any], *, shown: bool = True):
         self._say = say
-        self._tell = tell or _teller()
-        self._on_terminal = tell is None and _is_plain_terminal()
-        self._first_s, self._every_s = first_s, every_s
+        self._tell = _teller()
+        self._on_terminal = _is_plain_terminal()
         self._began = time.monotonic()
         self._phase = _Phase("starting", "")
         self._line: Any = None  # of a terminal, written over
@@ -89,12 +77,7 @@ class LoadProgress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -130,11 +113,11 @@ class LoadProgress:
 
     def _watch(self) -> None:
         assert self._tell is not None
-        wait = self._first_s
+        wait = FIRST_S
         while not self._ended.wait(wait):
             if not self._on_terminal:
                 self._tell(str(self))
-                wait = self._every_s
+                wait = EVERY_S
                 continue
             with self._writing:
                 if self._line is None:

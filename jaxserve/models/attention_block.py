@@ -11,7 +11,7 @@ from flax import nnx
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
-from jaxserve.models.protocol import Angles, Attend, Cache, Rotation, TokenRows
+from jaxserve.models.protocol import Angles, AtLayer, Cache, Rotation
 
 
 class Attention(nnx.Module):
@@ -58,35 +58,27 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        rows: TokenRows,
-        angles: Angles,
-        layer: int,
         cache: Cache,
-        attend: Attend[Cache],
+        at: AtLayer[Cache],
         *,
         norm: RMSNorm | OffsetRMSNorm | None = None,
         residual: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """residual + attention(norm(x)): x [T, E] -> ([T, E], cache)."""
-        qkv = rows.apply("qkv", layer, self.qkv, x, norm=norm)  # [T, KVH, G + 2, D]
+        qkv = at.rows.apply("qkv", at.layer, self.qkv, x, norm=norm)  # [T, KVH, G + 2, D]
         if self.head_norms is not None:
             qkv = self.head_norms(qkv)
-        out, cache = attend(cache, layer, qkv[None], self._rotation(angles), x.dtype)
+        out, cache = at.attend(cache, at.layer, qkv[None], self._rotation(at.angles), x.dtype)
         flat = out.reshape(x.shape[0], -1)
-        return rows.apply("output", layer, self.output, flat, residual=residual), cache
+        return at.rows.apply("output", at.layer, self.output, flat, residual=residual), cache
 
     def product(
-        self,
-        normed: jax.Array,
-        angles: Angles,
-        layer: int,
-        cache: Cache,
-        attend: Attend[Cache],
+        self, normed: jax.Array, cache: Cache, at: AtLayer[Cache]
     ) -> tuple[jax.Array, Cache]:
         """attention(normed): normed [T, E] -> (parts [S, T, E] of the output, cache)."""
         assert self.head_norms is None
         qkv = self.qkv.in_parts(normed) if self.in_parts else self.qkv(normed)[None]
-        out, cache = attend(cache, layer, qkv, self._rotation(angles), normed.dtype)
+        out, cache = at.attend(cache, at.layer, qkv, self._rotation(at.angles), normed.dtype)
         return self.output.in_parts(out.reshape(normed.shape[0], -1)), cache
 
     def _rotation(self, angles: Angles) -> Rotation:

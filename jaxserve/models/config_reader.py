@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,8 @@ def model_config_of(config_json: Mapping[str, Any], *, may_be_own: bool = False)
 
 
 def _read_gguf(file: Path) -> dict[str, Any]:
-    container = GGUFFile(file)
-    try:
+    with closing(GGUFFile(file)) as container:
         return gguf_config(container)
-    finally:
-        container.close()
 
 
 def _as_list(value: Any) -> list[Any]:

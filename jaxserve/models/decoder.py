@@ -12,7 +12,7 @@ from flax import nnx
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection, parameter
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
-from jaxserve.models.protocol import Angles, Attend, Cache, TokenRows
+from jaxserve.models.protocol import Angles, AtLayer, Attend, Cache, TokenRows
 from jaxserve.models.rope import rope_tables
 from pallas_kernels.linear import linear
 
@@ -20,8 +20,8 @@ from pallas_kernels.linear import linear
 class Decoder(nnx.Module):
     """Embeddings, blocks, last norm and lm head; a `protocol.Model`.
 
-    A block is called as block(x, rows, angles, layer, cache, attend) -> (x, cache). A new module
-    holds zeros in `dtype`; `jaxserve.models.load_model` fills it.
+    A block is called as block(x, cache, at) -> (x, cache), see `AtLayer`. A new module holds zeros
+    in `dtype`; `jaxserve.models.load_model` fills it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Decoder(nnx.Module):
         end = self.config.num_layers if stop is None else stop
         angles = self.angles(rows)
         for layer in range(start, end):
-            x, cache = self.blocks[layer](x, rows, angles[layer], layer, cache, attend)
+            x, cache = self.blocks[layer](x, cache, AtLayer(layer, rows, angles[layer], attend))
             if rows.hooks.layer is not None:
                 x = rows.hooks.layer(layer, x)
         return (self.norm(x) if end == self.config.num_layers else x), cache

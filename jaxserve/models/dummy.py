@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +29,7 @@ INT4_SCALE = np.float32(STD / ((16**2 - 1) / 12) ** 0.5)
 FP8_SCALE = np.float32(STD / 64)  # 448 is 7 standard deviations
 
 
-def dummy_array(
-    seed: int,
-    place: Sequence[Any],
-    shape: tuple[int, ...],
-    dtype: Any,
-    sharding: NamedSharding,
-    nibbles: bool = False,
-) -> jax.Array:
+def dummy_array(seed: int, place: Sequence[Any], like: Any, nibbles: bool = False) -> jax.Array:
     """Numbers of mean 0 and standard deviation `STD`, near to normally distributed.
 
     With a dtype of 8-bit integers they are of the weights / `INT8_SCALE`, with float8 of the
@@ -45,15 +38,16 @@ def dummy_array(
     Args:
         seed: of all dummy weights.
         place: names of the parameter; others have other numbers.
-        shape: of the parameter.
-        dtype: of the parameter; uint8 holds the integers with 128 added.
-        sharding: of the parameter.
+        like: the parameter's abstract form: shape, dtype and sharding; uint8 holds the integers
+            with 128 added.
         nibbles: whether the dtype's bits are 4-bit numbers.
     """
     # a stable number for the name, so that a parameter does not depend on the others
     name = zlib.crc32("/".join(map(str, place)).encode())
     keys = np.random.SeedSequence([seed % 2**64, name]).generate_state(2)
-    return _filled(keys, shape=shape, dtype=jnp.dtype(dtype), sharding=sharding, nibbles=nibbles)
+    return _filled(
+        keys, shape=like.shape, dtype=like.dtype, sharding=like.sharding, nibbles=nibbles
+    )
 
 
 def dummy_quantized(seed: int, place: Sequence[Any], wanted: QuantArray) -> QuantArray:
@@ -65,22 +59,13 @@ def dummy_quantized(seed: int, place: Sequence[Any], wanted: QuantArray) -> Quan
     kind = wanted.format.stored.kind
     scale = {"int8": INT8_SCALE, "int4": INT4_SCALE, "fp8": FP8_SCALE}[kind]
 
-    def same(value: Any, like: Any) -> jax.Array:
-        return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
+    values = dummy_array(seed, place, wanted.values, nibbles=kind == "int4")
+    return replace(wanted, values=values, scale=constant(scale, wanted.scale))
 
-    values = wanted.values
-    return replace(
-        wanted,
-        values=dummy_array(
-            seed,
-            place,
-            values.shape,
-            values.dtype,
-            cast(NamedSharding, values.sharding),
-            nibbles=kind == "int4",
-        ),
-        scale=same(scale, wanted.scale),
-    )
+
+def constant(value: Any, like: Any) -> jax.Array:
+    """An array that is one number everywhere, given its abstract form."""
+    return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype", "sharding", "nibbles"))

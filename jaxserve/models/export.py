@@ -1,36 +1,12 @@
-"""The tensors of a Hugging Face checkpoint, made of a loaded model: weight maps the other way."""
+"""The tensors that a parameter of a model is made of: weight maps the other way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
-from jaxserve.errors import ValidationError
-from jaxserve.models.protocol import Model
-from jaxserve.models.quant_array import QuantArray
-from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Source, Stack
-
-
-def hf_tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and value of every tensor, parameter by parameter.
-
-    Raises:
-        ValidationError: a weight is quantised: its tensors would be another checkpoint's.
-    """
-    family = family_of(model.config)
-    _, state = nnx.split(model)
-    for place, variable in nnx.to_flat_state(state):
-        value = variable.get_value()
-        if isinstance(value, QuantArray):
-            name = ".".join(map(str, place))
-            raise ValidationError("model", name, "weights that are not quantised")
-        source = family.source(place, model.config)
-        is_matrix = variable.get_metadata("fill") is None
-        yield from tensors_of(source, np.asarray(value), is_matrix).items()
 
 
 def tensors_of(source: Source | Stack, value: Any, is_matrix: bool) -> dict[str, np.ndarray]:

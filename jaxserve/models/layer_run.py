@@ -13,7 +13,7 @@ from flax import nnx
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import PLAIN_LINEAR
 from jaxserve.models.plain_forward import causal_attend
-from jaxserve.models.protocol import Hooks, TokenRows
+from jaxserve.models.protocol import AtLayer, Hooks, TokenRows
 from jaxserve.models.registry import family_of
 from jaxserve.models.sources import Place, Source, Stack
 
@@ -89,6 +89,6 @@ class LayerRun:
             return y
 
         rows = TokenRows(jnp.arange(len(x))[None], hooks=Hooks(linear=keep))
-        block, attend = model.blocks[layer], causal_attend(self.config)
-        out, _ = block(x, rows, model.angles(rows)[layer], layer, None, attend)
+        at = AtLayer(layer, rows, model.angles(rows)[layer], causal_attend(self.config))
+        out, _ = model.blocks[layer](x, None, at)
         return out, seen

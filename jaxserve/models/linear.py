@@ -8,7 +8,7 @@ logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,79 +149,49 @@ class Projection(nnx.Module):
             gated: outputs come in pairs (gate, up); the result is silu(gate) * up, half as wide.
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
-        product = self._product()
-        if product.order is not None:
-            x = reordered(x, product.order)
-            norm = None if norm is None else Norm(norm.weight[product.order], norm.eps)
+        weight, order, options = self._operands()
+        if order is not None:
+            x = reordered(x, order)
+            norm = None if norm is None else Norm(norm.weight[order], norm.eps)
         out = linear(
             x,
-            product.weight,
-            scale=product.scale,
-            activations=product.activations,
-            input_scale=product.input_scale,
-            matmul=self.matmul,
-            bias=product.bias,
+            weight,
             norm=norm,
             residual=residual,
             gated=gated,
             out_dtype=out_dtype,
             live=live,
             row_invariant=self.row_invariant,
-            backend=self.backend,
+            **options,
         )
         return out if gated else out.reshape(x.shape[0], *self.out_shape)
 
     def in_parts(self, x: jax.Array) -> jax.Array:
         """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`."""
-        product = self._product()
-        if product.order is not None:
-            x = reordered(x, product.order)
-        out = linear_in_parts(
-            x,
-            product.weight,
-            scale=product.scale,
-            activations=product.activations,
-            input_scale=product.input_scale,
-            matmul=self.matmul,
-            bias=product.bias,
-            backend=self.backend,
-        )
+        weight, order, options = self._operands()
+        if order is not None:
+            x = reordered(x, order)
+        out = linear_in_parts(x, weight, **options)
         return out.reshape(*out.shape[:2], *self.out_shape)
 
-    def _product(self) -> Operands:
-        """What the kernels take."""
+    def _operands(self) -> tuple[Weight, jax.Array | None, dict[str, Any]]:
+        """As `pallas_kernels.linear` takes it: the weight [N, K]; int32[K], the input that each of
+        its columns multiplies, None: its own; options."""
         weight: Any = self.weight.get_value()
         bias = None if self.bias is None else self.bias[...].reshape(-1)
-        if isinstance(weight, QuantArray):
-            scale = weight.scale.reshape(-1) if weight.format.is_channel8 else None
-            rounding = weight.format.stored.activations
-            operand = weight.operand()
-            return Operands(operand, scale, rounding, bias, weight.order, weight.input_scale)
-        # XLA:CPU is 10 times slower when the weight has more than two axes; merging is free
-        return Operands(weight.reshape(-1, weight.shape[-1]), None, "float", bias, None)
+        options = {"bias": bias, "matmul": self.matmul, "backend": self.backend}
+        if not isinstance(weight, QuantArray):
+            # XLA:CPU is 10 times slower when the weight has more than two axes; merging is free
+            return weight.reshape(-1, weight.shape[-1]), None, options
+        options |= {
+            "scale": weight.scale.reshape(-1) if weight.format.is_channel8 else None,
+            "activations": weight.format.stored.activations,
+            "input_scale": weight.input_scale,
+        }
+        return weight.operand(), weight.order, options
 
 
 def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
     """x [T, in] with its inputs in another order."""
     # without a barrier XLA:CPU gives the gather a layout for which it has no bfloat16 product
     return jax.lax.optimization_barrier(x[:, order])
-
-
-class Operands(NamedTuple):
-    """A projection as `pallas_kernels.linear` takes it.
-
-    Attributes:
-        weight: [N, K].
-        scale: float32[N] of a weight that is an array of 8 bits.
-        activations: what is done to them before the product.
-        bias: [N].
-        order: int32[K], the input that each column of the weight multiplies; None: its own.
-        input_scale: float32[1] of rounded activations; None: their own.
-    """
-
-    weight: Weight
-    scale: jax.Array | None
-    activations: str
-    bias: jax.Array | None
-    order: jax.Array | None
-    input_scale: jax.Array | None = None

@@ -12,47 +12,28 @@ from jaxserve.models.protocol import Attend, Rotation
 
 
 def causal_attend(config: ModelConfig) -> Attend[None]:
-    """Attention of the rows of one sequence to those before them; the cache is None."""
+    """Softmax attention, in float32, of the rows of one sequence to those before them; the cache
+    is None."""
 
     def attend(
         cache: None, layer: int, qkv: jax.Array, rotation: Rotation, dtype: Any
     ) -> tuple[jax.Array, None]:
         whole = qkv if len(qkv) == 1 else jnp.sum(qkv.astype(jnp.float32), 0, keepdims=True)
-        q, k, v = rotation.split(whole.astype(dtype))
-        out = causal_attention(
-            q,
-            k,
-            v,
-            scale=config.attention_scale,
-            window=config.layer_window(layer),
-            soft_cap=config.attention_soft_cap,
-        )
-        return out.astype(dtype), cache
+        q, k, v = (x.astype(jnp.float32) for x in rotation.split(whole.astype(dtype)))
+        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[2])
+        highest = jax.lax.Precision.HIGHEST
+        scores = jnp.einsum("tkgd,skd->kgts", grouped, k, precision=highest)
+        scores = scores * config.attention_scale
+        window, soft_cap = config.layer_window(layer), config.attention_soft_cap
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        # key j is seen by query i if i - window < j <= i
+        distance = jnp.arange(len(q))[:, None] - jnp.arange(len(q))
+        seen = distance >= 0
+        if window is not None:
+            seen &= distance < window
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        out = jnp.einsum("kgts,skd->tkgd", weights, v, precision=highest)
+        return out.reshape(q.shape).astype(dtype), cache
 
     return attend
-
-
-def causal_attention(
-    q: jax.Array,  # [T, H, D]
-    k: jax.Array,  # [T, KVH, D]
-    v: jax.Array,  # [T, KVH, D]
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-) -> jax.Array:  # float32[T, H, D]
-    """Softmax attention in float32; key j is seen by query i if i - window < j <= i."""
-    tokens, heads, head_dim = q.shape
-    grouped = q.reshape(tokens, k.shape[1], -1, head_dim).astype(jnp.float32)
-    highest = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("tkgd,skd->kgts", grouped, k.astype(jnp.float32), precision=highest)
-    scores = scores * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    distance = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
-    seen = distance >= 0
-    if window is not None:
-        seen &= distance < window
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("kgts,skd->tkgd", weights, v.astype(jnp.float32), precision=highest)
-    return out.reshape(tokens, heads, head_dim)

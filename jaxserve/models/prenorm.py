@@ -12,7 +12,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.norms import RMSNorm
-from jaxserve.models.protocol import Angles, Attend, Cache, TokenRows
+from jaxserve.models.protocol import AtLayer, Attend, Cache, TokenRows
 
 
 class PreNormBlock(nnx.Module):
@@ -28,38 +28,22 @@ class PreNormBlock(nnx.Module):
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = mlp
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rows: TokenRows,
-        angles: Angles,
-        layer: int,
-        cache: Cache,
-        attend: Attend[Cache],
-    ) -> tuple[jax.Array, Cache]:
+    def __call__(self, x: jax.Array, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
-        x, cache = self.attention(
-            x, rows, angles, layer, cache, attend, norm=self.input_norm, residual=x
-        )
-        return self.mlp(x, rows, layer, norm=self.post_attention_norm, residual=x), cache
+        x, cache = self.attention(x, cache, at, norm=self.input_norm, residual=x)
+        norm = self.post_attention_norm
+        return self.mlp(x, at.rows, at.layer, norm=norm, residual=x), cache
 
     def product(
-        self,
-        x: jax.Array,
-        normed: jax.Array,
-        rows: TokenRows,
-        angles: Angles,
-        layer: int,
-        cache: Cache,
-        attend: Attend[Cache],
+        self, x: jax.Array, normed: jax.Array, cache: Cache, at: AtLayer[Cache]
     ) -> tuple[jax.Array, jax.Array, Cache]:
         """The layer where the residual stream is added and normed between the linear layers.
 
         x [T, E] and its norm -> (x with the attention added, parts [S, T, E] of the MLP, cache).
         """
-        product, cache = self.attention.product(normed, angles, layer, cache, attend)
+        product, cache = self.attention.product(normed, cache, at)
         normed, x = self.form.residual_normed(x, product, self.post_attention_norm.as_operand())
-        return x, self.mlp.product(normed, rows, layer), cache
+        return x, self.mlp.product(normed, at.rows, at.layer), cache
 
 
 class PreNormDecoder(Decoder):
@@ -88,8 +72,7 @@ class PreNormDecoder(Decoder):
         norms = [block.input_norm for block in self.blocks] + [self.norm]
         normed = norms[start](x)
         for layer in range(start, end):
-            x, product, cache = self.blocks[layer].product(
-                x, normed, rows, angles[layer], layer, cache, attend
-            )
+            at = AtLayer(layer, rows, angles[layer], attend)
+            x, product, cache = self.blocks[layer].product(x, normed, cache, at)
             normed, x = self.form.residual_normed(x, product, norms[layer + 1].as_operand())
         return (normed if end == self.config.num_layers else x), cache

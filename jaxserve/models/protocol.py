@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -113,6 +113,22 @@ class Angles(NamedTuple):
 
     cos: jax.Array
     sin: jax.Array
+
+
+class AtLayer(NamedTuple, Generic[Cache]):
+    """What a block of a layer is told beside what it computes.
+
+    Attributes:
+        layer: its number.
+        rows: of the tokens.
+        angles: rotary angles of the layer.
+        attend: see `Attend`.
+    """
+
+    layer: int
+    rows: TokenRows
+    angles: Angles
+    attend: Attend[Cache]
 
 
 class Model(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +17,6 @@ from pallas_kernels.quantized_matmul.formats import FP8_MAX, INT8_MAX
 
 QUANTIZED_BLOCK_BYTES = 1 << 20  # of float32
 INT4_MAX = 7  # symmetric: -8 is not used
-
-# (type, first axis) -> those rows of a parameter
-ReadRows = Callable[[np.dtype, slice], np.ndarray]
 
 
 class Elements(NamedTuple):

@@ -1,4 +1,4 @@
-"""The tensors of a quantised Hugging Face checkpoint, made of a loaded model."""
+"""The tensors of a Hugging Face checkpoint, quantised or not, made of a loaded model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,8 @@ from jaxserve.models.sources import Place, Source, Stack
 WEIGHT = ".weight"
 
 
-def is_quantized(model: Model) -> bool:
-    """Whether any weight is a `QuantArray`."""
-    state = nnx.to_flat_state(nnx.split(model)[1])
-    return any(isinstance(variable.get_value(), QuantArray) for _, variable in state)
-
-
-class QuantizedExport:
-    """A model with quantised weights as tensors, and the config that they need.
+class CheckpointExport:
+    """A model as tensors, and the config that its quantised weights need.
 
     Attributes:
         method: quant_method of the checkpoint.
@@ -62,6 +56,11 @@ class QuantizedExport:
                 matrix = KeptMatrix(replace(stored, zeros=zeros), (shape[0], shape[1]))
                 self._matrices[name.removesuffix(WEIGHT)] = matrix
         self.method = method_of(self._matrices.values(), source_method)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is."""
+        return bool(self._matrices)
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name and value of every tensor, parameter by parameter.

@@ -8,6 +8,7 @@ et al. 2024 (LongRoPE). Frequencies are computed once in float64 on the host; on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,14 +155,12 @@ class RopeConfig:
                 "original_max_position_embeddings", original, "an integer >= 1"
             )
         if rope_type == "longrope":
-            pairs = (rotary_dim or head_dim) // 2
             factor = number("factor", max_position_embeddings / original)
+        scaled = functools.partial(cls, rope_type, theta, factor, int(original))
+        if rope_type == "longrope":
+            pairs = (rotary_dim or head_dim) // 2
             grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-            return cls(
-                rope_type,
-                theta,
-                factor,
-                int(original),
+            return scaled(
                 attention_factor=number("attention_factor", grown),
                 short_factors=_factors(f"{name}.short_factor", fields.get("short_factor"), pairs),
                 long_factors=_factors(f"{name}.long_factor", fields.get("long_factor"), pairs),
@@ -173,19 +172,8 @@ class RopeConfig:
                 raise UnsupportedModelError(
                     f"{name}.high_freq_factor", high, f"a number > low_freq_factor ({low}) > 0"
                 )
-            return cls(
-                rope_type,
-                theta,
-                factor,
-                int(original),
-                low_freq_factor=low,
-                high_freq_factor=high,
-            )
-        return cls(
-            rope_type,
-            theta,
-            factor,
-            int(original),
+            return scaled(low_freq_factor=low, high_freq_factor=high)
+        return scaled(
             # Zero means the default too, as in transformers.
             beta_fast=number("beta_fast", 32.0) or 32.0,
             beta_slow=number("beta_slow", 1.0) or 1.0,

@@ -144,12 +144,8 @@ def qkv_parts(config: ModelConfig, names: Mapping[str, str]) -> Source:
     )
 
 
-def decoder_source(place: Place, config: ModelConfig, layer_names: Mapping[Place, str]) -> Source:
-    """The source of a parameter of a `Decoder`, as most checkpoints name its tensors.
-
-    `layer_names` are those of the modules of a block, by their places in it: a module of norms or
-    another projection than the usual ones.
-    """
+def decoder_source(place: Place, config: ModelConfig) -> Source:
+    """The tensors of a parameter of a `Decoder`, by its place, as most checkpoints name them."""
     if place[0] != "blocks":
         return whole(_TOP_NAMES[place[0]])
     prefix, module, kind = f"model.layers.{place[1]}.", place[2:-1], place[-1]
@@ -157,8 +153,7 @@ def decoder_source(place: Place, config: ModelConfig, layer_names: Mapping[Place
         return qkv_parts(config, {x: f"{prefix}self_attn.{x}_proj.{kind}" for x in "qkv"})
     if module == ("mlp", "gate_up"):
         return interleaved(*(f"{prefix}mlp.{half}_proj.{kind}" for half in ("gate", "up")))
-    names = {**_LAYER_NAMES, **layer_names}
-    return whole(f"{prefix}{names[module]}.{kind}")
+    return whole(f"{prefix}{_LAYER_NAMES[module]}.{kind}")
 
 
 _TOP_NAMES: dict[str | int, str] = {
@@ -168,5 +163,13 @@ _TOP_NAMES: dict[str | int, str] = {
 }
 _LAYER_NAMES: dict[Place, str] = {
     ("attention", "output"): "self_attn.o_proj",
+    ("attention", "q_norm"): "self_attn.q_norm",
+    ("attention", "k_norm"): "self_attn.k_norm",
+    ("attention", "head_norms", "q_norm"): "self_attn.q_norm",
+    ("attention", "head_norms", "k_norm"): "self_attn.k_norm",
     ("mlp", "down"): "mlp.down_proj",
+    ("input_norm",): "input_layernorm",
+    ("post_attention_norm",): "post_attention_layernorm",
+    ("pre_feedforward_norm",): "pre_feedforward_layernorm",
+    ("post_feedforward_norm",): "post_feedforward_layernorm",
 }

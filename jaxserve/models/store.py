@@ -18,7 +18,6 @@ from checkpoints.gguf import is_gguf
 from checkpoints.quantized import Encoding
 from checkpoints.store import is_store, read_record
 from jaxserve.errors import ValidationError
-from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVScales
 from jaxserve.models.kv_scales import read_kv_scales
 from jaxserve.models.linear import LinearForm
@@ -59,23 +58,6 @@ def with_leaves(model: Model, leaves: Mapping[str, Any]) -> Model:
     return merged
 
 
-def about_model(
-    config: ModelConfig,
-    dtype: str,
-    form: LinearForm,
-    kv_scales: KVScales | None,
-    formats: Mapping[str, WeightFormat],
-) -> dict[str, Any]:
-    """What a store has to say of a model beside its arrays."""
-    return {
-        "architecture": config.architecture,
-        "dtype": dtype,
-        "quantization": form.quantization,
-        "weights": {name: asdict(format) for name, format in formats.items()},
-        "kv_scales": None if kv_scales is None else [list(kv_scales.k), list(kv_scales.v)],
-    }
-
-
 def save_model(
     model: Model,
     out: Path,
@@ -106,7 +88,13 @@ def save_model(
         raise CheckpointError(model_folder, NO_FOLDER)
     leaves = named_leaves(model)
     scales = read_scales(model_folder, model.config.num_layers)
-    about = about_model(model.config, dtype, model.form, scales, _formats(model))
+    about = {
+        "architecture": model.config.architecture,
+        "dtype": dtype,
+        "quantization": model.form.quantization,
+        "weights": {name: asdict(format) for name, format in _formats(model).items()},
+        "kv_scales": None if scales is None else [list(scales.k), list(scales.v)],
+    }
     small = small_files_of(model_folder)
     if not model.config.tie_word_embeddings:  # whatever config.json said of the weights
         said = json.loads(small["config.json"]) | {"tie_word_embeddings": False}
@@ -121,9 +109,7 @@ def save_model(
     )
 
 
-def restore_model(
-    path: Path, model: Model, told: Callable[[int, int], Any] = lambda done, total: None
-) -> Model:
+def restore_model(path: Path, model: Model, told: Callable[[int, int], Any]) -> Model:
     """An abstract model with the arrays of a store, each straight to its devices.
 
     Args:
@@ -189,14 +175,7 @@ def holds_integers(path: Path) -> bool | None:
 
     None: no weight is quantised.
     """
-    about = read_record(path).about
-    try:
-        formats = [
-            WeightFormat(Encoding(**w["stored"]), bool(w["native"]))
-            for w in about["weights"].values()
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(path, f"its record of weights is damaged ({error!r})") from error
+    formats = _recorded_formats(path).values()
     if any(format.native and not format.is_channel8 for format in formats):
         return True
     if not formats:
@@ -213,19 +192,25 @@ def stored_plan(path: Path, form: LinearForm) -> Plan:
         CheckpointError: they are kept for other kernels than this device's.
     """
     plan: dict[Place, WeightFormat] = {}
+    native = form.backend == "native"
+    for name, format in _recorded_formats(path).items():
+        if format.native != native and not format.is_channel8:
+            problem = f"kept for other kernels than {form.backend}: convert again here"
+            raise CheckpointError(path, problem, name)
+        place = tuple(int(x) if x.isdigit() else x for x in name.split("."))
+        plan[place] = replace(format, native=native)
+    return plan
+
+
+def _recorded_formats(path: Path) -> dict[str, WeightFormat]:
+    """Of the quantised weights of a store, by name."""
     try:
-        for name, values in read_record(path).about["weights"].items():
-            format = WeightFormat(Encoding(**values["stored"]), bool(values["native"]))
-            if format.native != (form.backend == "native") and not format.is_channel8:
-                raise CheckpointError(
-                    path, f"kept for other kernels than {form.backend}: convert again here", name
-                )
-            format = replace(format, native=form.backend == "native")
-            place = tuple(int(x) if x.isdigit() else x for x in name.split("."))
-            plan[place] = format
+        return {
+            name: WeightFormat(Encoding(**values["stored"]), bool(values["native"]))
+            for name, values in read_record(path).about["weights"].items()
+        }
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"its record of weights is damaged ({error!r})") from error
-    return plan
 
 
 def _formats(model: Model) -> dict[str, WeightFormat]:

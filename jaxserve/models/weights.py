@@ -29,7 +29,7 @@ from checkpoints.store import is_store
 from jaxserve.config.engine_config import LOAD_FORMATS
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig, resolve_dtype
-from jaxserve.models.dummy import dummy_array, dummy_quantized
+from jaxserve.models.dummy import constant, dummy_array, dummy_quantized
 from jaxserve.models.kv_scales import is_kv_scale
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
 from jaxserve.models.protocol import Model
@@ -230,16 +230,12 @@ def _filled(model: Model, make: Make, told: Callable[[int, int], Any]) -> Model:
 def _dummy(seed: int, config: ModelConfig, place: Place, variable: Any) -> Any:
     """Random values of a parameter."""
     wanted, fill = variable.get_value(), variable.get_metadata("fill")
-
-    def same(value: Any, like: Any) -> jax.Array:
-        return jax.device_put(np.full(like.shape, value, like.dtype), like.sharding)
-
     if fill is not None:
-        return same(fill, wanted)
+        return constant(fill, wanted)
     place = source_place(place, config)
     if isinstance(wanted, QuantArray):
         return dummy_quantized(seed, place, wanted)
-    return dummy_array(seed, place, wanted.shape, wanted.dtype, wanted.sharding)
+    return dummy_array(seed, place, wanted)
 
 
 def _read(

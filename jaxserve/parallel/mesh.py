@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 from jax.sharding import AxisType, Mesh
 
@@ -12,19 +10,19 @@ from jaxserve.errors import ValidationError
 AXIS_NAMES = ("data", "model")
 
 
-def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
     """Returns a mesh of shape (1, tensor_parallel_size) with the axes "data" and "model".
 
     Args:
-        tensor_parallel_size: devices that one copy of the model is spread over.
-        devices: devices to choose from, the first ones are taken; `jax.devices()` when None.
+        tensor_parallel_size: devices that one copy of the model is spread over, the first of
+            `jax.devices()`.
 
     Raises:
         ValidationError: there are fewer devices than `tensor_parallel_size`.
     """
-    available = list(jax.devices() if devices is None else devices)
+    available = jax.devices()
     if tensor_parallel_size < 1 or tensor_parallel_size > len(available):
-        kind = available[0].device_kind if available else "no"
+        kind = available[0].device_kind
         hint = ""
         if kind == "cpu" and tensor_parallel_size > 1:
             hint = f"; JAX_NUM_CPU_DEVICES={tensor_parallel_size} in the environment makes as many"

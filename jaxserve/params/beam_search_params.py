@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config.settings import Integer, Number
+from jaxserve.config.settings import Integer, Number, Switch
 from jaxserve.errors import ValidationError
 from jaxserve.params.sampling_params import LARGEST_TEMPERATURE
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
@@ -63,8 +63,7 @@ class BeamSearchParams:
             "length_penalty", self.length_penalty
         )
         for name in ("ignore_eos", "include_stop_str_in_output", "shrink_under_pressure"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValidationError(name, getattr(self, name), "true or false")
+            Switch().checked(name, getattr(self, name))
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValidationError("early_stopping", self.early_stopping, "true, false or 'never'")
         if self.structured_outputs is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxserve.config.settings import OneOf, Switch
 from jaxserve.errors import ValidationError
 
 POOLINGS = ("last", "mean", "cls")
@@ -29,10 +30,8 @@ class PoolingParams:
     layer: int | None = None
 
     def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            raise ValidationError("pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
-        if not isinstance(self.normalize, bool):
-            raise ValidationError("normalize", self.normalize, "true or false")
+        OneOf(POOLINGS).checked("pooling", self.pooling)
+        Switch().checked("normalize", self.normalize)
         if isinstance(self.layer, bool) or not isinstance(self.layer, int | None):
             raise ValidationError("layer", self.layer, "an integer or none")
 

@@ -7,8 +7,9 @@ as text and only the template's is a token (CVE-2026-44222). The scheme is that 
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 # private-use characters, dropped where a user's text has them
@@ -33,7 +34,7 @@ class ControlTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._marked = re.compile(f"{START}({self._pattern.pattern}){END}|[{START}{END}]")
         self._newline = encode("\n")
-        self._spelled: dict[str, list[int]] = {}
+        self._spelled = functools.cache(self._spell)
 
     def mark(self, value: Any) -> Any:
         """A string, or lists and dicts of them, with control tokens between marks."""
@@ -52,26 +53,16 @@ class ControlTokens:
         ids = self._encode(pieces[0])
         for index, piece in enumerate(pieces[1:], start=1):
             if piece:
-                ids += self._as_text(piece) if index % 2 else self._behind_others(piece)
+                ids += self._spelled(piece) if index % 2 else self._behind_others(piece)
         return ids
 
-    def _as_text(self, token: str) -> list[int]:
-        """Ids that spell a control token: of its parts, among which it is not."""
-        found = self._spelled.get(token)
-        if found is None:
-            found = self._spelled[token] = self._spell(token)
-        return found
-
     def _spell(self, token: str) -> list[int]:
+        """Ids that spell a control token: of its parts, among which it is not."""
         for parts in ([token[:1], token[1:]], list(token)):
             ids = [one for part in parts if part for one in self._behind_others(part)]
-            if not self._ids.keys() & set(self._texts(ids)):
+            if set(ids).isdisjoint(self._ids.values()):
                 return ids
         return []  # a control token of one character: there is no other way to spell it
-
-    def _texts(self, ids: Iterable[int]) -> list[str]:
-        by_id = {number: text for text, number in self._ids.items()}
-        return [by_id[number] for number in ids if number in by_id]
 
     def _behind_others(self, text: str) -> list[int]:
         """Ids without the space that some tokenizers put before a text: behind a newline."""

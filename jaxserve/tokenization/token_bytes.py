@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -36,7 +37,7 @@ class TokenBytes:
             ValidationError: the tokenizer's decoder looks at a token's neighbours.
         """
         self._backend = backend
-        self._known: dict[int, bytes] = {}
+        self._bytes = functools.cache(self._find)
         self._texts: dict[int, str | None] = {}
         kinds = _decoder_kinds(backend.decoder)
         for kind in kinds:
@@ -50,10 +51,7 @@ class TokenBytes:
         self._anchor, self._anchor_text = self._find_anchor()
 
     def __getitem__(self, token_id: int) -> bytes:
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._find(token_id)
-        return known
+        return self._bytes(token_id)
 
     def text(self, token_id: int) -> str | None:
         """Text of a token whose bytes are whole characters, None for any other."""

@@ -39,6 +39,7 @@ FILES = (
 )
 RENDER_TIMEOUT_S = 10.0
 MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of messages
+KEPT_TEMPLATES = 8
 LONG_TEXT = 2048  # characters from which other threads may run while a text is tokenised
 _INTERNALS = re.compile(r"\b0x[0-9a-fA-F]+\b|(?:/[\w.+-]+){2,}")  # addresses and paths
 # Arguments of `apply_chat_template`, ours and transformers', and what templates are given: a
@@ -123,6 +124,8 @@ class Tokenizer:
         self.eos_token_id: int | None = self._renderer.eos_token_id
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.byte_table = TokenBytes(backend)
+        # of the folder's template, and of some that requests bring
+        self._control_tokens = functools.lru_cache(KEPT_TEMPLATES)(self._find_control_tokens)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
@@ -235,13 +238,23 @@ class Tokenizer:
         Raises:
             ValidationError: see `apply_chat_template`.
         """
-        self._check_chat(messages, add_generation_prompt, continue_final_message, kwargs)
+        if isinstance(messages, (str, Mapping)) or not all(
+            isinstance(message, Mapping) for message in messages
+        ):
+            raise ValidationError("messages", messages, "a list of objects")
+        if not messages:
+            raise ValidationError("messages", messages, "at least one message")
+        if add_generation_prompt and continue_final_message:
+            raise ValidationError(
+                "continue_final_message", True, "false while add_generation_prompt is true"
+            )
+        check_template_variables(kwargs)
         if chat_template is None and self._renderer.chat_template is None:
             raise ValidationError(
                 "chat_template", None, "a template, because the tokenizer brings none"
             )
         conversation: Any = [_with_text(message, index) for index, message in enumerate(messages)]
-        if not self._knows_developer(chat_template):
+        if "developer" not in self._source(chat_template):  # OpenAI's newer name of "system"
             conversation = [_as_system(message) for message in conversation]
         if mark:
             control = self._control_tokens(chat_template)
@@ -278,57 +291,23 @@ class Tokenizer:
         before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return [*whole[:before], *ids, *whole[before + len(bare) :]]
 
-    def _knows_developer(self, chat_template: str | None) -> bool:
-        """Whether a template speaks of OpenAI's newer name of the role "system"."""
-        if chat_template is None:
-            return "developer" in self._own_template
-        named = self._renderer.chat_template
-        if isinstance(named, dict):
-            chat_template = named.get(chat_template, chat_template)
-        return "developer" in chat_template
+    def _source(self, chat_template: str | None) -> str:
+        """The text of a template; None: the folder's, or all that it has."""
+        own = self._renderer.chat_template or ""
+        named = own if isinstance(own, dict) else {}
+        if chat_template is not None:
+            return named.get(chat_template, chat_template)
+        return "\n".join(named.values()) if named else own
 
-    @functools.cached_property
-    def _own_template(self) -> str:
-        """The folder's template, or all that it has."""
-        template = self._renderer.chat_template or ""
-        return "\n".join(template.values()) if isinstance(template, dict) else template
-
-    def _control_tokens(self, chat_template: str | None) -> ControlTokens:
+    def _find_control_tokens(self, chat_template: str | None) -> ControlTokens:
         """Special tokens, and added ones that the template itself writes."""
-        if chat_template is None:
-            return self._own_control_tokens
-        return self._control_tokens_of(chat_template)
-
-    @functools.cached_property
-    def _own_control_tokens(self) -> ControlTokens:
-        return self._control_tokens_of(self._own_template)
-
-    def _control_tokens_of(self, source: str) -> ControlTokens:
+        source = self._source(chat_template)
         tokens = {
             text: number
             for number, text in self.added_tokens.items()
             if number in self.special_ids or (text in source and not text.isspace())
         }
         return ControlTokens(tokens, functools.partial(self.encode, add_special_tokens=False))
-
-    def _check_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: dict[str, Any],
-    ) -> None:
-        if isinstance(messages, (str, Mapping)) or not all(
-            isinstance(message, Mapping) for message in messages
-        ):
-            raise ValidationError("messages", messages, "a list of objects")
-        if not messages:
-            raise ValidationError("messages", messages, "at least one message")
-        if add_generation_prompt and continue_final_message:
-            raise ValidationError(
-                "continue_final_message", True, "false while add_generation_prompt is true"
-            )
-        check_template_variables(kwargs)
 
 
 def _folder_tokenizer(path: str | Path) -> Any:

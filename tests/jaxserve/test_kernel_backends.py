@@ -20,6 +20,7 @@ import pytest
 from jaxserve import LLM, EngineConfig, SamplingParams
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.errors import ValidationError
+from jaxserve.loading import engine_plan
 from jaxserve.loading.engine_build import load_engine
 from jaxserve.outputs import RequestOutput
 from pallas_kernels import AttentionShape, Backends, KernelError
@@ -59,7 +60,9 @@ def served(
         compile_in_background=False,
         **settings,
     )
-    client = LocalClient(load_engine(config, backends=backends))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine_plan, "backends_for", lambda *facts, **integers: backends)
+        client = LocalClient(load_engine(config))
     rng = random.Random(0)
     for length, params in requests.items():
         prompt = [rng.randrange(3, client.model_config.vocab_size) for _ in range(length)]

@@ -2,6 +2,6 @@
 
 from jaxserve.models.gemma2.config import read_config
 from jaxserve.models.gemma2.model import Gemma2
-from jaxserve.models.gemma2.weights import source
+from jaxserve.models.sources import decoder_source as source
 
 __all__ = ["Gemma2", "read_config", "source"]

@@ -15,7 +15,7 @@ from jaxserve.models.gemma2.config import GemmaConfig
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm
 from jaxserve.models.mlp import MLP
 from jaxserve.models.norms import OffsetRMSNorm
-from jaxserve.models.protocol import Angles, Attend, Cache, TokenRows
+from jaxserve.models.protocol import AtLayer, Cache
 
 
 class GemmaBlock(nnx.Module):
@@ -36,19 +36,11 @@ class GemmaBlock(nnx.Module):
         self.pre_feedforward_norm, self.post_feedforward_norm = norm(), norm()
         self.mlp = MLP(config, dtype, form)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rows: TokenRows,
-        angles: Angles,
-        layer: int,
-        cache: Cache,
-        attend: Attend[Cache],
-    ) -> tuple[jax.Array, Cache]:
+    def __call__(self, x: jax.Array, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
-        out, cache = self.attention(x, rows, angles, layer, cache, attend, norm=self.input_norm)
+        out, cache = self.attention(x, cache, at, norm=self.input_norm)
         x = x + self.post_attention_norm(out)
-        out = self.mlp(x, rows, layer, norm=self.pre_feedforward_norm)
+        out = self.mlp(x, at.rows, at.layer, norm=self.pre_feedforward_norm)
         return x + self.post_feedforward_norm(out), cache
 
 

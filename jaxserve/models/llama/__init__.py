@@ -2,6 +2,6 @@
 
 from jaxserve.models.llama.config import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxserve.models.llama.model import Llama
-from jaxserve.models.llama.weights import source
+from jaxserve.models.sources import decoder_source as source
 
 __all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "Llama", "source"]

@@ -6,21 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.models.hf_fields import Defaults
 from jaxserve.models.llama.config import MISTRAL
 from jaxserve.models.moe import MoeConfig
 from jaxserve.models.qwen3_moe.config import expert_fields
 
 MIXTRAL = replace(
     MISTRAL,
-    defaults=Defaults(
-        num_kv_heads=8,
-        max_positions=131072,
-        rms_norm_eps=1e-5,
-        theta=1_000_000.0,
-        bos_token_id=1,
-        eos_token_id=2,
-    ),
+    defaults=replace(MISTRAL.defaults, rms_norm_eps=1e-5, theta=1_000_000.0),
     default_sliding_window=None,
 )
 

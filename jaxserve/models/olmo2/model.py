@@ -14,7 +14,7 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.models.linear import PLAIN_LINEAR, LinearForm, parameter
 from jaxserve.models.mlp import MLP
 from jaxserve.models.norms import RMSNorm
-from jaxserve.models.protocol import Angles, Attend, Cache, TokenRows
+from jaxserve.models.protocol import AtLayer, Cache
 from pallas_kernels.linear import Norm
 from pallas_kernels.linear.xla import rms_norm
 
@@ -48,19 +48,11 @@ class Olmo2Block(nnx.Module):
         self.mlp = MLP(config, dtype, form)
         self.post_feedforward_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rows: TokenRows,
-        angles: Angles,
-        layer: int,
-        cache: Cache,
-        attend: Attend[Cache],
-    ) -> tuple[jax.Array, Cache]:
+    def __call__(self, x: jax.Array, cache: Cache, at: AtLayer[Cache]) -> tuple[jax.Array, Cache]:
         """x [T, E] -> (x [T, E], cache)."""
-        out, cache = self.attention(x, rows, angles, layer, cache, attend)
+        out, cache = self.attention(x, cache, at)
         x = x + self.post_attention_norm(out)
-        return x + self.post_feedforward_norm(self.mlp(x, rows, layer)), cache
+        return x + self.post_feedforward_norm(self.mlp(x, at.rows, at.layer)), cache
 
 
 class Olmo2(Decoder):

@@ -5,16 +5,11 @@ from __future__ import annotations
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.sources import Part, Place, Source, decoder_source
 
-NAMES: dict[Place, str] = {
-    ("post_attention_norm",): "post_attention_layernorm",
-    ("post_feedforward_norm",): "post_feedforward_layernorm",
-}
-
 
 def source(place: Place, config: ModelConfig) -> Source:
     """The tensors of the parameter at `place` in the module tree."""
     if place[2:-1] != ("attention", "head_norms"):
-        return decoder_source(place, config, NAMES)
+        return decoder_source(place, config)
     # a KV head's rows of a vector over all heads
     group = config.num_heads // config.num_kv_heads if place[-1] == "q_norm" else 1
     name = f"model.layers.{place[1]}.self_attn.{place[-1]}.weight"

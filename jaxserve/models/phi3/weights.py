@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.llama import weights as llama
 from jaxserve.models.rope import half_split_order
-from jaxserve.models.sources import Part, Place, Source
+from jaxserve.models.sources import Part, Place, Source, decoder_source
 
 
 def source(place: Place, config: ModelConfig) -> Source:
@@ -26,4 +25,4 @@ def source(place: Place, config: ModelConfig) -> Source:
                 Part(name, head_dim, first=queries + keys),
             )
         )
-    return llama.source(place, config)
+    return decoder_source(place, config)

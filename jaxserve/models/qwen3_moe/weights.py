@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from jaxserve.models.llama import weights as llama
 from jaxserve.models.moe import MoeConfig
-from jaxserve.models.sources import Place, Source, Stack, interleaved, whole
+from jaxserve.models.sources import Place, Source, Stack, decoder_source, interleaved, whole
 
 
 def source(place: Place, config: MoeConfig) -> Source | Stack:
     """The tensors of the parameter at `place` in the module tree."""
     if len(place) < 3 or place[2] != "mlp" or place[1] in config.dense_layers:
-        return llama.source(place, config)
+        return decoder_source(place, config)
     names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     return expert_source(place, config, "mlp", names)
 

@@ -14,7 +14,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.jobs.convert import convert
 from jaxserve.loading.engine_build import load_bare
-from jaxserve.models.quantized_export import QuantizedExport
+from jaxserve.models.quantized_export import CheckpointExport
 from jaxserve.models.store import named_leaves, with_leaves
 from tests.quantized_models import CASES, quantize_folder
 
@@ -127,4 +127,4 @@ def test_zeros_that_are_no_integers_are_refused(model_folder: Any, tmp_path: Pat
     name = "blocks.1.mlp.down.weight.zero"
     changed = with_leaves(model, leaves | {name: leaves[name] * 1.01})
     with pytest.raises(ValidationError, match=r"blocks\.1\.mlp\.down.*integer zeros"):
-        list(QuantizedExport(changed, "awq", np.dtype(np.float32)).tensors())
+        list(CheckpointExport(changed, "awq", np.dtype(np.float32)).tensors())

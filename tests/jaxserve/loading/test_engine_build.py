@@ -15,7 +15,7 @@ from jaxserve import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.host_memory import RESERVE_BYTES
 from jaxserve.execution.runner import Runner
-from jaxserve.loading import engine_build, pool_plan
+from jaxserve.loading import engine_build, engine_plan, pool_plan
 from jaxserve.loading.engine_build import load_engine
 from jaxserve.loading.load_progress import LoadProgress, Told
 from pallas_kernels import Backends
@@ -39,15 +39,14 @@ def test_a_start_says_what_it_does_and_which_kernels_were_chosen_and_why(
             with super().phase(doing, counted):
                 yield lambda done, total: heard.append((doing, done, total))
 
+    monkeypatch.setattr(engine_plan, "backends_for", lambda *facts, **integers: CHOSEN)
     monkeypatch.setattr(Runner, "warm_up", warm_up)
     monkeypatch.setattr(engine_build, "LoadProgress", Recorded)
     lines: list[str] = []
     phases: list[str] = []
     heard: list[tuple[str, int, int]] = []
     with pytest.raises(InterruptedError):
-        load_engine(
-            replace(SMALL, kv_cache_memory_bytes=None), backends=CHOSEN, progress=lines.append
-        )
+        load_engine(replace(SMALL, kv_cache_memory_bytes=None), progress=lines.append)
     kernels = r"kernels: decode native, prefill reference, linear xla \(as told\), after \d+\.\d s"
     assert re.fullmatch(kernels, lines[0])
     assert re.match(r"KV cache: \d+ pages of 16 tokens", lines[1])
@@ -74,7 +73,7 @@ def test_a_chat_template_that_is_not_there_is_refused_before_the_weights() -> No
 
 def test_a_pool_too_small_is_blamed_on_the_option_that_was_given() -> None:
     with pytest.raises(ValidationError, match="it leaves 1000 bytes") as caught:
-        load_engine(SMALL, backends=CHOSEN)
+        load_engine(SMALL)
     assert (caught.value.field, caught.value.value) == ("kv_cache_memory_bytes", 1000)
 
 
@@ -87,7 +86,7 @@ def test_memory_that_is_not_there_is_refused_before_the_weights(
     monkeypatch.setattr(engine_build, "load_model", load_model)
     monkeypatch.setattr(pool_plan, "available_bytes", lambda **share: RESERVE_BYTES)
     with pytest.raises(ValidationError, match=r"of memory are needed and 1\.07 GB are available"):
-        load_engine(EngineConfig(model=FOLDER, skip_tokenizer_init=True), backends=CHOSEN)
+        load_engine(EngineConfig(model=FOLDER, skip_tokenizer_init=True))
 
 
 def test_overrides_take_the_place_of_values_in_the_config() -> None:

@@ -29,9 +29,14 @@ def ours() -> Iterator[logging.Logger]:
     logger.setLevel(before[0])
 
 
-def test_each_line_says_what_is_being_done_how_much_of_it_and_since_when() -> None:
+def test_each_line_says_what_is_being_done_how_much_of_it_and_since_when(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    with LoadProgress(print, tell=lines.put, first_s=0.001, every_s=0.001) as report:
+    monkeypatch.setattr(load_progress, "_teller", lambda: lines.put)
+    monkeypatch.setattr(load_progress, "FIRST_S", 0.001)
+    monkeypatch.setattr(load_progress, "EVERY_S", 0.001)
+    with LoadProgress(print) as report:
         seen = set()
 
         def until(text: str) -> None:
@@ -64,34 +69,40 @@ def test_each_line_says_what_is_being_done_how_much_of_it_and_since_when() -> No
     }
 
 
-def test_a_quick_start_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_start_is_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
-    report = LoadProgress(print, tell=lines.append, first_s=NEVER)
+    monkeypatch.setattr(load_progress, "_teller", lambda: lines.append)
+    monkeypatch.setattr(load_progress, "FIRST_S", NEVER)
+    report = LoadProgress(print)
     with report, report.phase("compiling"):
         report.say("done")
     assert not lines and capsys.readouterr().out == "done\n"
 
 
-def begun(shown: bool = True) -> None:
+def begun(monkeypatch: pytest.MonkeyPatch, shown: bool = True) -> None:
     """A start that waits until it has told something, or cannot."""
-    report = LoadProgress(print, shown=shown, first_s=0.001, every_s=NEVER)
+    monkeypatch.setattr(load_progress, "FIRST_S", 0.001)
+    monkeypatch.setattr(load_progress, "EVERY_S", NEVER)
+    report = LoadProgress(print, shown=shown)
     with report:
         report._ended.wait(0.05)
 
 
 def test_where_nothing_is_logged_lines_are_plain_and_on_standard_error(
-    ours: logging.Logger, capsys: pytest.CaptureFixture[str]
+    ours: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun()
+    begun(monkeypatch)
     assert capsys.readouterr() == ("", "jaxserve: starting (0 s so far)\n")
 
 
 def test_nothing_is_told_to_those_who_do_not_want_it(
-    ours: logging.Logger, capsys: pytest.CaptureFixture[str]
+    ours: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun(shown=False)
+    begun(monkeypatch, shown=False)
     ours.setLevel(logging.WARNING)
-    begun()
+    begun(monkeypatch)
     assert capsys.readouterr() == ("", "")
 
 
@@ -111,7 +122,7 @@ def test_lines_have_the_form_of_the_log(
     handler.setFormatter(form)
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
-    begun()
+    begun(monkeypatch)
     shown = terminal.getvalue()
     if isinstance(form, JsonFormatter):
         assert json.loads(shown)["message"] == "starting (0 s so far)", "no terminal's line"
