@@ -24,7 +24,7 @@ from server.event_stream import until_disconnect
 from server.parts_answer import PartsAnswer
 from server.protocol.conversation import Conversation
 from server.protocol.response_items import add_items, item_id, output_content, output_item
-from server.protocol.responses import PIECE, EncodedList, dumped_in_pieces, dumps
+from server.protocol.responses import PIECE, EncodedList, dumped_in_pieces, dumps, finite
 from server.protocol.responses_request import (
     LOGPROBS,
     Echo,
@@ -146,6 +146,7 @@ class Responses(PartsAnswer):
         created, model = self._head
         sampled = self.requests[0].params
         parts = self.parts.parts if self._status != "in_progress" else []
+        reports = None if self.final is None else self.final.reports
         return {
             "id": self.name,
             "object": "response",
@@ -160,6 +161,7 @@ class Responses(PartsAnswer):
             "temperature": getattr(sampled, "temperature", None),
             "top_p": getattr(sampled, "top_p", None),
             "usage": self._counts() if self._status in ("completed", "incomplete") else None,
+            **({} if reports is None else {"reports": finite(reports)}),
         }
 
     def _incomplete(self) -> dict[str, str] | None:

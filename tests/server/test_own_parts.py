@@ -44,6 +44,17 @@ def test_reports_are_a_field_of_choices_that_have_some(route: str, body: dict[st
     assert found[-1]["reports"] == told and found[-1]["finish_reason"] == "stop"
 
 
+def test_reports_are_a_field_of_responses() -> None:
+    engine, body = FakeEngine(), {"input": "a", "max_output_tokens": 3}
+    with TestClient(create_app(engine)) as client:
+        assert "reports" not in client.post("/v1/responses", json=body).json()
+        engine.reports = {"own": [[1, math.nan]]}
+        assert client.post("/v1/responses", json=body).json()["reports"] == {"own": [[1, None]]}
+        text = client.post("/v1/responses", json=body | {"stream": True}).text
+    events = [json.loads(event) for event in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
+    assert events[-1]["response"]["reports"] == {"own": [[1, None]]}
+
+
 def test_a_prompt_that_is_only_computed_has_reports() -> None:
     engine = FakeEngine()
     engine.reports = {"own": [1]}
