@@ -155,11 +155,8 @@ class Supervisor:
         watchdog.start()
         listener: Listener | None = None
         try:
-            first = None
-            if self._early is None:
-                listener = Listener()
-            else:
-                listener, first = self._early.take()
+            first: subprocess.Popen[bytes] | None
+            listener, first = (self._early or EarlyProcess(self._isolation.module)).take()
             self._spare = Spare(partial(EngineProcess, listener, self._isolation.module))
             while not self._closing.is_set():
                 how = self._serve_once(listener, first)
