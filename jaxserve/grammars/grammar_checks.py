@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,6 @@ from jaxserve.boundary.messages import Action, Body, Control
 from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
 from jaxserve.params.structured_outputs_params import FIELD
 from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -239,21 +237,20 @@ class GrammarChecks:
 
     def _serve(self) -> str:
         """The life of one process; how it ended. Raises EngineDeadError if it cannot be started."""
-        with closing(Listener()) as listener:
-            tokens = self._tokens()
-            process = EngineProcess(listener, MODULE)
-            try:
-                with self._lock:
-                    self._process = process
-                    self._tell(Control(Action.CLOSE) if self._is_closed else tokens)
-                    self._send_some()
-                while (body := process.receive()) is not None:
-                    self._take(body)
-            finally:
-                with self._lock:
-                    self._process = None
-                how = process.wait(CLOSE_S)
-            return how
+        tokens = self._tokens()
+        process = EngineProcess(MODULE)
+        try:
+            with self._lock:
+                self._process = process
+                self._tell(Control(Action.CLOSE) if self._is_closed else tokens)
+                self._send_some()
+            while (body := process.receive()) is not None:
+                self._take(body)
+        finally:
+            with self._lock:
+                self._process = None
+            how = process.wait(CLOSE_S)
+        return how
 
     def _take(self, body: Body) -> None:
         with self._lock:
