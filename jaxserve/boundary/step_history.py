@@ -70,10 +70,7 @@ class StepHistory:
     @property
     def last(self) -> StepRecord | None:
         """The one that was recorded last."""
-        try:
-            return self._steps[-1]
-        except IndexError:
-            return None
+        return self._steps[-1] if self._steps else None
 
     def after(self, moment: float) -> list[StepRecord]:
         """Steps that ended after a moment, the oldest first."""

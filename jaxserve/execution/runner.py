@@ -39,7 +39,7 @@ from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.host_pages import HostPages, pack_moves
-from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
+from jaxserve.execution.memory_plan import Demand, temporary_bound
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
@@ -243,14 +243,7 @@ class Runner:
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
             weights=self.weight_bytes,
-            tables=table_bytes(
-                self._max_num_seqs, self._max_model_len, self._cache.page_size, self._num_groups
-            )
-            + self._buffers.device_bytes
-            + sum(
-                shape.size * shape.dtype.itemsize
-                for shape in jax.tree.leaves(self.state_shape().features)
-            ),
+            tables=self.state_shape().table_bytes + self._buffers.device_bytes,
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
             temporaries=max(
                 temporary_bound(shape, self._model_config, self._itemsize)

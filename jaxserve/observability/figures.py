@@ -62,11 +62,13 @@ def pages_figure(states: np.ndarray, steps: Sequence[StepRecord]) -> Figure:
         steps: in their order.
     """
     figure = new_figure(9, 3.6)
+    from matplotlib.colors import ListedColormap
+
     left, right = figure.subplots(1, 2)
     columns = max(1, math.ceil(math.sqrt(2 * len(states))))
     cells = np.full(columns * math.ceil(len(states) / columns), np.nan)
     cells[: len(states)] = states
-    colours = _colour_map()
+    colours = ListedColormap(_COLOURS)
     left.imshow(
         cells.reshape(-1, columns), cmap=colours, vmin=-0.5, vmax=3.5, interpolation="nearest"
     )
@@ -75,7 +77,7 @@ def pages_figure(states: np.ndarray, steps: Sequence[StepRecord]) -> Figure:
         left.plot([], [], "s", color=colour, markeredgecolor="#888888", label=f"{name}: {count}")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, fontsize=8, frameon=False)
     left.set(title=f"{len(states)} pages now", xticks=[], yticks=[])
-    times = _since(steps)
+    times = [step.dispatched - steps[0].dispatched for step in steps]
     right.step(
         times, [step.num_pages for step in steps], where="post", color=_COLOURS[PageState.USED]
     )
@@ -162,15 +164,5 @@ def _draw_steps(above: Any, below: Any, steps: Sequence[StepRecord], start: floa
     below.set(ylabel="device busy", ylim=(0, 1.02))
 
 
-def _since(steps: Sequence[StepRecord]) -> list[float]:
-    return [step.dispatched - steps[0].dispatched for step in steps]
-
-
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _colour_map() -> Any:
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(_COLOURS)
