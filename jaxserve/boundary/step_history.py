@@ -54,14 +54,10 @@ class StepRecord(NamedTuple):
 
 
 class StepHistory:
-    """Keeps the last steps. One thread may record, any may ask.
+    """Keeps the last MOST_STEPS steps. One thread may record, any may ask."""
 
-    Args:
-        most: steps that are kept.
-    """
-
-    def __init__(self, most: int = MOST_STEPS):
-        self._steps: deque[StepRecord] = deque(maxlen=most)
+    def __init__(self) -> None:
+        self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
 
     def record(self, step: StepRecord) -> None:
         """Take in a step that has run; it may replace the oldest one."""
