@@ -9,7 +9,7 @@ MOST_STEPS = 4096
 
 
 class StepRecord(NamedTuple):
-    """One step, made when it is planned; its times are filled in as it runs.
+    """One step that has run.
 
     Moments are seconds of `time.monotonic()`, which processes share.
 
@@ -28,24 +28,24 @@ class StepRecord(NamedTuple):
         num_preempted: sequences that lost their slots to it.
     """
 
-    number: int = 0
-    begin: float = 0.0
-    dispatched: float = 0.0
-    fetched: float = 0.0
-    plan: float = 0.0
-    pack: float = 0.0
-    dispatch: float = 0.0
-    wait: float = 0.0
-    commit: float = 0.0
-    device_busy: float = 0.0
-    num_decode: int = 0
-    num_prefill: int = 0
-    num_decode_tokens: int = 0
-    num_prefill_tokens: int = 0
-    num_running: int = 0
-    num_waiting: int = 0
-    num_pages: int = 0
-    num_preempted: int = 0
+    number: int
+    begin: float
+    dispatched: float
+    fetched: float
+    plan: float
+    pack: float
+    dispatch: float
+    wait: float
+    commit: float
+    device_busy: float
+    num_decode: int
+    num_prefill: int
+    num_decode_tokens: int
+    num_prefill_tokens: int
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_preempted: int
 
     @property
     def num_tokens(self) -> int:

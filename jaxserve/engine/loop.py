@@ -24,7 +24,6 @@ from jaxserve.boundary.messages import (
     StepOutput,
 )
 from jaxserve.boundary.reports import LOGPROBS
-from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.work import Work
 from jaxserve.engine.features import EngineFeatures, Reports
 from jaxserve.engine.integrity import Integrity
@@ -211,7 +210,7 @@ class Engine:
         if self.pace is not None:
             self.pace.begins(packed.program.layout.shape, plan.rows)
         dispatched = self.runner.dispatch(plan, packed)
-        clock.dispatched(_newcomers(plan), self._record_of(plan))
+        clock.dispatched(_newcomers(plan), self._counts_of(plan))
         if self._cost is not None and self._work is not None:
             rows = map(Row, plan.rows.starts, plan.rows.lengths)
             self._work = self._work.plus(self._cost.of_step(rows, len(plan.samples)))
@@ -244,20 +243,20 @@ class Engine:
         seen = self.scheduler.commit(step.plan, result.tokens, result.counts)
         return seen, self.features.took(step, result, seen)
 
-    def _record_of(self, plan: StepPlan) -> StepRecord:
-        """What a step holds, and the engine now that it is planned; without its times."""
+    def _counts_of(self, plan: StepPlan) -> dict[str, int]:
+        """What a step holds, and the engine now that it is planned, by fields of `StepRecord`."""
         scheduler, lengths, first = self.scheduler, plan.rows.lengths, plan.num_decode
         before, self._num_preempted = self._num_preempted, scheduler.num_preemptions
-        return StepRecord(
-            num_decode=first,
-            num_prefill=len(plan.tokens),
-            num_decode_tokens=sum(lengths[:first]),
-            num_prefill_tokens=sum(lengths[first:]),
-            num_running=len(scheduler.running),
-            num_waiting=scheduler.num_waiting,
-            num_pages=scheduler.pages.pool.num_used,
-            num_preempted=scheduler.num_preemptions - before,
-        )
+        return {
+            "num_decode": first,
+            "num_prefill": len(plan.tokens),
+            "num_decode_tokens": sum(lengths[:first]),
+            "num_prefill_tokens": sum(lengths[first:]),
+            "num_running": len(scheduler.running),
+            "num_waiting": scheduler.num_waiting,
+            "num_pages": scheduler.pages.pool.num_used,
+            "num_preempted": scheduler.num_preemptions - before,
+        }
 
     def stats(self) -> EngineStats:
         s = self.scheduler

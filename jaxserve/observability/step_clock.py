@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from time import monotonic, thread_time
 from typing import Any
@@ -12,8 +12,6 @@ from jaxserve.boundary.messages import FirstStep
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.request.request import Request
-
-NOTHING = StepRecord()
 
 
 class StepClock:
@@ -31,8 +29,9 @@ class StepClock:
         self._last_dispatch = 0.0
         self.last: StepRecord | None = None
         self._num_dispatched = 0
-        self._in_flight: deque[StepRecord] = deque()
-        self._fetched: StepRecord | None = None
+        # fields of `StepRecord` that are known of steps, in flight and before their commit
+        self._in_flight: deque[dict[str, Any]] = deque()
+        self._fetched: dict[str, Any] | None = None
         self._host = (0.0, 0.0, 0.0)  # of the step that is being made: its begin, plan and pack
         self._busy_before = 0.0  # device_busy when the step before was fetched
         self._running: Any = None  # result of the step in flight when the next one was packed
@@ -73,12 +72,12 @@ class StepClock:
         self._running = running
         self._drained = self._backlog_since_commit if running is None else running.is_ready()
 
-    def dispatched(self, requests: Iterable[Request], step: StepRecord = NOTHING) -> None:
+    def dispatched(self, requests: Iterable[Request], counts: Mapping[str, int]) -> None:
         """The step was handed over.
 
         Args:
             requests: those that may be in their first one.
-            step: what it holds; its times are filled in here.
+            counts: the fields of its `StepRecord` that are known when it is planned.
         """
         ready = self._mark
         lap = self._lap()
@@ -95,16 +94,8 @@ class StepClock:
             self.times.device_busy -= idle  # `fetched` will take it for a part of the running step
         self._last_dispatch = self._mark
         begin, plan, pack = self._host
-        self._in_flight.append(
-            step._replace(
-                number=self._num_dispatched,
-                begin=begin,
-                dispatched=self._mark,
-                plan=plan,
-                pack=pack,
-                dispatch=lap,
-            )
-        )
+        moments = {"number": self._num_dispatched, "begin": begin, "dispatched": self._mark}
+        self._in_flight.append({**counts, **moments, "plan": plan, "pack": pack, "dispatch": lap})
         self._num_dispatched += 1
         for request in requests:
             arrival = self._arrivals.pop(request.request_id, None)
@@ -119,13 +110,12 @@ class StepClock:
         lap = self._lap()
         self.times.wait += lap
         step = self._in_flight.popleft()
-        since = max(step.dispatched, self._last_fetch[1])
+        since = max(step["dispatched"], self._last_fetch[1])
         self.times.device_busy += self._mark - since
         self._last_fetch = begin, self._mark
         busy, self._busy_before = self._busy_before, self.times.device_busy
-        self._fetched = step._replace(
-            fetched=self._mark, wait=lap, device_busy=self._busy_before - busy
-        )
+        step |= {"fetched": self._mark, "wait": lap, "device_busy": self._busy_before - busy}
+        self._fetched = step
 
     def committed(self, *, backlog: bool) -> dict[str, FirstStep]:
         """The step is over, `backlog`: with nothing in flight though sequences are unfinished.
@@ -136,7 +126,7 @@ class StepClock:
         self.times.commit += lap
         self.last = None
         if self._fetched is not None:
-            self.last, self._fetched = self._fetched._replace(commit=lap), None
+            self.last, self._fetched = StepRecord(**self._fetched, commit=lap), None
         self._new.clear()
         self._backlog_since_commit = backlog
         found, self._first_steps = self._first_steps, {}
