@@ -54,6 +54,7 @@ class AsyncEngine:
     Attributes:
         client: what serves its requests.
         is_isolated: the engine has a process of its own.
+        is_draining: True once `drain` or `shutdown` has been called.
         on_ended: told of each request that has ended, with its last output if it had one.
     """
 
@@ -70,7 +71,7 @@ class AsyncEngine:
         self.is_isolated = isolation is not None
         self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
-        self._draining = False
+        self.is_draining = False
         self._preparing = RequestPreparation()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
@@ -128,11 +129,6 @@ class AsyncEngine:
     def silence(self) -> str | None:
         """Why the engine seems to hang, for people: requests go on when it does; else None."""
         return self.client.silence
-
-    @property
-    def is_draining(self) -> bool:
-        """True once `drain` has been called."""
-        return self._draining
 
     @property
     def is_dead(self) -> bool:
@@ -283,7 +279,9 @@ class AsyncEngine:
         if request_id in self._streams:
             raise ValidationError("request_id", request_id, "an id that is not in use")
         self._use_loop()
-        stream = self._open_stream(request_id)
+        if not self._streams:
+            self._clock.resume()
+        stream = self._streams[request_id] = OutputQueue()
         finished = False
         last: RequestOutput | None = None
         prepared: PreparedRequest | None = None
@@ -361,7 +359,7 @@ class AsyncEngine:
         Args:
             is_entering: whether more requests were let in that are not known here yet.
         """
-        self._draining = True
+        self.is_draining = True
         deadline = self._clock.now() + seconds
         quiet = 0
         while quiet < DRAIN_POLLS and self._clock.now() < deadline and not self.is_dead:
@@ -375,7 +373,7 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the engine; requests that have not finished end with a ShutdownError."""
-        self._draining = True
+        self.is_draining = True
         for request_id, stream in self._streams.items():
             self.client.abort(request_id)
             stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
@@ -388,13 +386,6 @@ class AsyncEngine:
         if loop is not self._loop:
             self._loop, self._timer, self._due, self._looking = loop, None, None, None
         return loop
-
-    def _open_stream(self, request_id: str) -> OutputQueue:
-        if not self._streams:
-            self._clock.resume()
-        stream = OutputQueue()
-        self._streams[request_id] = stream
-        return stream
 
     def _deliver(self) -> None:
         """Hand out what the engine has sent."""

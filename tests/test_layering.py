@@ -73,7 +73,6 @@ WALL_CLOCK = {
     "server/request_spans.py",
     "server/routes/responses.py",
     "jaxserve/compilation/cache_bounds.py",
-    "jaxserve/processes/socket_folders.py",
 }
 FORBIDDEN_CALLS = ("eval", "exec")
 PUBLIC_UNDERSCORES = ("_replace", "_asdict", "_fields", "_make", "_exit")  # named tuples', os._exit

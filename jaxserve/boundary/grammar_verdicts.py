@@ -32,10 +32,6 @@ class GrammarTokens:
         count = max(model.vocab_size, tokenizer.vocab_size)
         return cls(tokenizer.to_json(), count, sorted(eos_token_ids(model, tokenizer)))
 
-    @property
-    def size(self) -> int:
-        return self.count
-
 
 @dataclass(frozen=True, slots=True)
 class TryGrammar:
@@ -50,10 +46,6 @@ class TryGrammar:
     number: int
     text: str
 
-    @property
-    def size(self) -> int:
-        return len(self.text)
-
 
 @dataclass(frozen=True, slots=True)
 class SlowGrammar:
@@ -65,10 +57,6 @@ class SlowGrammar:
 
     kind: ClassVar[str] = "takes_long"
     number: int
-
-    @property
-    def size(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,3 @@ class Verdict:
     is_late: bool = False
     notation: str | None = None
     note: str = ""
-
-    @property
-    def size(self) -> int:
-        return 0

@@ -9,7 +9,9 @@ MOST_STEPS = 4096
 
 
 class StepRecord(NamedTuple):
-    """One step that has run. Moments are seconds of `time.monotonic()`, which processes share.
+    """One step that has run.
+
+    Moments are seconds of `time.monotonic()`, which processes share.
 
     Attributes:
         number: 0, 1, 2, ... of one engine; one that replaces a dead engine begins again at 0.
@@ -52,14 +54,10 @@ class StepRecord(NamedTuple):
 
 
 class StepHistory:
-    """Keeps the last steps. One thread may record, any may ask.
+    """Keeps the last MOST_STEPS steps. One thread may record, any may ask."""
 
-    Args:
-        most: steps that are kept.
-    """
-
-    def __init__(self, most: int = MOST_STEPS):
-        self._steps: deque[StepRecord] = deque(maxlen=most)
+    def __init__(self) -> None:
+        self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
 
     def record(self, step: StepRecord) -> None:
         """Take in a step that has run; it may replace the oldest one."""
@@ -68,10 +66,7 @@ class StepHistory:
     @property
     def last(self) -> StepRecord | None:
         """The one that was recorded last."""
-        try:
-            return self._steps[-1]
-        except IndexError:
-            return None
+        return self._steps[-1] if self._steps else None
 
     def after(self, moment: float) -> list[StepRecord]:
         """Steps that ended after a moment, the oldest first."""

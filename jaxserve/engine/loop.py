@@ -35,7 +35,8 @@ from jaxserve.execution.runner import Runner
 from jaxserve.grammars.compiler import GrammarCompiler
 from jaxserve.models.cost import ModelCost, Row
 from jaxserve.observability.busy_window import BusyWindow
-from jaxserve.observability.step_clock import StepClock, StepRows
+from jaxserve.observability.step_clock import StepClock
+from jaxserve.request.request import Request
 from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.plan import SeenTokens, StepPlan
 from jaxserve.scheduling.scheduler import Scheduler
@@ -192,18 +193,14 @@ class Engine:
             if scheduler.short_of_pages is not None:
                 clock.lacks_pages(scheduler.short_of_pages)
             if self.announce is not None:
-                self._announce(plan, self.announce)
+                ids = [*dict.fromkeys(request.request_id for request in _newcomers(plan))]
+                if ids:
+                    self.announce(FirstSteps(ids))
             return self._dispatch(plan) if plan else None
         except BaseException:
             # what is planned counts as computed, and now nothing computes it: it must not be found
             scheduler.reset_prefix_cache()
             raise
-
-    def _announce(self, plan: StepPlan, tell: Callable[[FirstSteps], None]) -> None:
-        first = plan.num_decode  # rows before it have been in steps
-        requests = plan.rows.requests[first:] + plan.samples.requests[first:]
-        if requests:
-            tell(FirstSteps([*dict.fromkeys(request.request_id for request in requests)]))
 
     def _dispatch(self, plan: StepPlan) -> StepInFlight:
         clock = self._clock
@@ -213,10 +210,7 @@ class Engine:
         if self.pace is not None:
             self.pace.begins(packed.program.layout.shape, plan.rows)
         dispatched = self.runner.dispatch(plan, packed)
-        # rows that bring their tokens, and requests that sample from them, may be in a first step
-        first = plan.num_decode
-        requests = plan.rows.requests[first:] + plan.samples.requests[first:]
-        clock.dispatched(requests, self._rows_of(plan))
+        clock.dispatched(_newcomers(plan), self._counts_of(plan))
         if self._cost is not None and self._work is not None:
             rows = map(Row, plan.rows.starts, plan.rows.lengths)
             self._work = self._work.plus(self._cost.of_step(rows, len(plan.samples)))
@@ -249,19 +243,20 @@ class Engine:
         seen = self.scheduler.commit(step.plan, result.tokens, result.counts)
         return seen, self.features.took(step, result, seen)
 
-    def _rows_of(self, plan: StepPlan) -> StepRows:
+    def _counts_of(self, plan: StepPlan) -> dict[str, int]:
+        """What a step holds, and the engine now that it is planned, by fields of `StepRecord`."""
         scheduler, lengths, first = self.scheduler, plan.rows.lengths, plan.num_decode
         before, self._num_preempted = self._num_preempted, scheduler.num_preemptions
-        return StepRows(
-            first,
-            len(plan.tokens),
-            sum(lengths[:first]),
-            sum(lengths[first:]),
-            len(scheduler.running),
-            scheduler.num_waiting,
-            scheduler.pages.pool.num_used,
-            scheduler.num_preemptions - before,
-        )
+        return {
+            "num_decode": first,
+            "num_prefill": len(plan.tokens),
+            "num_decode_tokens": sum(lengths[:first]),
+            "num_prefill_tokens": sum(lengths[first:]),
+            "num_running": len(scheduler.running),
+            "num_waiting": scheduler.num_waiting,
+            "num_pages": scheduler.pages.pool.num_used,
+            "num_preempted": scheduler.num_preemptions - before,
+        }
 
     def stats(self) -> EngineStats:
         s = self.scheduler
@@ -292,3 +287,9 @@ class Engine:
         self.features.close()
         self.runner.close()
         gc.unfreeze()  # `load_engine` froze what was alive then
+
+
+def _newcomers(plan: StepPlan) -> list[Request]:
+    """Requests that may be in a first step: their rows bring tokens, or they sample from those."""
+    first = plan.num_decode
+    return plan.rows.requests[first:] + plan.samples.requests[first:]

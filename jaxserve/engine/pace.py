@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxserve.boundary.messages import StepEstimate
@@ -24,35 +24,26 @@ WINDOW = 64  # steps of a program
 
 @dataclass(slots=True)
 class _Program:
-    """Seconds of the slowest of its last steps, and operations of the largest of them.
+    """Seconds of the slowest of its last `WINDOW` steps, and operations of the largest of them.
 
-    The last `WINDOW` steps count, and up to as many before them: what was slow once, because
-    something else had the device or the memory, is forgotten.
+    What was slow once, because something else had the device or the memory, is forgotten. Before
+    the first has ended, both are of another program or of an idle run.
 
     `idle` and `most` are operations of a step that attends to nothing, and to all that it could.
-    `is_estimate`: none has ended yet, and the others are of another program or of an idle run.
     """
 
     idle: float
     most: float
     seconds: float
     flops: float
-    is_estimate: bool = True
-    count: int = 0  # of the steps in the two that follow: seconds and operations
-    newest_seconds: float = 0.0
-    newest_flops: float = 0.0
+    last_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    last_flops: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def take(self, seconds: float, flops: float) -> None:
         """One of its steps has ended."""
-        if self.is_estimate:
-            self.seconds, self.flops, self.is_estimate = seconds, flops, False
-        self.seconds, self.flops = max(self.seconds, seconds), max(self.flops, flops)
-        self.newest_seconds = max(self.newest_seconds, seconds)
-        self.newest_flops = max(self.newest_flops, flops)
-        self.count += 1
-        if self.count == WINDOW:
-            self.seconds, self.flops = self.newest_seconds, self.newest_flops
-            self.count, self.newest_seconds, self.newest_flops = 0, 0.0, 0.0
+        self.last_seconds.append(seconds)
+        self.last_flops.append(flops)
+        self.seconds, self.flops = max(self.last_seconds), max(self.last_flops)
 
 
 class _Step(NamedTuple):

@@ -78,7 +78,7 @@ class RequestIntake:
                     self._queue(asked, shared_of(begun))
                 except Exception as error:  # as in `add`
                     self._fail_message(asked, error)
-                self._to_abort += aborted
+                self._to_abort += [name for name in asked.sequence_ids if name in aborted]
         if self._to_abort:
             self._abort_some()
 

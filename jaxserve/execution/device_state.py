@@ -54,6 +54,12 @@ class StateShape:
         shapes = self._shapes()
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of all but the KV cache: tables with the trash row, and what features keep."""
+        _, *rest = self._shapes()
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(rest))
+
     def shardings(self, mesh: Mesh) -> Any:
         """A `DeviceState` of shardings: KV heads over "model", the rest everywhere."""
         everywhere = NamedSharding(mesh, PartitionSpec())

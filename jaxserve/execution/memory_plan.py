@@ -56,12 +56,6 @@ def plan_num_pages(budget: CacheBudget, bytes_per_page: int, useful: int) -> int
     return min(fits, useful)
 
 
-def table_bytes(max_num_seqs: int, max_model_len: int, page_size: int, num_groups: int = 1) -> int:
-    """Bytes of page table, history and lengths, int32, with the trash row."""
-    pages = -(-max_model_len // page_size) * num_groups
-    return 4 * (max_num_seqs + 1) * (pages + max_model_len + 2)
-
-
 def temporary_bound(shape: StepShape, model: ModelConfig, itemsize: int) -> int:
     """Bytes that a step's temporaries should not exceed: the sampler's and one layer's arrays.
 

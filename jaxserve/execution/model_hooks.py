@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,31 +85,19 @@ class HookedFeatures:
 
     def hooks(self) -> Hooks:
         """What the model calls; None where no feature has a hook."""
-        having = {
-            kind: [(f, view) for f, view in self._parts if overrides(f, kind)]
-            for kind in ("embed", "linear", "layer")
-        }
+        return Hooks(*map(self._hook, ("embed", "linear", "layer")))
 
-        def embed(x: jax.Array) -> jax.Array:
-            for feature, tokens in having["embed"]:
-                x = traced(feature, "embed", tokens, x, like=x)
+    def _hook(self, kind: str) -> Callable[..., jax.Array] | None:
+        """Calls one of the hooks of all features; each changes the last array that is given."""
+        having = [(feature, view) for feature, view in self._parts if overrides(feature, kind)]
+
+        def hook(*given: Any) -> jax.Array:
+            *facts, x = given
+            for feature, tokens in having:
+                x = traced(feature, kind, tokens, *facts, x, like=x)
             return x
 
-        def linear(name: str, layer: int, x: jax.Array, y: jax.Array) -> jax.Array:
-            for feature, tokens in having["linear"]:
-                y = traced(feature, "linear", tokens, name, layer, x, y, like=y)
-            return y
-
-        def layer(index: int, x: jax.Array) -> jax.Array:
-            for feature, tokens in having["layer"]:
-                x = traced(feature, "layer", tokens, index, x, like=x)
-            return x
-
-        return Hooks(
-            embed if having["embed"] else None,
-            linear if having["linear"] else None,
-            layer if having["layer"] else None,
-        )
+        return hook if having else None
 
     def next_state(self, hidden: jax.Array) -> dict[str, Any]:
         """What features keep for the next step; those that the program lacks keep what they had."""

@@ -345,16 +345,15 @@ class RowPacker:
             feature.pack(inputs, rows, chunks)
         except Exception:
             # whose row or chunk is it? what is written now is thrown away
-            for row in rows:
+            parts: list[SpecialRow | Chunk] = [*rows, *chunks]
+            for part in parts:
                 try:
-                    feature.pack(inputs, [row], [])
+                    if isinstance(part, SpecialRow):
+                        feature.pack(inputs, [part], [])
+                    else:
+                        feature.pack(inputs, [], [part])
                 except Exception as error:
-                    raise RowError(row.request.request_id) from error
-            for chunk in chunks:
-                try:
-                    feature.pack(inputs, [], [chunk])
-                except Exception as error:
-                    raise RowError(chunk.request.request_id) from error
+                    raise RowError(part.request.request_id) from error
             raise
 
 

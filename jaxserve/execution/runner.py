@@ -39,7 +39,7 @@ from jaxserve.execution.features.own_features import chosen_features, made
 from jaxserve.execution.flops import StepFlops
 from jaxserve.execution.host_memory import forget_zeros
 from jaxserve.execution.host_pages import HostPages, pack_moves
-from jaxserve.execution.memory_plan import Demand, table_bytes, temporary_bound
+from jaxserve.execution.memory_plan import Demand, temporary_bound
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import (
     Program,
@@ -94,6 +94,8 @@ class Runner:
         cache: the KV cache, whose pages `set_pool` settles, and the kernels of this device kind.
 
     Attributes:
+        cache: the KV cache, without pages before `set_pool`.
+        state: the device state; the next command takes it away.
         features: of the engine, in their order.
         ropes: of the model.
         num_drafts: most tokens that a decode row may compute beside its newest one.
@@ -113,7 +115,7 @@ class Runner:
         self._itemsize = jnp.dtype(config.model.dtype).itemsize
         self._model_config = model_config
         self._mesh = mesh
-        self._cache = cache
+        self.cache = cache
         self._backends = backends = cache.backends
         self._max_num_seqs = scheduler.max_num_seqs
         self._max_model_len = scheduler.max_model_len
@@ -176,7 +178,7 @@ class Runner:
         self._load: Callable[[], Model] | None = None
         self._kept_weights: list[np.ndarray] | None = None
         self._kept: KeptSteps | None = None
-        self._state: DeviceState | None = None
+        self.state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
         self._num_readers = 0  # threads that trace a program, which holds the parameters
         self._readers_left = threading.Condition()
@@ -185,12 +187,7 @@ class Runner:
     def page_groups(self) -> PageGroups:
         """What the pages of its groups of layers have to do with its steps."""
         in_flight = 2 * (1 + self.num_drafts)
-        return replace(self._cache.groups.pages, ahead=self.max_prefill_tokens + in_flight)
-
-    @property
-    def cache(self) -> KVCache:
-        """The KV cache, without pages before `set_pool`."""
-        return self._cache
+        return replace(self.cache.groups.pages, ahead=self.max_prefill_tokens + in_flight)
 
     @property
     def weight_bytes(self) -> int:
@@ -244,14 +241,7 @@ class Runner:
         layouts = [self.layouts(shape) for shape in self._shapes[:2]]
         return Demand(
             weights=self.weight_bytes,
-            tables=table_bytes(
-                self._max_num_seqs, self._max_model_len, self._cache.page_size, self._num_groups
-            )
-            + self._buffers.device_bytes
-            + sum(
-                shape.size * shape.dtype.itemsize
-                for shape in jax.tree.leaves(self.state_shape().features)
-            ),
+            tables=self.state_shape().table_bytes + self._buffers.device_bytes,
             transfers=2 * 4 * max(blob.size + result.size for blob, result in layouts),
             temporaries=max(
                 temporary_bound(shape, self._model_config, self._itemsize)
@@ -267,7 +257,7 @@ class Runner:
             max_model_len: tokens that a slot's page table and history hold.
         """
         self._tell("set_pool", num_pages, max_model_len)
-        self._cache, self._max_model_len = self._cache.with_pages(num_pages), max_model_len
+        self.cache, self._max_model_len = self.cache.with_pages(num_pages), max_model_len
         self.programs = self._program_table()
 
     def _program_table(self) -> ProgramTable:
@@ -305,15 +295,10 @@ class Runner:
             for blob in control.pack(()):
                 self._call_control(control.name, blob)
         if self._num_host_pages:
-            layers = self._cache.groups.layers_per_page
+            layers = self.cache.groups.layers_per_page
             self._controls |= HostPages(state, layers, self._num_host_pages, self._compile).calls
         if self._settings.compile_in_background:
             self.programs.compile_rest_in_background()
-
-    @property
-    def state(self) -> DeviceState | None:
-        """The device state; the next command takes it away."""
-        return self._state
 
     def listen(self, listener: Callable[[Command], None]) -> None:
         """Have every command told before it runs.
@@ -427,7 +412,7 @@ class Runner:
             if isinstance(error, Exception):
                 raise self._die(name, error) from error
             # an interrupt is harmless where what was given away has come back
-            if self._state is None or not self._buffers.is_whole:
+            if self.state is None or not self._buffers.is_whole:
                 self._die(name, error)
             raise
         return result
@@ -474,15 +459,15 @@ class Runner:
     def drop_state(self) -> None:
         """Give back the memory of pages and tables. Nothing may run or be found afterwards."""
         self._tell("drop_state")
-        state, self._state = self._state, None
+        state, self.state = self.state, None
         _delete(state)
 
     def make_state(self) -> None:
         """Pages and tables of nothing, on the devices."""
         self._tell("make_state")
-        self._state = self.state_shape().make(self._mesh)
+        self.state = self.state_shape().make(self._mesh)
         if self._mesh.devices.flat[0].platform == "cpu":
-            forget_zeros(jax.tree.leaves(jax.block_until_ready(self._state)))
+            forget_zeros(jax.tree.leaves(jax.block_until_ready(self.state)))
 
     def close(self) -> None:
         """Stop background compilation and give back device memory.
@@ -494,13 +479,13 @@ class Runner:
             if self._death is None:
                 self._death = "the engine was closed: make a new one", None
             self._readers_left.wait_for(lambda: self._num_readers == 0)
-        self._state = None
+        self.state = None
         self._buffers.close()
         self._leaves, self._controls = (), {}
 
     def layouts(self, shape: StepShape) -> tuple[BlobLayout, ResultLayout]:
         """Where everything lies in what a program of this shape takes and gives."""
-        page_size = self._cache.page_size
+        page_size = self.cache.page_size
         blob = BlobLayout(shape, self.features, self._facts, page_size, self._num_groups)
         return blob, ResultLayout(shape, self.features, self._facts)
 
@@ -512,7 +497,7 @@ class Runner:
             features=self.features,
             layout=layout,
             result=result,
-            cache=self._cache,
+            cache=self.cache,
             max_num_seqs=self._max_num_seqs,
             mesh=self._mesh,
         )
@@ -570,11 +555,11 @@ class Runner:
     def _donate(self, call: Any, blob: np.ndarray) -> Any:
         """Give the device state to a program and keep the one that it returns."""
         placed = self._placed(blob)  # may fail, and then the state is whole
-        state, self._state = self._state, None  # donated: must not be reachable if the call fails
+        state, self.state = self.state, None  # donated: must not be reachable if the call fails
         try:
             # serving never compiles; raise if a change makes it. A kernels' interpreter may.
             with jax.no_tracing(self._backends.interpret is None):
-                self._state, *result = call(state, placed)
+                self.state, *result = call(state, placed)
         except BaseException:
             _delete(state)
             raise
@@ -592,7 +577,7 @@ class Runner:
 
     def _die(self, name: str, error: BaseException) -> EngineDeadError:
         """Give up after a failed step: what the device held for requests cannot be trusted."""
-        state, self._state = self._state, None
+        state, self.state = self.state, None
         _delete(state)
         # else the error, which callers may keep, would keep weights and pool alive in its frames
         traceback.clear_frames(error.__traceback__)
@@ -610,7 +595,7 @@ class Runner:
     def state_shape(self) -> StateShape:
         """Of the device state, as `set_pool` has settled it."""
         return StateShape(
-            cache=self._cache,
+            cache=self.cache,
             max_num_seqs=self._max_num_seqs,
             max_model_len=self._max_model_len,
             features={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 class ThoughtBudget:
     """Follows the output of one sequence; when its thoughts are as long as they may be, they end.
+
+    A copy (`copy.copy`) follows another sequence that has begun as this one.
 
     Tokens of the tags do not count. Tags are told by their text, whatever tokens it has. A closing
     tag that the model has begun with the tokens that would be forced is completed, not repeated.
@@ -45,10 +46,6 @@ class ThoughtBudget:
         """That of a sequence without output."""
         end = tokenizer.encode(thoughts.end, add_special_tokens=False)
         return cls(thoughts, most, end, tokenizer.byte_table.__getitem__)
-
-    def copied(self) -> ThoughtBudget:
-        """One of another sequence, which has begun as this one."""
-        return copy.copy(self)
 
     @property
     def is_over(self) -> bool:

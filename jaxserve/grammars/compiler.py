@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from jaxserve.boundary.model_facts import ModelFacts
-from jaxserve.grammars.budget import ThoughtBudget
 from jaxserve.grammars.matchers import mask_of, new_matcher, token_table
-from jaxserve.grammars.thoughts import ThoughtTracker
-from jaxserve.params.structured_outputs_params import Thoughts
 
 if TYPE_CHECKING:
     from jaxserve.tokenization.tokenizer import Tokenizer
@@ -29,17 +26,20 @@ class GrammarCompiler:
     Args:
         load: the model's tokenizer; asked for it at the first grammar.
         model: what is known of the model.
+
+    Attributes:
+        num_words: uint32 words of a mask, once a grammar has been compiled.
     """
 
     def __init__(self, load: Callable[[], Tokenizer], model: ModelFacts):
         self._load = load
         self._model = model
         self._table: Any = None
-        self._num_words = 0
+        self.num_words = 0
         self._tokenizer: Tokenizer | None = None
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock, self._loading = threading.Lock(), threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(COMPILE_THREADS, "jaxserve-grammars")
 
     def start(self, text: str) -> Future[Any]:
         """Begin to compile; the result is a matcher before its first token, to be copied.
@@ -54,44 +54,27 @@ class GrammarCompiler:
             done: Future[Any] = Future()
             done.set_result(kept)
             return done
-        return self._submit(self._compile, text)
-
-    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(COMPILE_THREADS, "jaxserve-grammars")
-            return self._pool.submit(work, *given)
+        return self._pool.submit(self._compile, text)
 
     def start_loading(self) -> Future[Any]:
-        """Begin to load what `budget` needs; its result means nothing."""
+        """Begin to load `tokenizer`; the result means nothing."""
         if self._tokenizer is not None:  # not behind grammars that are being compiled
             done: Future[Any] = Future()
             done.set_result(None)
             return done
-        return self._submit(self._load_tokenizer)
-
-    def thinking(self, thoughts: Thoughts) -> ThoughtTracker:
-        """How thoughts are told by their tokens, once a grammar has been compiled."""
-        assert self._tokenizer is not None
-        return ThoughtTracker.of(thoughts, self._tokenizer)
-
-    def budget(self, thoughts: Thoughts, most: int) -> ThoughtBudget:
-        """That of a sequence without output, once `start_loading` or a grammar is done."""
-        assert self._tokenizer is not None
-        return ThoughtBudget.of(thoughts, most, self._tokenizer)
+        return self._pool.submit(self._load_tokenizer)
 
     @property
-    def num_words(self) -> int:
-        """uint32 words of a mask, once a grammar has been compiled."""
-        return self._num_words
+    def tokenizer(self) -> Tokenizer:
+        """The model's, once `start_loading` or a grammar is done."""
+        assert self._tokenizer is not None
+        return self._tokenizer
 
     def close(self) -> None:
         """Forget everything; what is being compiled is waited for by nobody."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            pool, self._pool = self._pool, None
             self._kept.clear()
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def _find(self, text: str) -> Any:
         with self._lock:
@@ -126,6 +109,6 @@ class GrammarCompiler:
         with self._loading:
             if self._table is None:
                 tokens = GrammarTokens.of(tokenizer, self._model)
-                self._num_words = -(-tokens.count // 32)
+                self.num_words = -(-tokens.count // 32)
                 self._table = token_table(tokens)
             return self._table

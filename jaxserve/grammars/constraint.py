@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -28,53 +29,22 @@ class Constraint(NamedTuple):
 
     def forked(self) -> Constraint:
         """That of a sequence that has begun as this one has."""
-        grammar, budget = self.grammar, self.budget
-        return Constraint(
-            None if grammar is None else grammar.forked(),
-            None if budget is None else budget.copied(),
-        )
-
-
-class Grammar:
-    """A compiled grammar, of which each sequence has a state of its own.
-
-    Args:
-        matcher: of llguidance, before the first token; None: it did not compile.
-        eos_token_ids: what may follow a text that is complete.
-        num_words: uint32 words of a mask of its.
-        thinking: what comes before the text; None: nothing.
-    """
-
-    def __init__(
-        self,
-        matcher: Any | None,
-        eos_token_ids: list[int],
-        num_words: int,
-        thinking: ThoughtTracker | None = None,
-    ):
-        self._matcher = matcher
-        self._eos, self._num_words = eos_token_ids, num_words
-        self._thinking = thinking
-
-    def begin(self) -> GrammarState:
-        """The state of a sequence without output."""
-        matcher = None if self._matcher is None else self._matcher.deep_copy()
-        thinking = None if self._thinking is None else self._thinking.copied()
-        return GrammarState(matcher, self._eos, self._num_words, thinking)
+        grammar = None if self.grammar is None else self.grammar.forked()
+        return Constraint(grammar, copy.copy(self.budget))
 
 
 class Demand(NamedTuple):
     """What a message demands, before the first token of a sequence."""
 
-    grammar: Grammar | None
+    grammar: GrammarState | None
     budget: ThoughtBudget | None
 
     def begin(self, output: list[int]) -> Constraint:
         """That of a sequence with this output."""
-        budget = None if self.budget is None else self.budget.copied()
-        if budget is not None:
-            budget.take(output)
-        return Constraint(None if self.grammar is None else self.grammar.begin(), budget)
+        own = Constraint(*self).forked()
+        if own.budget is not None:
+            own.budget.take(output)
+        return own
 
 
 def start_compiling(compiler: GrammarCompiler, asked: AddGroup) -> Future[Demand]:
@@ -101,7 +71,7 @@ def _demand(compiler: GrammarCompiler, asked: AddGroup, done: Future[Any]) -> De
     if thoughts is not None and most is not None and most != -1:
         if asked.grammar is None:
             done.result()
-        budget = compiler.budget(thoughts, most)
+        budget = ThoughtBudget.of(thoughts, most, compiler.tokenizer)
     if asked.grammar is None:
         return Demand(None, budget)
     matcher = thinking = None
@@ -110,6 +80,6 @@ def _demand(compiler: GrammarCompiler, asked: AddGroup, done: Future[Any]) -> De
     except Exception:  # it did for the client: here it may have been too much at once
         logger.exception("a grammar that was checked does not compile")
     if matcher is not None and thoughts is not None:
-        thinking = compiler.thinking(thoughts)
+        thinking = ThoughtTracker.of(thoughts, compiler.tokenizer)
     eos = sorted(asked.stop_rule.eos_token_ids)
-    return Demand(Grammar(matcher, eos, compiler.num_words, thinking), budget)
+    return Demand(GrammarState(matcher, eos, compiler.num_words, thinking), budget)

@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,6 @@ from jaxserve.boundary.messages import Action, Body, Control
 from jaxserve.errors import CompilerBusyError, ShutdownError, ValidationError
 from jaxserve.params.structured_outputs_params import FIELD
 from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +142,8 @@ class GrammarChecks:
         with self._lock:
             self._is_closed = True
             lost = [*self._asked.values()]
-            self._forget_all()
+            for kept in (self._asked, self._waiting, self._tried, self._short):
+                kept.clear()
             if self._process is not None:
                 self._tell(Control(Action.CLOSE))
             self._wanted.set()
@@ -198,11 +197,13 @@ class GrammarChecks:
                 self._kept_characters -= len(oldest.notation or "")
         return [*asked.requests]
 
-    def _forget_all(self) -> None:
-        self._asked.clear()
-        self._waiting.clear()
-        self._tried.clear()
-        self._short.clear()
+    def _take_out(self, asked: _Asked) -> None:
+        """A text that waits for its turn is not tried."""
+        texts = self._waiting[asked.client]
+        texts.remove(asked)
+        if not texts:
+            del self._waiting[asked.client]
+        del self._asked[asked.key]
 
     # -- from any thread -------------------------------------------------------------------------
 
@@ -212,12 +213,8 @@ class GrammarChecks:
             return
         with self._lock:
             asked.requests.remove(request)
-            texts = self._waiting.get(asked.client, deque())
-            if not asked.requests and asked in texts:
-                texts.remove(asked)
-                if not texts:
-                    del self._waiting[asked.client]
-                del self._asked[asked.key]
+            if not asked.requests and asked in self._waiting.get(asked.client, ()):
+                self._take_out(asked)
 
     # -- the thread that reads what the process says ---------------------------------------------
 
@@ -239,21 +236,20 @@ class GrammarChecks:
 
     def _serve(self) -> str:
         """The life of one process; how it ended. Raises EngineDeadError if it cannot be started."""
-        with closing(Listener()) as listener:
-            tokens = self._tokens()
-            process = EngineProcess(listener, MODULE)
-            try:
-                with self._lock:
-                    self._process = process
-                    self._tell(Control(Action.CLOSE) if self._is_closed else tokens)
-                    self._send_some()
-                while (body := process.receive()) is not None:
-                    self._take(body)
-            finally:
-                with self._lock:
-                    self._process = None
-                how = process.wait(CLOSE_S)
-            return how
+        tokens = self._tokens()
+        process = EngineProcess(MODULE)
+        try:
+            with self._lock:
+                self._process = process
+                self._tell(Control(Action.CLOSE) if self._is_closed else tokens)
+                self._send_some()
+            while (body := process.receive()) is not None:
+                self._take(body)
+        finally:
+            with self._lock:
+                self._process = None
+            how = process.wait(CLOSE_S)
+        return how
 
     def _take(self, body: Body) -> None:
         with self._lock:
@@ -281,10 +277,7 @@ class GrammarChecks:
                 self._waiting.setdefault(asked.client, deque()).appendleft(asked)
             lost = [one for one in self._asked.values() if one.tries + tries >= MOST_TRIES]
             for one in lost:
-                del self._asked[one.key]
-                self._waiting[one.client].remove(one)
-                if not self._waiting[one.client]:
-                    del self._waiting[one.client]
+                self._take_out(one)
             if self._asked:
                 self._wanted.set()
         for one in lost:

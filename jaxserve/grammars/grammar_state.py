@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -54,7 +55,7 @@ class GrammarState:
             None if self._matcher is None else self._matcher.deep_copy(),
             self._eos,
             self.num_words,
-            None if self._thinking is None else self._thinking.copied(),
+            copy.copy(self._thinking),
             num_seen=self._num_seen,
         )
         twin.error = self.error
@@ -70,25 +71,12 @@ class GrammarState:
         found: list[int] = self._matcher.compute_ff_tokens()  # type: ignore[union-attr]
         return found
 
-    def allow(self, output: list[int], words: np.ndarray) -> None:
-        """Write which tokens may follow the output.
-
-        Args:
-            output: tokens so far; it has only grown since the last call.
-            words: uint32[W], bit t % 32 of word t // 32 is 1 for a token t that may follow. What
-                lies beyond the tokens that the grammar knows is left as it is.
-        """
-        matcher = self.waiting_for_mask(output)
-        if matcher is not None:
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-            count = min(len(bits), len(words))
-            words[:count] = bits[:count]
-        self.finish(words, is_computed=matcher is not None)
-
     def waiting_for_mask(self, output: list[int]) -> Any | None:
-        """Take in the output; the matcher whose mask says what follows, None: no matcher says it.
+        """Take in the output, which has only grown since the last call.
 
-        `finish` is called next, with that mask.
+        Returns:
+            the matcher whose mask says what follows, for `finish`, which is called next; None: no
+            matcher says it.
         """
         if not self._take(output):
             return None
@@ -122,7 +110,7 @@ class GrammarState:
         """Leave out what else the request forbids; the text ends where nothing is left.
 
         Args:
-            allowed: uint32[W], as `allow` wrote it; changed in place.
+            allowed: uint32[W], as `finish` left it; changed in place.
             forbidden: uint32[W], bits of tokens that must not follow for other reasons.
             goes_on: the text does not end while something else may follow.
         """

@@ -10,7 +10,6 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from jaxserve.errors import shown
 from jaxserve.grammars.unsupported_keywords import SchemaError
 
 LARGEST = 2**63 - 1024  # llguidance counts with floats and with 64-bit integers: both have it
@@ -40,19 +39,15 @@ def lower_limits(schema: dict[str, Any], at: str) -> None:
                 continue
             limit = int(value) + (towards if keyword == exclusive else 0)
             if limit * towards > LARGEST:
-                raise SchemaError(
-                    f"a limit from -2^63 to 2^63; {shown(value)} is at {shown(f'{at}/{keyword}')}"
-                )
+                raise SchemaError.of("a limit from -2^63 to 2^63", value, f"{at}/{keyword}")
             del schema[keyword]
             near = _narrowed(limit, towards, is_whole)
             there = schema.setdefault(inclusive, near)
             if _is_number(there) and there * towards < near * towards:
                 schema[inclusive] = near
             if near * towards >= _ALONE and not _has_other(schema, towards):
-                raise SchemaError(
-                    f"a limit on the other side too, or one below 10^18; {shown(value)} is at "
-                    f"{shown(f'{at}/{keyword}')}"
-                )
+                allowed = "a limit on the other side too, or one below 10^18"
+                raise SchemaError.of(allowed, value, f"{at}/{keyword}")
 
 
 def is_exact(value: int) -> bool:

@@ -220,14 +220,9 @@ def _check_constants(schema: dict[str, Any], at: str) -> None:
             elif isinstance(value, list):
                 left += value
             elif isinstance(value, int) and not is_exact(value):
-                raise SchemaError(
-                    f"numbers that a 64-bit float has, below 2^63; {shown(value)} is at "
-                    f"{shown(place)}"
-                )
+                raise SchemaError.of("numbers that a 64-bit float has, below 2^63", value, place)
             elif isinstance(value, str) and _CONTROL.search(value):
-                raise SchemaError(
-                    f"texts without control characters; {shown(value)} is at {shown(place)}"
-                )
+                raise SchemaError.of("texts without control characters", value, place)
 
 
 def _lower_pattern(schema: dict[str, Any], at: str) -> None:
@@ -247,10 +242,8 @@ def _lower_pattern(schema: dict[str, Any], at: str) -> None:
 def _check_pattern(pattern: str, at: str) -> None:
     found = not_carried(pattern)
     if found is not None:
-        raise SchemaError(
-            f"a pattern without look-around, word boundaries and back-references; "
-            f"{shown(found)} is at {shown(at)}"
-        )
+        allowed = "a pattern without look-around, word boundaries and back-references"
+        raise SchemaError.of(allowed, found, at)
 
 
 def _add_pattern(schema: dict[str, Any], pattern: str) -> None:

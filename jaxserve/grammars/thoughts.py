@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ class Phase(Enum):
 
 
 class ThoughtTracker:
-    """Follows one sequence up to its answer.
+    """Follows one sequence up to its answer; a copy follows another that has begun as this one.
 
     Args:
         thoughts: the tags.
@@ -49,10 +48,6 @@ class ThoughtTracker:
         """That of a sequence without output."""
         added = {text: token for token, text in tokenizer.added_tokens.items()}
         return cls(thoughts, added.get(thoughts.begin), tokenizer.byte_table.__getitem__)
-
-    def copied(self) -> ThoughtTracker:
-        """One of another sequence, which has begun as this one."""
-        return copy.copy(self)
 
     def answer(self, tokens: list[int]) -> list[int] | None:
         """Those of further tokens that are of the answer; None: one begins in the closing tag."""

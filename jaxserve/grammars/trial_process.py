@@ -1,4 +1,4 @@
-"""The process that tries grammars: `python -m jaxserve.grammars.trial_process SOCKET`.
+"""The process that tries grammars: `python -m jaxserve.grammars.trial_process DESCRIPTOR`.
 
 It loads the tokens once and has each grammar compiled by a fork of itself (`trial.py`), so it has
 one thread and never compiles anything. It ends when it is told to or when the other side has gone,
@@ -21,6 +21,7 @@ from jaxserve.boundary.grammar_verdicts import GrammarTokens, SlowGrammar, TryGr
 from jaxserve.boundary.messages import Body
 from jaxserve.grammars.matchers import GrammarError, token_table
 from jaxserve.grammars.trial import Trial
+from jaxserve.processes.launch import stream_of
 from jaxserve.processes.oom_score import offer_to_oom_killer
 from jaxserve.processes.wire import Channel
 
@@ -108,17 +109,13 @@ class Trials:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve the process that listens on a socket; returns the exit code."""
+    """Serve the process at the other end of a socket; returns the exit code."""
     # a signal to the whole group is for the server, which lets requests finish
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     offer_to_oom_killer(OOM_SCORE)
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        stream.connect(arguments[0])
-    except OSError:
-        return 0  # the server has gone
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # likewise
+    stream = stream_of(arguments[0])
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the server has gone
         Trials(Channel(stream), stream).serve()
     return 0
 

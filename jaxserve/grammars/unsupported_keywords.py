@@ -30,6 +30,11 @@ _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 class SchemaError(ValueError):
     """A schema says what no grammar carries: its text is what would have been allowed."""
 
+    @classmethod
+    def of(cls, allowed: str, value: Any, at: str) -> SchemaError:
+        """What would have been allowed in the place of a value, which is at a JSON pointer."""
+        return cls(f"{allowed}; {shown(value)} is at {shown(at)}")
+
 
 def check_keywords(schema: dict[str, Any], at: str, is_dynamic: bool) -> None:
     """Take out the keywords that say nothing where they are, in place.

@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m jaxserve.isolation.child SOCKET`.
+"""The engine's own process: `python -m jaxserve.isolation.child DESCRIPTOR`.
 
 It says when it is ready, steps while there is work, and ends when it is told to or when the other
 side has gone. An error ends it too: the supervisor knows what to do.
@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,13 +17,13 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from jaxserve.boundary.messages import AddGroup, Body, FirstSteps
 from jaxserve.errors import JaxServeError, lacks_memory
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.observability.json_log import JSON, JsonFormatter
 from jaxserve.observability.repeated import RepeatedFilter
+from jaxserve.processes.launch import stream_of
 from jaxserve.processes.oom_score import offer_to_oom_killer
 from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, StartRefusal, Sync
 
@@ -35,19 +34,14 @@ OOM_SCORE = 800
 
 
 def main(arguments: list[str]) -> int:
-    """Serve the server that listens on a socket; returns the exit code."""
+    """Serve the server at the other end of a socket; returns the exit code."""
     # a signal to the whole group is for the server, which lets requests finish
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     offer_to_oom_killer(OOM_SCORE)
     pulse = Pulse()
     threading.Thread(target=_end_with, args=(os.getppid(), pulse), daemon=True).start()
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        stream.connect(arguments[0])
-    except OSError:
-        return 0  # the server has gone
-    channel = Channel(stream)
+    channel = Channel(stream_of(arguments[0]))
     # a spare is told what to load when another one has died: this is done by then
     gc.disable()  # imports make hundreds of thousands of objects, and nearly no garbage
     import jaxserve.loading.engine_build  # noqa: F401
@@ -131,14 +125,7 @@ def _log_as(level: int, form: str) -> None:
     warnings.showwarning = _log_warning
 
 
-def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _log_warning(message: Warning | str, *_: object, **__: object) -> None:
     """What a library warns of, as JAX does of a cache on a full disk, is a line of the log."""
     logger.warning("%s", message)
 

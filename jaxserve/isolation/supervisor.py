@@ -8,7 +8,6 @@ which they happened, for the thread that uses them.
 from __future__ import annotations
 
 import logging
-import subprocess
 import threading
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from jaxserve.errors import EngineDeadError, JaxServeError
 from jaxserve.liveness.pulse import BEAT_S, Pulse
 from jaxserve.liveness.silence import Silence
 from jaxserve.processes.engine_process import EngineProcess
-from jaxserve.processes.launch import EarlyProcess, Listener
+from jaxserve.processes.launch import EarlyProcess
 from jaxserve.processes.spare import Spare
 from jaxserve.processes.wire import Ready, Start, StartRefusal
 
@@ -101,7 +100,7 @@ class Supervisor:
         self._early = early
         self._current: EngineProcess | None = None
         self._is_busy = False  # by what the engine has said last
-        self._spare: Spare | None = None
+        self._spare = Spare(partial(EngineProcess, isolation.module))
         self._load: _Load | None = None  # counted by the watchdog while an engine loads
         self._load_seconds: float | None = None  # of the first engine
         self._counting = threading.Lock()
@@ -153,17 +152,9 @@ class Supervisor:
     def _run(self) -> None:
         watchdog = threading.Thread(target=self._watch, name="jaxserve-watchdog", daemon=True)
         watchdog.start()
-        listener: Listener | None = None
         try:
-            first = None
-            if self._early is None:
-                listener = Listener()
-            else:
-                listener, first = self._early.take()
-            self._spare = Spare(partial(EngineProcess, listener, self._isolation.module))
             while not self._closing.is_set():
-                how = self._serve_once(listener, first)
-                first = None
+                how = self._serve_once()
                 self.serving.clear()
                 if self._closing.is_set():
                     break
@@ -177,24 +168,21 @@ class Supervisor:
             self.serving.clear()
             if self._current is not None:
                 self._current.kill()
-            if self._spare is not None:
-                self._spare.close()
+            self._spare.close()
             self.ended.set()
             self._notify()
-            if listener is not None:
-                listener.close()
 
     def _tell(self, event: Body | EngineStart | EngineDeath) -> None:
         self.events.append(event)
         self._notify()
 
-    def _serve_once(self, listener: Listener, first: subprocess.Popen[bytes] | None) -> str:
-        """The life of one process, of `first` if there is one; how it ended."""
+    def _serve_once(self) -> str:
+        """The life of one process; how it ended."""
         level = logging.getLogger("jaxserve").getEffectiveLevel()
         start = Start(self._asked, level, self._isolation.log_format)
-        assert self._spare is not None
+        early, self._early = self._early, None
         try:
-            process = self._spare.take() or EngineProcess(listener, self._isolation.module, first)
+            process = self._spare.take() or EngineProcess(self._isolation.module, early)
         except EngineDeadError as error:
             if not self.loaded.is_set():
                 raise
@@ -250,7 +238,6 @@ class Supervisor:
             self._forget_forgiven()
         self._tell(EngineStart(process))
         if self._isolation.spare:
-            assert self._spare is not None
             self._spare.prepare()
 
     def _forget_forgiven(self) -> None:

@@ -107,10 +107,6 @@ class PagePool:
             states[known] = PageState.CACHED
         return states[TRASH_PAGE + 1 :]
 
-    def owners(self) -> list[int]:
-        """How many own each page, the trash page left out."""
-        return self._num_owners[TRASH_PAGE + 1 :]
-
     def share(self, pages: list[int]) -> None:
         """Add an owner to pages that have one, or that can still be found.
 

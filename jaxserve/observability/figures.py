@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.errors import JaxServeError
+from jaxserve.memory.page_pool import PageState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FREE, CACHED, IN_USE, SHARED = range(4)
-PAGE_STATES = ("free", "cached", "in use", "shared")
+PAGE_STATES = ("free", "cached", "in use", "shared")  # by `PageState`
 _COLOURS = ("#eeeeee", "#a6cee3", "#1f78b4", "#e6550d")
 _QUEUE, _PREFILL, _DECODE = "#bbbbbb", "#e6550d", "#1f78b4"
 MOST_BARS = 60  # requests of a timeline
@@ -54,29 +54,33 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def pages_figure(states: Sequence[int], steps: Sequence[StepRecord]) -> Figure:
+def pages_figure(states: np.ndarray, steps: Sequence[StepRecord]) -> Figure:
     """The pages as a map, and how many were in use at each step.
 
     Args:
-        states: the state of each page but the trash page: FREE, CACHED, IN_USE or SHARED.
+        states: a `PageState` of each page but the trash page, see `PagePool.states`.
         steps: in their order.
     """
     figure = new_figure(9, 3.6)
+    from matplotlib.colors import ListedColormap
+
     left, right = figure.subplots(1, 2)
     columns = max(1, math.ceil(math.sqrt(2 * len(states))))
     cells = np.full(columns * math.ceil(len(states) / columns), np.nan)
     cells[: len(states)] = states
-    colours = _colour_map()
+    colours = ListedColormap(_COLOURS)
     left.imshow(
         cells.reshape(-1, columns), cmap=colours, vmin=-0.5, vmax=3.5, interpolation="nearest"
     )
-    counts = np.bincount(np.asarray(states, dtype=np.int64), minlength=len(PAGE_STATES))
+    counts = np.bincount(states, minlength=len(PAGE_STATES))
     for name, colour, count in zip(PAGE_STATES, _COLOURS, counts):
         left.plot([], [], "s", color=colour, markeredgecolor="#888888", label=f"{name}: {count}")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, fontsize=8, frameon=False)
     left.set(title=f"{len(states)} pages now", xticks=[], yticks=[])
-    times = _since(steps)
-    right.step(times, [step.num_pages for step in steps], where="post", color=_COLOURS[IN_USE])
+    times = [step.dispatched - steps[0].dispatched for step in steps]
+    right.step(
+        times, [step.num_pages for step in steps], where="post", color=_COLOURS[PageState.USED]
+    )
     right.axhline(len(states), color="#888888", linewidth=0.8, linestyle=":")
     right.set(title="pages in use", xlabel="s", ylim=(0, None))
     right.grid(alpha=0.3)
@@ -160,15 +164,5 @@ def _draw_steps(above: Any, below: Any, steps: Sequence[StepRecord], start: floa
     below.set(ylabel="device busy", ylim=(0, 1.02))
 
 
-def _since(steps: Sequence[StepRecord]) -> list[float]:
-    return [step.dispatched - steps[0].dispatched for step in steps]
-
-
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _colour_map() -> Any:
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(_COLOURS)

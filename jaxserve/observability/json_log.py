@@ -13,11 +13,6 @@ ACCESS = "uvicorn.access"
 ACCESS_FIELDS = ("client", "method", "path", "http_version", "status")
 
 
-def no_request() -> str | None:
-    """The id of a request where there are none."""
-    return None
-
-
 class JsonFormatter(logging.Formatter):
     """Writes `time` (UTC), `level`, `logger` and `message`, and what else is known.
 
@@ -25,10 +20,11 @@ class JsonFormatter(logging.Formatter):
     line is of a request, `exception` where there is one.
 
     Args:
-        request_id: returns the id of the request that is being served; None outside of one.
+        request_id: returns the id of the request that is being served; None outside of one, and
+            where there are none.
     """
 
-    def __init__(self, request_id: Callable[[], str | None] = no_request):
+    def __init__(self, request_id: Callable[[], str | None] = lambda: None):
         super().__init__()
         self._request_id = request_id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
@@ -56,20 +57,15 @@ def metric_values(registry: CollectorRegistry) -> list[Metric]:
 
 
 def _histograms(family: Family) -> list[Histogram]:
-    parts: dict[tuple[tuple[str, str], ...], Histogram] = {}
-    counts: dict[tuple[tuple[str, str], ...], tuple[float, float]] = {}
+    found: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
     for sample in family.samples:
-        labels = {name: value for name, value in sample.labels.items() if name != "le"}
-        key = tuple(labels.items())
-        one = parts.setdefault(key, Histogram(family.name, labels))
-        count, total = counts.get(key, (0.0, 0.0))
-        if sample.name.endswith("_bucket"):
-            one.buckets[sample.labels["le"]] = int(sample.value)
+        labels = dict(sample.labels)
+        bound = labels.pop("le", None)
+        series = found.setdefault(tuple(labels.items()), {"buckets": {}})
+        if bound is not None:
+            series["buckets"][bound] = int(sample.value)
         elif sample.name.endswith("_count"):
-            counts[key] = sample.value, total
+            series["count"] = int(sample.value)
         elif sample.name.endswith("_sum"):
-            counts[key] = count, sample.value
-    return [
-        Histogram(one.name, one.labels, int(counts[key][0]), counts[key][1], one.buckets)
-        for key, one in parts.items()
-    ]
+            series["sum"] = sample.value
+    return [Histogram(family.name, dict(labels), **series) for labels, series in found.items()]

@@ -85,7 +85,7 @@ class Metrics:
         self._step_tokens = histogram(
             "iteration_tokens_total", "Prompt and generated tokens of a step.", STEP_BUCKETS
         )
-        self._requests = RequestHistograms(names, self.registry)
+        self._requests = RequestHistograms(histogram)
         self._finished = counters(
             "request_success", "Finished requests by reason.", "finished_reason"
         )

@@ -40,14 +40,12 @@ def _steps(steps: Sequence[StepRecord]) -> Iterator[Event]:
     for step in steps:
         facts = {name: value for name, value in step._asdict().items() if name.startswith("num")}
         begin = step.begin
-        for phase in ("plan", "pack", "dispatch"):
+        for phase in ("plan", "pack", "dispatch", "wait", "commit"):
             seconds = getattr(step, phase)
+            if phase == "wait":
+                begin = step.fetched - seconds  # behind the steps between; `commit` follows it
             yield _slice(phase, begin, seconds, ENGINE, HOST, {"step": step.number})
             begin += seconds
-        yield _slice(
-            "wait", step.fetched - step.wait, step.wait, ENGINE, HOST, {"step": step.number}
-        )
-        yield _slice("commit", step.fetched, step.commit, ENGINE, HOST, {"step": step.number})
         busy = max(0.0, step.device_busy)
         yield _slice(f"step {step.number}", step.fetched - busy, busy, ENGINE, DEVICE, facts)
         yield _counter("pages in use", step.dispatched, {"pages": step.num_pages})

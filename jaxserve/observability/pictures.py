@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING
 
 from jaxserve.errors import ValidationError
 from jaxserve.observability.figures import (
-    CACHED,
-    FREE,
-    IN_USE,
-    SHARED,
     Span,
     latency_figure,
     pages_figure,
@@ -40,13 +36,7 @@ class Pictures:
 
     def plot_pages(self, path: str | PathLike[str] | None = None) -> Figure:
         """Every KV page (free, cached, in use, shared), and how many were in use at each step."""
-        pool = self.client.engine.scheduler.pages.pool
-        states = [
-            (SHARED if owners > 1 else IN_USE)
-            if owners
-            else (CACHED if page in pool.index else FREE)
-            for page, owners in enumerate(pool.owners(), start=1)
-        ]
+        states = self.client.engine.scheduler.pages.pool.states()
         return _saved(pages_figure(states, self.client.history.snapshot()), path)
 
     def plot_timeline(self, path: str | PathLike[str] | None = None) -> Figure:

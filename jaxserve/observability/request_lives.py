@@ -128,14 +128,9 @@ def _lines(one: SequenceLife) -> list[str]:
 
 
 class RequestLives:
-    """Remembers the last requests of an engine; used by one thread.
+    """Remembers the last MOST_REQUESTS requests of an engine; used by one thread."""
 
-    Args:
-        most: requests that are kept; the oldest go first.
-    """
-
-    def __init__(self, most: int = MOST_REQUESTS):
-        self._most = most
+    def __init__(self) -> None:
         self._lives: OrderedDict[str, RequestLife] = OrderedDict()
         self._by_sequence: dict[str, tuple[RequestLife, SequenceLife]] = {}
 
@@ -160,7 +155,7 @@ class RequestLives:
         self._forget(name)  # an id may come again
         self._lives[name] = life
         self._by_sequence.update({one.sequence_id: (life, one) for one in sequences.values()})
-        while len(self._lives) > self._most:
+        while len(self._lives) > MOST_REQUESTS:
             self._forget(next(iter(self._lives)))
 
     def planned(self, number: int, plan: StepPlan) -> None:

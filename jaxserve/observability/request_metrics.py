@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-from prometheus_client import CollectorRegistry
 
 from jaxserve.observability.buckets import (
     COUNT_BUCKETS,
@@ -14,7 +12,6 @@ from jaxserve.observability.buckets import (
     TOKEN_BUCKETS,
 )
 from jaxserve.observability.cheap_histogram import CheapHistogram
-from jaxserve.observability.metric_names import MetricNames
 from jaxserve.outputs import RequestMetrics
 
 
@@ -39,14 +36,13 @@ class EndedRequest(NamedTuple):
 
 
 class RequestHistograms:
-    """Histograms with an observation a request, or one a sequence where that is said."""
+    """Histograms with an observation a request, or one a sequence where that is said.
 
-    def __init__(self, names: MetricNames, registry: CollectorRegistry):
-        def make(name: str, text: str, bounds: Sequence[float]) -> CheapHistogram:
-            histogram = CheapHistogram(names, name, text, bounds)
-            registry.register(histogram)
-            return histogram
+    Args:
+        make: makes a histogram that is collected, from its name, the help line and its buckets.
+    """
 
+    def __init__(self, make: Callable[[str, str, Sequence[float]], CheapHistogram]):
         self._prompt = make("request_prompt_tokens", "Tokens of a prompt.", LENGTH_BUCKETS)
         self._generated = make(
             "request_generation_tokens", "Generated tokens of a sequence.", LENGTH_BUCKETS

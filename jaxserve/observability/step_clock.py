@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from time import monotonic, thread_time
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxserve.boundary.messages import FirstStep
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.request.request import Request
-
-
-class StepRows(NamedTuple):
-    """What a step holds, and the engine when it was planned; see `StepRecord`."""
-
-    num_decode: int
-    num_prefill: int
-    num_decode_tokens: int
-    num_prefill_tokens: int
-    num_running: int
-    num_waiting: int
-    num_pages: int
-    num_preempted: int
-
-
-NO_ROWS = StepRows(0, 0, 0, 0, 0, 0, 0, 0)
-
-
-class _InFlight(NamedTuple):
-    """A step that was handed over."""
-
-    number: int
-    begin: float
-    dispatched: float
-    plan: float
-    pack: float
-    dispatch: float
-    rows: StepRows
 
 
 class StepClock:
@@ -57,8 +29,9 @@ class StepClock:
         self._last_dispatch = 0.0
         self.last: StepRecord | None = None
         self._num_dispatched = 0
-        self._in_flight: deque[_InFlight] = deque()
-        self._fetched: tuple[_InFlight, float, float, float] | None = None
+        # fields of `StepRecord` that are known of steps, in flight and before their commit
+        self._in_flight: deque[dict[str, Any]] = deque()
+        self._fetched: dict[str, Any] | None = None
         self._host = (0.0, 0.0, 0.0)  # of the step that is being made: its begin, plan and pack
         self._busy_before = 0.0  # device_busy when the step before was fetched
         self._running: Any = None  # result of the step in flight when the next one was packed
@@ -99,8 +72,13 @@ class StepClock:
         self._running = running
         self._drained = self._backlog_since_commit if running is None else running.is_ready()
 
-    def dispatched(self, requests: Iterable[Request], rows: StepRows = NO_ROWS) -> None:
-        """The step was handed over; `requests` are those that may be in their first one."""
+    def dispatched(self, requests: Iterable[Request], counts: Mapping[str, int]) -> None:
+        """The step was handed over.
+
+        Args:
+            requests: those that may be in their first one.
+            counts: the fields of its `StepRecord` that are known when it is planned.
+        """
         ready = self._mark
         lap = self._lap()
         self.times.dispatch += lap
@@ -116,8 +94,8 @@ class StepClock:
             self.times.device_busy -= idle  # `fetched` will take it for a part of the running step
         self._last_dispatch = self._mark
         begin, plan, pack = self._host
-        step = _InFlight(self._num_dispatched, begin, self._mark, plan, pack, lap, rows)
-        self._in_flight.append(step)
+        moments = {"number": self._num_dispatched, "begin": begin, "dispatched": self._mark}
+        self._in_flight.append({**counts, **moments, "plan": plan, "pack": pack, "dispatch": lap})
         self._num_dispatched += 1
         for request in requests:
             arrival = self._arrivals.pop(request.request_id, None)
@@ -132,11 +110,12 @@ class StepClock:
         lap = self._lap()
         self.times.wait += lap
         step = self._in_flight.popleft()
-        since = max(step.dispatched, self._last_fetch[1])
+        since = max(step["dispatched"], self._last_fetch[1])
         self.times.device_busy += self._mark - since
         self._last_fetch = begin, self._mark
         busy, self._busy_before = self._busy_before, self.times.device_busy
-        self._fetched = step, self._mark, lap, self._busy_before - busy
+        step |= {"fetched": self._mark, "wait": lap, "device_busy": self._busy_before - busy}
+        self._fetched = step
 
     def committed(self, *, backlog: bool) -> dict[str, FirstStep]:
         """The step is over, `backlog`: with nothing in flight though sequences are unfinished.
@@ -147,12 +126,7 @@ class StepClock:
         self.times.commit += lap
         self.last = None
         if self._fetched is not None:
-            step, fetched, wait, busy = self._fetched
-            times = step.plan, step.pack, step.dispatch, wait, lap, busy
-            self.last = StepRecord(
-                step.number, step.begin, step.dispatched, fetched, *times, *step.rows
-            )
-            self._fetched = None
+            self.last, self._fetched = StepRecord(**self._fetched, commit=lap), None
         self._new.clear()
         self._backlog_since_commit = backlog
         found, self._first_steps = self._first_steps, {}

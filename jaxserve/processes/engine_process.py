@@ -9,8 +9,8 @@ import subprocess
 import threading
 
 from jaxserve.boundary.messages import Body
-from jaxserve.errors import EngineDeadError, MessageError
-from jaxserve.processes.launch import Listener, launch
+from jaxserve.errors import MessageError
+from jaxserve.processes.launch import EarlyProcess
 from jaxserve.processes.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -22,23 +22,16 @@ class EngineProcess:
     It imports what it needs and then waits for its first message.
 
     Args:
-        listener: where it connects to.
         module: what it runs.
-        process: one that `launch` has started; None: it is started here.
+        early: one that has been started already; None: it is started here.
 
     Raises:
         EngineDeadError: it cannot be started.
     """
 
-    def __init__(
-        self, listener: Listener, module: str, process: subprocess.Popen[bytes] | None = None
-    ):
-        self._process = launch(listener, module) if process is None else process
-        try:
-            self._channel = Channel(listener.accept(self._process))
-        except EngineDeadError:
-            self.kill()
-            raise
+    def __init__(self, module: str, early: EarlyProcess | None = None):
+        self._process, stream = (early or EarlyProcess(module)).take()
+        self._channel = Channel(stream)
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="jaxserve-writer", daemon=True)
         self._writer.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from jaxserve.memory.page_pool import PagePool
 from jaxserve.request.request import Request, RequestState
@@ -18,11 +18,12 @@ class SequenceGroup:
     the next one is queued, computes what is left, and those behind it fork from it in turn.
 
     Args:
-        behind: id -> seed of the sequences behind the first one, the next one last; there may be
-            thousands, and the group takes them out of it.
+        behind: see below; there may be thousands, and the group takes them out of it.
         make: makes the request of one of them when its turn comes, from id, seed and this group.
 
     Attributes:
+        behind: id -> seed of the sequences behind the first one that have not been made yet, the
+            next one last; one that ends before is taken out.
         next_order: position in arrival order of the next one behind; the scheduler sets it.
         front: the sequence that must compute the prompt before others fork from it or are queued;
             None once there is none behind.
@@ -34,7 +35,7 @@ class SequenceGroup:
         behind: dict[str, int],
         make: Callable[[str, int, SequenceGroup], Request],
     ) -> None:
-        self._behind = behind  # those not made yet
+        self.behind = behind
         self._make = make
         self._next: Request | None = None  # made, but not queued yet
         self.next_order = 0
@@ -45,24 +46,15 @@ class SequenceGroup:
     def num_behind(self) -> int:
         """Sequences that are not queued yet and have not ended."""
         made = self._next is not None and self._next.state is not RequestState.FINISHED
-        return len(self._behind) + made
-
-    @property
-    def behind(self) -> Iterable[str]:
-        """The ids of those that have not been made yet."""
-        return self._behind
-
-    def end(self, sequence_id: str) -> None:
-        """One that has not been made yet will not be."""
-        del self._behind[sequence_id]
+        return len(self.behind) + made
 
     def next_behind(self) -> Request | None:
         """The next of those behind, made now; the same until it is taken or ends."""
         if self._next is not None and self._next.state is not RequestState.FINISHED:
             return self._next
         self._next = None
-        if self._behind:
-            self._next = self._make(*self._behind.popitem(), self)
+        if self.behind:
+            self._next = self._make(*self.behind.popitem(), self)
             self._next.order, self.next_order = self.next_order, self.next_order + 1
         return self._next
 

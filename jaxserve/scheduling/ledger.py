@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
@@ -74,10 +74,6 @@ class _Account:
         self.sequences = 0  # of all admitted requests: those that want a slot or have one
         self.waiting_by_rank = Counter[int]()  # sequences of requests without a first step
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.entering or self.admitted)
-
 
 class Entry:
     """A request that was let in by its head and is not admitted to the engine yet.
@@ -130,7 +126,7 @@ class Ledger:
         first = self._policy.rank(1, FIRST)
         last = self._policy.rank(MOST_TOKENS, -FIRST - 1, MOST_TOKENS)
         self._serves_by_arrival = first == last
-        self._accounts: dict[str, _Account] = {}
+        self._accounts = defaultdict[str, _Account](_Account)
         self._admitted: dict[str, _Admitted] = {}  # by request id
         # of these, those without a first step, and the others and when that was; the oldest first
         self._waiting: dict[str, None] = {}
@@ -182,7 +178,7 @@ class Ledger:
             rank = self._policy.rank(work.num_prompt, work.priority, work.num_output)
             self._admitted[request_id] = one = _Admitted(work, rank, self._num_steps)
             self._waiting[request_id] = None
-            self._account(work.client).admitted += 1
+            self._accounts[work.client].admitted += 1
             self._count_sequences(one, one.sequences)
             self._count_waiting(one, 1)
 
@@ -286,7 +282,7 @@ class Ledger:
 
     def count_entering(self, client: str, change: int) -> None:
         """So many more requests of a client have arrived and are not admitted."""
-        self._account(client).entering += change
+        self._accounts[client].entering += change
         self.num_entering += change
         self._tidy(client)
 
@@ -346,14 +342,9 @@ class Ledger:
     def _refuse(self, limit: str, text: str, client: str, rank: int) -> NoReturn:
         raise QueueFullError(limit, text, self.predicted_wait(client, rank))
 
-    def _account(self, client: str) -> _Account:
-        found = self._accounts.get(client)
-        if found is None:
-            found = self._accounts[client] = _Account()
-        return found
-
     def _tidy(self, client: str) -> None:
-        if self._accounts[client].is_empty:
+        account = self._accounts[client]
+        if not (account.entering or account.admitted):
             del self._accounts[client]
 
     def _begin(self, request_id: str, one: _Admitted) -> None:

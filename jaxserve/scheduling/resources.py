@@ -53,19 +53,15 @@ class Resources:
             part.begin_plan()
 
     def has_room(self, request: Request, *, samples: bool = False) -> bool:
-        if not request.takes_turns:
-            return True
         return all(part.has_room(request, samples=samples) for part in self._of(request))
 
     def entered(self, request: Request) -> None:
-        if request.takes_turns:
-            for part in self._of(request):
-                part.entered(request)
+        for part in self._of(request):
+            part.entered(request)
 
     def left(self, request: Request) -> None:
-        if request.takes_turns:
-            for part in self._of(request):
-                part.left(request)
+        for part in self._of(request):
+            part.left(request)
 
     def may_sample(self, request: Request) -> bool:
         if not request.takes_turns:

@@ -131,7 +131,7 @@ class Scheduler:
         """End a request wherever it is; its tokens in flight are dropped. False if unknown."""
         found = self._requests.get(request_id)
         if isinstance(found, SequenceGroup):
-            found.end(request_id)
+            del found.behind[request_id]
             del self._requests[request_id]
         elif found is not None:
             self._finish(found)
@@ -311,7 +311,7 @@ class Scheduler:
             position, length = request.num_computed, 1
             if position >= request.decode_until:
                 if request.is_prefilling:
-                    if self._has_pages(request):
+                    if self._make_room(request, self._room.wanted(request)):
                         prefilling.append(request)
                     continue
                 length = self._prepare_decode(request, plan.page_updates)
@@ -362,11 +362,6 @@ class Scheduler:
                 request.num_prompt + request.stop_rule.max_tokens - 1,
             )
         return 1 + drafts
-
-    def _has_pages(self, request: Request) -> bool:
-        """See that the next chunk has pages, by preemption if need be; False: it lost its slot."""
-        wanted = self._room.wanted(request)
-        return self.pages.grow(request, wanted) or self._make_room(request, wanted)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give a running request pages for its first tokens, by preemption if need be.

@@ -57,7 +57,7 @@ def test_a_late_host_leaves_the_device_idle(monkeypatch):
     plan = engine.scheduler.plan
 
     def late():
-        jax.block_until_ready(engine.runner._state)
+        jax.block_until_ready(engine.runner.state)
         time.sleep(LATE_S)
         return plan()
 

@@ -115,7 +115,7 @@ def check(error: EngineDeadError, reason: str) -> None:
 def test_a_failed_step_is_one_clear_error_then_and_ever_after(llm: LLM, where: str) -> None:
     fail, reason = FAILURES[where]
     fail(llm.client.engine)
-    state = llm.client.engine.runner._state
+    state = llm.client.engine.runner.state
     for _ in range(3):
         with pytest.raises(EngineDeadError) as caught:
             llm.generate([[1, 2, 3], [4, 5]], GREEDY, use_tqdm=False)

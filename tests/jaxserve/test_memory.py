@@ -75,7 +75,7 @@ def bytes_of_a_page(llm: LLM) -> int:
 
 
 def held(runner: Runner) -> int:
-    return sum(array.nbytes for array in (*runner._leaves, *jax.tree.leaves(runner._state)))
+    return sum(array.nbytes for array in (*runner._leaves, *jax.tree.leaves(runner.state)))
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_bound_that_holds_costs_no_compilation(start: Start) -> None:
     llm = start(limit=120 * MIB, temporaries=16 * MIB, max_model_len=None, max_num_seqs=16)
     assert len(start.compiled) == len(set(start.compiled)) == SETTINGS["compile_ahead"]
     (demand,) = start.demands
-    state = llm.client.engine.runner._state
+    state = llm.client.engine.runner.state
     on_device = sum(a.nbytes for a in jax.tree.leaves(state))
     assert demand.weights == held(llm.client.engine.runner) - on_device
     assert demand.tables == on_device - state.kv.pages.nbytes
@@ -132,12 +132,12 @@ def test_room_beyond_what_all_slots_use_is_for_temporaries(start: Start) -> None
 def test_close_frees_weights_and_pool(start: Start, uncollected, temporaries: int) -> None:
     llm = start(limit=120 * MIB, temporaries=temporaries, max_num_seqs=16, max_model_len=None)
     runner = llm.client.engine.runner
-    arrays = [weakref.ref(array) for array in (*runner._leaves, *jax.tree.leaves(runner._state))]
+    arrays = [weakref.ref(array) for array in (*runner._leaves, *jax.tree.leaves(runner.state))]
     programs = [weakref.ref(program.call) for program in runner.programs.programs]
     assert len(arrays) > 20 and len(programs) == SETTINGS["compile_ahead"]
     del runner
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3), use_tqdm=False)
-    arrays += [weakref.ref(array) for array in jax.tree.leaves(llm.client.engine.runner._state)]
+    arrays += [weakref.ref(array) for array in jax.tree.leaves(llm.client.engine.runner.state)]
     assert all(array() is not None for array in arrays[-3:])
     llm.close()
     assert [ref for ref in (*arrays, *programs) if ref() is not None] == []
@@ -162,7 +162,7 @@ def test_a_start_leaves_no_second_runner(start: Start) -> None:
 def test_close_frees_them_after_a_failed_step_too(start: Start, uncollected) -> None:
     llm = start(limit=1024 * MIB, temporaries=0)
     runner = llm.client.engine.runner
-    arrays = [weakref.ref(array) for array in (*runner._leaves, *jax.tree.leaves(runner._state))]
+    arrays = [weakref.ref(array) for array in (*runner._leaves, *jax.tree.leaves(runner.state))]
 
     def call(*operands: Any) -> Any:
         raise RuntimeError("out of memory")

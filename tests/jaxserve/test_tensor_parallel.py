@@ -26,7 +26,7 @@ llm = LLM(
     max_num_seqs=2, max_num_batched_tokens=16, block_size=8, num_pages=20, compile_ahead=2,
     compile_in_background=False, enable_embeddings=True,
 )
-pool = llm.client.engine.runner._state.kv.pages
+pool = llm.client.engine.runner.state.kv.pages
 assert pool.addressable_shards[0].data.shape[3] * 2 == pool.shape[3], "heads are sharded"
 params = [
     SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),

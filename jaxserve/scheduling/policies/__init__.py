@@ -5,8 +5,7 @@ One of the operator's own is a class that is imported by the name of its module 
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from jaxserve.config.engine_config import EngineConfig
 from jaxserve.scheduling.policies.first_come import FirstComeFirstServed
 from jaxserve.scheduling.policies.length import Length
 from jaxserve.scheduling.policies.own_policy import policy_of_name
@@ -24,22 +23,7 @@ __all__ = [
 ]
 
 
-class PolicySettings(Protocol):
-    """The settings that policies read, as an asked or a resolved configuration has them."""
-
-    @property
-    def scheduling_policy(self) -> str: ...
-    @property
-    def length_classes(self) -> tuple[int, ...]: ...
-    @property
-    def output_classes(self) -> tuple[int, ...]: ...
-    @property
-    def length_shares(self) -> tuple[int, ...]: ...
-    @property
-    def max_overtaken_tokens(self) -> int: ...
-
-
-def make_policy(settings: PolicySettings, inputs: PolicyInputs = NO_INPUTS) -> Policy:
+def make_policy(settings: EngineConfig, inputs: PolicyInputs = NO_INPUTS) -> Policy:
     """The policy that the settings name.
 
     Raises:

@@ -8,14 +8,6 @@ from dataclasses import dataclass
 from jaxserve.request.request import Request
 
 
-def _none_found(request: Request) -> int:
-    return 0
-
-
-def _always_busy() -> float:
-    return 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
     """Given to each policy when it is made.
@@ -26,8 +18,8 @@ class PolicyInputs:
         device_busy: the share of the last seconds in which the device computed steps, 0 to 1.
     """
 
-    num_found: Callable[[Request], int] = _none_found
-    device_busy: Callable[[], float] = _always_busy
+    num_found: Callable[[Request], int] = lambda request: 0
+    device_busy: Callable[[], float] = lambda: 1.0
 
 
 NO_INPUTS = PolicyInputs()  # of a policy without an engine: in the ledger and in simulations

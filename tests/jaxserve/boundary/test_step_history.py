@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from jaxserve.boundary import step_history
 from jaxserve.boundary.step_history import StepHistory, StepRecord
 
 
@@ -11,8 +12,9 @@ def step(number: int, fetched: float = 0.0) -> StepRecord:
     return StepRecord(number, 0, 0, fetched, 0, 0, 0, 0, 0, 0, 3, 1, 3, 20, 4, 0, 9, 0)
 
 
-def test_the_oldest_go_first():
-    history = StepHistory(most=3)
+def test_the_oldest_go_first(monkeypatch):
+    monkeypatch.setattr(step_history, "MOST_STEPS", 3)
+    history = StepHistory()
     assert history.snapshot() == []
     for number in range(5):
         history.record(step(number))
@@ -30,8 +32,9 @@ def test_steps_after_a_moment():
     assert history.last is history.snapshot()[-1]
 
 
-def test_one_thread_may_ask_while_another_records():
-    history, over = StepHistory(most=50), threading.Event()
+def test_one_thread_may_ask_while_another_records(monkeypatch):
+    monkeypatch.setattr(step_history, "MOST_STEPS", 50)
+    history, over = StepHistory(), threading.Event()
 
     def record() -> None:
         number = 0

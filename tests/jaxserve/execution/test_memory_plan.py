@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxserve.bench.model_shapes import SHAPES
 from jaxserve.errors import ValidationError
+from jaxserve.execution.device_state import StateShape
 from jaxserve.execution.features import FULL, FULL_DECODE
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     device_limit,
     plan_num_pages,
-    table_bytes,
     temporary_bound,
 )
 from jaxserve.execution.step_shape import StepShape
+from jaxserve.memory.page_groups import PageGroups
 from jaxserve.models.config_reader import model_config_of
 
 GIB = 1 << 30
@@ -52,7 +56,12 @@ def test_a_budget_without_room_names_the_setting_it_follows_from(field, value) -
 def test_page_table_history_and_lengths_of_256_slots_at_128k_tokens() -> None:
     history, page_table, lengths = 257 * 131_073 * 4, 257 * 8192 * 4, 257 * 4
     assert history == 134_743_044 and page_table == 8_421_376
-    assert table_bytes(256, 131_072, 16) == history + page_table + lengths
+    cache: Any = SimpleNamespace(
+        page_size=16, shapes=lambda: None, groups=SimpleNamespace(pages=PageGroups())
+    )
+    kept = {"feature": jax.ShapeDtypeStruct((3, 5), jnp.int16)}
+    shape = StateShape(cache, 256, 131_072, kept)
+    assert shape.table_bytes == history + page_table + lengths + 2 * 15
 
 
 @pytest.mark.parametrize(

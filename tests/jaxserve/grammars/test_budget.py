@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_tokens_are_waited_for_when_one_may_be_too_many() -> None:
     assert not made.waits(1) and made.waits(3)
     made.take([A, A])
     assert not made.waits(0) and made.waits(1)
-    copied = made.copied()
+    copied = copy.copy(made)
     copied.take([A, A, END])
     assert copied.is_over and not made.is_over
 

@@ -6,11 +6,10 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from jaxserve.engine.waiting_room import WaitingRoom
 from jaxserve.execution.features.feature import Facts, Host, TakenStep
 from jaxserve.execution.features.mask import Mask
+from jaxserve.grammars.masks import GrammarMasks
 from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.plan import SeenTokens
 from tests.jaxserve.requests import make_request
@@ -46,9 +45,8 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone() -> None:
     state = mask.own(request)
     assert state is not None and state.grammar is not None
     request.own = {mask.name: state}
-    words = np.zeros(1, np.uint32)
-    state.grammar.allow([], words)
-    assert state.grammar.error is not None and words[0] == 1 << 2
+    ((word,),) = GrammarMasks().fill([state.grammar], [[]], 1)
+    assert state.grammar.error is not None and word == 1 << 2
     seen = SeenTokens([request], [2], [0], {0: End(FinishReason.STOP, None)})
     mask.took(TakenStep(seen, {}, {}, [], NO_STEP))
     assert seen.ends[0].reason is FinishReason.NOT_COMPILED, "which is no fault of the request"
@@ -56,6 +54,6 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone() -> None:
     assert waiting.abort("waits") and not waiting.abort("fails")
     futures[0].set_exception(MemoryError())
     assert [(one.asked.sequence_ids, one.aborted) for one in waiting.take()] == [
-        (["waits"], ["waits"])
+        (["waits"], {"waits"})
     ]
     assert not waiting

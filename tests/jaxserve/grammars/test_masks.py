@@ -13,7 +13,6 @@ import pytest
 
 from jaxserve.execution.features.mask import forbid
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.constraint import Grammar
 from jaxserve.grammars.grammar_state import GrammarState
 from jaxserve.grammars.grammar_text import grammar_text
 from jaxserve.grammars.masks import GrammarMasks
@@ -32,12 +31,11 @@ def compiler() -> GrammarCompiler:
 
 def begin(compiler: GrammarCompiler, **asked: object) -> GrammarState:
     text, _ = in_notation(grammar_text(StructuredOutputsParams(**asked)))  # type: ignore[arg-type]
-    return Grammar(compiler.start(text).result(), [END], compiler.num_words).begin()
+    return GrammarState(compiler.start(text).result(), [END], compiler.num_words).forked()
 
 
 def allowed(state: GrammarState, output: list[int]) -> set[int]:
-    words = np.zeros(WORDS, np.uint32)
-    state.allow(output, words)
+    (words,) = GrammarMasks().fill([state], [output], WORDS)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return {int(token) for token in np.flatnonzero(bits)}
 
@@ -121,8 +119,8 @@ def test_forced_tokens_are_what_masks_would_give(compiler) -> None:
 
 def test_states_of_one_grammar_are_their_own(compiler) -> None:
     text = grammar_text(StructuredOutputsParams(choice=["abc", "xyz"]))
-    grammar = Grammar(compiler.start(text).result(), [END], compiler.num_words)
-    one, other = grammar.begin(), grammar.begin()
+    grammar = GrammarState(compiler.start(text).result(), [END], compiler.num_words)
+    one, other = grammar.forked(), grammar.forked()
     a, x = TOKENS.index("a"), TOKENS.index("x")
     assert a not in allowed(one, [a]) and a in allowed(other, [])
     assert x not in allowed(one, [a]) and x in allowed(other, [])
@@ -132,7 +130,7 @@ def test_a_text_that_cannot_go_on_ends(compiler) -> None:
     state = begin(compiler, choice=["abc"])
     assert allowed(state, [TOKENS.index("x")]) == {END}
     assert state.error is not None and state.forced([TOKENS.index("x")]) == []
-    assert allowed(Grammar(None, [END], WORDS).begin(), []) == {END}
+    assert allowed(GrammarState(None, [END], WORDS), []) == {END}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +169,9 @@ def test_what_else_is_forbidden_is_left_out_and_the_end_comes_last(compiler) -> 
     state = begin(compiler, regex="[ab]{1,3}")
 
     def narrowed(output: list[int], *forbidden: int, goes_on: bool = False) -> set[int]:
-        words, others = np.zeros(WORDS, np.uint32), np.zeros(WORDS, np.uint32)
+        others = np.zeros(WORDS, np.uint32)
         forbid(others, forbidden)
-        state.allow(output, words)
+        (words,) = GrammarMasks().fill([state], [output], WORDS)
         state.narrow(words, others, goes_on=goes_on)
         return {t for t in range(32 * WORDS) if words[t // 32] >> (t % 32) & 1}
 
@@ -183,8 +181,7 @@ def test_what_else_is_forbidden_is_left_out_and_the_end_comes_last(compiler) -> 
     assert narrowed([b], *range(32 * WORDS), goes_on=True) == {END} and state.error is None
     assert narrowed([b, b, b], END) == {END} and state.error is None
     other = begin(compiler, choice=["ab"])
-    words = np.zeros(WORDS, np.uint32)
-    other.allow([], words)
+    (words,) = GrammarMasks().fill([other], [[]], WORDS)
     other.narrow(words, ~np.zeros(WORDS, np.uint32), goes_on=False)
     assert other.error is not None and "forbid" in other.error
 
@@ -216,9 +213,8 @@ def test_masks_of_many_are_those_of_each(vocab_size: int) -> None:
         states = [begin(compiler, **one) for one in asked[:count]]
         words = masks.fill(states, outputs[:count], WORDS)
         for place in range(count):
-            alone = np.zeros(WORDS, np.uint32)
             state = begin(compiler, **asked[place])
-            state.allow(outputs[place], alone)
+            (alone,) = masks.fill([state], [outputs[place]], WORDS)
             assert np.array_equal(words[place], alone)
             assert (states[place].error is None) == (state.error is None) == (place != 1)
 

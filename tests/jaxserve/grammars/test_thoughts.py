@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jaxserve.grammars.compiler import GrammarCompiler
-from jaxserve.grammars.constraint import Grammar
+from jaxserve.grammars.grammar_state import GrammarState
 from jaxserve.grammars.grammar_text import grammar_text
+from jaxserve.grammars.masks import GrammarMasks
 from jaxserve.grammars.thoughts import Phase, ThoughtTracker
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from tests.jaxserve.grammars.tiny_tokenizer import END, FACTS, TOKENS, TinyTokenizer
@@ -21,18 +22,17 @@ def token_bytes(token: int) -> bytes:
     return PIECES.get(token, TOKENS[token].encode())
 
 
-def grammar(is_open: bool, begin: int | None) -> Grammar:
+def grammar(is_open: bool, begin: int | None) -> GrammarState:
     compiler = GrammarCompiler(TinyTokenizer, FACTS)  # type: ignore[arg-type]
     text = grammar_text(StructuredOutputsParams(choice=["abc"]))
     thinking = ThoughtTracker(Thoughts("<t>", "</t>", is_open), begin, token_bytes)
-    return Grammar(compiler.start(text).result(), [END], compiler.num_words, thinking)
+    return GrammarState(compiler.start(text).result(), [END], compiler.num_words, thinking)
 
 
-def allowed(made: Grammar, output: list[int]) -> set[int]:
-    state, words = made.begin(), np.zeros(WORDS, np.uint32)
+def allowed(made: GrammarState, output: list[int]) -> set[int]:
+    state = made.forked()
     for length in range(len(output) + 1):
-        words[:] = 0
-        state.allow(output[:length], words)
+        (words,) = GrammarMasks().fill([state], [output[:length]], WORDS)
     assert state.error is None
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return {int(token) for token in np.flatnonzero(bits)}
@@ -61,18 +61,16 @@ def test_a_model_may_begin_to_think_or_answer(begins: set[int]) -> None:
 
 
 def test_nothing_is_forced_before_the_answer() -> None:
-    assert grammar(False, None).begin().forced([])
-    assert not grammar(False, B).begin().forced([]) and not grammar(True, None).begin().forced([A])
-    assert grammar(True, None).begin().forced([X, Y, Z])
+    assert grammar(False, None).forced([])
+    assert not grammar(False, B).forced([]) and not grammar(True, None).forced([A])
+    assert grammar(True, None).forced([X, Y, Z])
 
 
 def test_sequences_think_for_themselves() -> None:
     made = grammar(True, None)
-    one, other = made.begin(), made.begin()
-    words = np.zeros(WORDS, np.uint32)
-    one.allow([X, Y, Z], words)
-    other.allow([A], words)
-    assert not words[0] & 1 and other.forced([A, A]) == []
+    one, other = made.forked(), made.forked()
+    words = GrammarMasks().fill([one, other], [[X, Y, Z], [A]], WORDS)
+    assert not words[1, 0] & 1 and other.forced([A, A]) == []
 
 
 def test_a_token_of_both_is_told_and_space_is_not() -> None:

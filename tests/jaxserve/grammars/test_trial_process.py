@@ -140,9 +140,9 @@ def test_the_process_is_small_and_ends_when_its_parent_has_gone(tmp_path: Path) 
 import sys, time
 sys.path.insert(0, {str(Path.cwd())!r})
 from jaxserve.grammars.grammar_checks import GrammarChecks
-from jaxserve.boundary.grammar_verdicts import Tokens
+from jaxserve.boundary.grammar_verdicts import GrammarTokens
 from tests.jaxserve.grammars.tiny_tokenizer import FACTS, TinyTokenizer
-checks = GrammarChecks(lambda: Tokens.of(TinyTokenizer(), FACTS))
+checks = GrammarChecks(lambda: GrammarTokens.of(TinyTokenizer(), FACTS))
 checks.submit({grammar_text(StructuredOutputsParams(regex="a"))!r}, "x", 0).result()
 print("ready", flush=True)
 time.sleep(60)

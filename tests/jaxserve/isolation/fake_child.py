@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -32,6 +31,7 @@ from jaxserve.boundary.messages import (
 )
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.isolation.child import ended_at_once
+from jaxserve.processes.launch import stream_of
 from jaxserve.processes.wire import Channel, ModelSizes, Ready, Start, Sync
 from tests.resolved_config import resolved
 
@@ -94,10 +94,8 @@ def is_there(variable: str) -> bool:
     return name is not None and Path(name).exists()
 
 
-def main(path: str) -> int:
-    stream = socket.socket(socket.AF_UNIX)
-    stream.connect(path)
-    channel = Channel(stream)
+def main(descriptor: str) -> int:
+    channel = Channel(stream_of(descriptor))
     start = channel.receive()
     assert isinstance(start, Start)
     while is_there(STUCK):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,7 +20,7 @@ from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.isolation.process_client import TOKENIZER_FILE, ProcessClient
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.params.sampling_params import SamplingParams
-from jaxserve.processes.launch import EarlyProcess, Listener
+from jaxserve.processes.launch import EarlyProcess
 from tests.jaxserve.isolation.fake_child import (
     HANG,
     KILL,
@@ -118,20 +116,26 @@ def test_the_first_process_may_have_been_started_early() -> None:
 def test_an_early_process_that_nobody_takes_is_ended() -> None:
     early = EarlyProcess(MODULE)
     (process,) = [one for one in psutil.Process().children() if MODULE in one.cmdline()]
-    (folder,) = Path(process.cmdline()[-1]).parents[:1]
     early.close()
-    assert not process.is_running() and not folder.exists()
+    assert not process.is_running()
 
 
-def test_no_jax_is_needed_beside_the_engine_and_its_socket_is_private() -> None:
-    listener = Listener()
+def test_a_process_that_cannot_be_started_is_told_and_leaves_no_socket(monkeypatch) -> None:
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(EngineDeadError, match=r"cannot be started.*nowhere"):
+        EarlyProcess(MODULE)
+    assert psutil.Process().num_fds() == before
+
+
+def test_no_jax_is_needed_beside_the_engine_and_its_socket_has_no_name() -> None:
+    early = EarlyProcess(MODULE)
+    process, stream = early.take()
     try:
-        path = Path(listener.path)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stream.getsockname() == stream.getpeername() == "" and not stream.get_inheritable()
     finally:
-        listener.close()
-    assert not path.parent.exists()
+        stream.close()
+        assert process.wait(30) is not None, "it ends with the other side"
     code = "import sys, jaxserve.async_engine, jaxserve.isolation.process_client as p;"
     code += "import server.server_process; sys.exit('jax' in sys.modules)"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

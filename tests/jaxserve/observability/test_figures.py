@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from jaxserve.boundary.step_history import StepRecord
 from jaxserve.errors import JaxServeError
+from jaxserve.memory.page_pool import PageState
 from jaxserve.observability.figures import (
-    CACHED,
-    FREE,
-    IN_USE,
-    SHARED,
     Span,
     latency_figure,
     pages_figure,
@@ -40,7 +38,8 @@ SPANS = [Span(100.0, 100.2, 101.0, 103.0), Span(101.0, None, 102.0, 103.5)]
 
 
 def test_the_map_has_a_cell_a_page():
-    states = [IN_USE] * 5 + [SHARED] * 2 + [CACHED] * 3 + [FREE] * 7
+    counts = {PageState.USED: 5, PageState.SHARED: 2, PageState.CACHED: 3, PageState.FREE: 7}
+    states = np.repeat([*counts], [*counts.values()])
     figure = pages_figure(states, STEPS)
     left, right = figure.axes
     shown = left.images[0].get_array().compressed()

@@ -9,6 +9,7 @@ from jaxserve.boundary.messages import AddGroup
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.engine.loop import Engine
 from jaxserve.memory.manager import PageManager
+from jaxserve.observability import request_lives
 from jaxserve.observability.request_lives import MOST_EVENTS, RequestLives
 from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxserve.params.sampling_params import SamplingParams
@@ -97,8 +98,9 @@ def test_a_preemption_and_what_is_computed_again(monkeypatch):
     assert f"step {one.preemptions[0].step}: preempted" in str(run.lives.find("r1"))
 
 
-def test_memory_is_bounded():
-    lives = RequestLives(most=3)
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(request_lives, "MOST_REQUESTS", 3)
+    lives = RequestLives()
     for name in range(10):
         lives.added(prepared(str(name), n=200))
     assert len(lives) == 3 and lives.find("r6") is None and len(lives.snapshot()) == 3

@@ -131,8 +131,11 @@ def test_an_aborted_sequence_is_forgotten(clock):
     steps.start()
     steps.packed(None)
     steps.dispatched(
-        SimpleNamespace(request_id=name, num_cached=count, lacks_pages_since=None)
-        for name, count in (("a", 8), ("b", 16))
+        (
+            SimpleNamespace(request_id=name, num_cached=count, lacks_pages_since=None)
+            for name, count in (("a", 8), ("b", 16))
+        ),
+        {},
     )
     told = steps.committed(backlog=False)
     assert list(told) == ["b"] and told["b"].num_cached_tokens == 16
