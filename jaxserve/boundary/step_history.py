@@ -1,4 +1,4 @@
-"""The last steps of an engine: what each held, and where its time went."""
+"""The last steps of an engine: their rows, tokens, pages and times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StepRecord(NamedTuple):
 
     Attributes:
         number: 0, 1, 2, ... of one engine; one that replaces a dead engine begins again at 0.
-        begin: the host began to plan it.
-        dispatched: the device was given it.
-        fetched: the host had its result.
+        begin: when the host began to plan it.
+        dispatched: when the host handed it to the device.
+        fetched: when the host had its result.
         plan, pack, dispatch, wait, commit: seconds of the host, see `StepTimes`.
         device_busy: seconds that the device computed it, at least.
         num_decode, num_prefill: rows that go on with one token (and drafts), and rows that bring
@@ -47,7 +47,7 @@ class StepRecord(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it computed."""
+        """Tokens that the step computed."""
         return self.num_decode_tokens + self.num_prefill_tokens
 
 
@@ -62,12 +62,12 @@ class StepHistory:
         self._steps: deque[StepRecord] = deque(maxlen=most)
 
     def record(self, step: StepRecord) -> None:
-        """Take in a step that has run; it may replace the oldest one."""
+        """Add a step that has run; it may replace the oldest one."""
         self._steps.append(step)
 
     @property
     def last(self) -> StepRecord | None:
-        """The one that was recorded last."""
+        """The newest step; None before the first."""
         try:
             return self._steps[-1]
         except IndexError:
@@ -83,5 +83,5 @@ class StepHistory:
         return found[::-1]
 
     def snapshot(self) -> list[StepRecord]:
-        """What is kept, the oldest first."""
+        """All kept steps, the oldest first."""
         return [*self._steps.copy()]
