@@ -1,4 +1,4 @@
-"""Routes that a server has only if it was started with their flags."""
+"""The routes that a server has only if it was started with their flags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 async def reset_prefix_cache(request: Request) -> Response:
-    """Have nothing found any more that was computed so far; requests that run go on."""
+    """Empty the prefix cache; running requests go on."""
     service = Service.of(request)
     service.require_ready()
     await service.engine.reset_prefix_cache()
@@ -32,7 +32,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 def routes(options: Options) -> list[Route]:
-    """Those that the flags ask for; the others say which flag they need."""
+    """The routes that the flags ask for; the other routes answer with the flag they need."""
     found = []
     for path, method, endpoint, is_there, flag in (
         ("/load", "GET", load, options.tracks_load, "--enable-server-load-tracking"),
@@ -61,7 +61,7 @@ def routes(options: Options) -> list[Route]:
 
 
 class _Missing:
-    """A route that is not there."""
+    """The answer of a route without its flag."""
 
     def __init__(self, path: str, flag: str) -> None:
         self._text = f"no such route: {path}; this server was started without {flag}"

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-# In which order they are loaded does not matter: the modules import each other.
+# Their order does not matter: the modules import each other.
 FILES = {
     "style.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -57,11 +57,11 @@ OPEN_PATHS = frozenset({"/", *(f"/page/{name}" for name in FILES)})
 
 
 class _File:
-    """A file of the page, which is kept in memory.
+    """A file of the page, kept in memory.
 
     Args:
-        name: in the package `server.page`.
-        media_type: of it.
+        name: file name in the package `server.page`.
+        media_type: value of its Content-Type header.
     """
 
     def __init__(self, name: str, media_type: str):
@@ -76,7 +76,7 @@ class _File:
 
 
 def page_routes() -> list[Route]:
-    """The routes of the page, whose files are read now."""
+    """The routes of the page; reads its files."""
     routes = [_route("/", "index.html", INDEX)]
     return routes + [_route(f"/page/{name}", name, kind) for name, kind in FILES.items()]
 

@@ -39,7 +39,7 @@ from server.whole_answer import WholeResponse, coalesced
 
 
 async def create_response(request: Request) -> Response:
-    """Answer a conversation, streamed, or while nobody waits, or neither."""
+    """Answer a conversation, streamed, or in the background, or neither."""
     return await answer(request, ResponsesRequest, Responses.of)
 
 
@@ -47,9 +47,9 @@ class Responses(PartsAnswer):
     """A part is an item of the output.
 
     Args:
-        asked: the body.
+        asked: the parsed body.
         messages: the conversation so far, without instructions.
-        earlier_bytes: of the conversation that an earlier response has ended.
+        earlier_bytes: size of the conversation that an earlier response has ended.
     """
 
     prefix = "resp"
@@ -71,16 +71,16 @@ class Responses(PartsAnswer):
         self._json = b""  # of the whole response, but for its tools and the last brace
         self._body_bytes: int = request.state.body_bytes
         self._earlier_bytes = earlier_bytes
-        # never the client's own: it names what is kept
+        # never the client's own: it names the stored response
         self.name = f"resp_{secrets.token_hex(24)}"
         self._owner: Owner = client_of(request)
         self._status = "in_progress"
         self._error: ApiError | None = None
         self._sequence = 0
         self._ids: list[str] = []  # of the items
-        # told with each token, and three times more at the end
+        # sent with each token, and three times more at the end
         self._all_logprobs = EncodedList() if asked.tells_logprobs else None
-        self._new_logprobs = EncodedList()  # that no event has told
+        self._new_logprobs = EncodedList()  # not sent by any event yet
         self._uncounted = 0  # bytes of them
 
     @classmethod
@@ -121,7 +121,7 @@ class Responses(PartsAnswer):
         await until_disconnect(request.receive, self._collect())
         return WholeResponse([*coalesced(with_tools(self._json, self._echoed.tools))])
 
-    # -- while nobody waits ---------------------------------------------------------------------
+    # -- in the background ----------------------------------------------------------------------
 
     async def _respond_at_once(self) -> Response:
         self._encode()
@@ -216,7 +216,7 @@ class Responses(PartsAnswer):
         self._status, self._error = "failed", error
 
     async def _finish(self) -> None:
-        """Encode what there is, and keep it with the conversation that it ends."""
+        """Encode the response, and store it with the conversation that it ends."""
         if not self._asked.keeps and not self._all_logprobs:
             self._encode()
             return
@@ -311,7 +311,7 @@ class Responses(PartsAnswer):
         return b"".join(self._whole_event("failed"))
 
     def _whole_event(self, name: str) -> list[bytes]:
-        """An event that tells the whole response, in pieces."""
+        """An event with the whole response, in pieces."""
         head = f"event: response.{name}\ndata: " + (
             f'{{"type":"response.{name}","sequence_number":{self._sequence},"response":'
         )
