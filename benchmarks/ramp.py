@@ -202,7 +202,7 @@ def ramp(rate: float, seconds_of_ramp: float, hold: float, *, compare: bool) -> 
 
 
 def told_refusals(outcome: Outcome) -> str:
-    """The number of refusals by message, without the numbers in the messages."""
+    """Refusals counted by message, without the messages' numbers, and the slowest requests."""
     texts = Counter[str]()
     for one in outcome.exchanges:
         if one.status == 503:

@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def ceilings(self) -> Ceilings:
-        """A figure of this run; NaN where its section failed, so that others keep their times."""
+        """The measured ceilings; NaN where their section failed: others keep their times."""
         names = ("copy_gb_s", "matmul_tflop_s")
         return Ceilings(**{name: self.shared.get(name, math.nan) for name in names})
 

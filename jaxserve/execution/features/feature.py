@@ -113,7 +113,7 @@ class Host(NamedTuple):
 
 
 class TakenStep(NamedTuple):
-    """A step whose tokens the host has seen.
+    """A step with tokens that the host has seen.
 
     Attributes:
         seen: the tokens. A feature may append the tokens that follow, and say how they end.
