@@ -126,7 +126,7 @@ def scaled_subnormals(
         bits: integers of 16 bits, of subnormal numbers.
         dtype: bfloat16 or float16.
         spacing: log2 of its smallest subnormal number.
-        power: of two.
+        power: exponent of 2.
     """
     if not interpreted:
         return lax.bitcast_convert_type(bits, dtype) * jnp.asarray(2.0**power, dtype)

@@ -33,7 +33,7 @@ class Row:
         candidate: name of the measured implementation.
         us: microseconds of one operation; None when it was not measured.
         rate: GB/s (decode, matmul of few rows) or TFLOP/s (prefill, matmul of many).
-        unit: of the rate.
+        unit: unit of the rate: "GB/s" or "TFLOP/s".
         percent: of the ceiling that was measured in the same run.
         difference: norm of the difference from our result over its norm.
         reason: why it was not measured, else a remark.

@@ -69,7 +69,7 @@ class Item:
     """One program.
 
     Attributes:
-        name: of its case and backend.
+        name: its case and backend, in words.
         compile: compiles and judges it.
         ours: whether it fails the proof; a peer's program that does not compile is told.
         choice: whether it is one of many that are tried: one that JAX finds too large is refused.

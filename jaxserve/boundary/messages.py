@@ -161,7 +161,7 @@ class Refusal(NamedTuple):
     """A value of a request that a feature does not take, see `ValidationError`.
 
     Attributes:
-        field, allowed: of the error.
+        field, allowed: as in the error.
         value: as the error shows it.
     """
 

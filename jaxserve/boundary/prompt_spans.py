@@ -20,7 +20,7 @@ class PromptSpan(NamedTuple):
     Attributes:
         part: the name of its part of the prompt, see `PARTS`.
         start, length: its first place, and their number.
-        shape: of the array.
+        shape: the array's shape.
         data: the array, little-endian.
     """
 

@@ -51,7 +51,7 @@ class Problem:
     """A function, its operands and how each is divided over a mesh.
 
     Attributes:
-        function: of the operands.
+        function: takes the operands, returns the results.
         operands: pytrees of ShapeDtypeStructs without shardings.
         specs: a PartitionSpec for each leaf of each operand.
         result: the PartitionSpec of each result.
