@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tokens a second and memory by batch size, beside transformers' `generate`: random weights.
 
-Each batch size is a comparison of `benchmarks.peers` of its own, under its rules, whose engines are
-made for that batch alone: what a process holds at most is then the memory of that batch. jaxserve
+Each batch size is a comparison of `benchmarks.peers` of its own, under its rules, with engines
+made for that batch alone: the most that a process holds is then the memory of that batch. jaxserve
 gets as many KV pages as the batch can fill, so that it reserves no more than it was asked for.
 
     python -m benchmarks.batch_sizes --output-json batch-sizes.json
@@ -37,8 +37,8 @@ def comparison(
     Args:
         model: folder with a config.json, and with weights unless `settings` say otherwise.
         batch: requests at once.
-        options: of the command.
-        settings: of both engines.
+        options: parsed options of the command.
+        settings: extra settings of both engines.
     """
     pages = batch * -(
         -max(peers.SHORTEST_CONTEXT, options.input_len + options.output_len) // PAGE_SIZE
@@ -67,8 +67,8 @@ def rows_of(shape: str, reports: dict[int, dict[str, Any]]) -> list[dict[str, An
     """A row a batch size and engine.
 
     Args:
-        shape: of the model.
-        reports: of `comparison`, by batch size.
+        shape: name of the model's shape.
+        reports: batch size -> report of `comparison`.
     """
     rows = []
     for batch, report in reports.items():

@@ -2,7 +2,7 @@
 """Beam search beside transformers' `generate(num_beams=...)`: the same searches by turns.
 
 Both are in this process, with the threads that they take by themselves, and search the same
-prompts; who goes first alternates. Prints wall and processor seconds of both, how often sequences
+prompts; they take turns to go first. Prints wall and processor seconds of both, how often sequences
 agree, and where the engine's time goes.
 
     python -m benchmarks.beam_speed --width 4 --batch 8

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a wider beam search finds, and what it costs: the bundled model on its held-out questions.
+"""The gain and cost of a wider beam search: the bundled model on its held-out questions.
 
 For each width: how many of the tasks' answers are right, BLEU of answers and of stories against
 the references, the mean sum of log-probabilities of the best sequences, and their tokens a second.

@@ -1,4 +1,4 @@
-"""Where JAX finds the assembler and the device library, on a machine whose toolkit is no wheel.
+"""Lets JAX find the assembler and the device library where CUDA's toolkit is no wheel.
 
 JAX looks for them in NVIDIA's Python wheels. Where some of the wheels are installed but not the one
 with ptxas, it takes no folder at all, not the toolkit that is on the machine.

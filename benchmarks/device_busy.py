@@ -74,7 +74,7 @@ class Backlog:
     Args:
         llm: the engine, idle.
         items: requests, repeated for ever.
-        slots: of the engine.
+        slots: number of the engine's slots.
     """
 
     def __init__(self, llm: LLM, items: list[WorkItem], slots: int):

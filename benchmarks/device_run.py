@@ -1,4 +1,4 @@
-"""What the commands that measure a device share: their options, the process that owns the device,
+"""The common parts of commands that measure a device: options, the process that owns the device,
 the cases in turn until the time is over, and the files of the results."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def command_line(
 def device_process(
     module: str, answers: Callable[[], Any], dry_run: bool, environment: dict[str, str]
 ) -> Answering:
-    """What answers for the device: `python -m MODULE`, in a dry run `answers()` in this process."""
+    """The device's worker: `python -m MODULE`, in a dry run `answers()` in this process."""
     if dry_run:
         return Inline(answers())
     environment = importing_from(ROOT) | toolkit_environment() | environment
@@ -66,13 +66,13 @@ def device_process(
 class Turns(Generic[Item]):
     """Cases one after the other, until they or the time are over.
 
-    A group whose cases cost the process MOST_FAILURES times in a row is left out from there on.
+    A group is left out once its cases have cost the process MOST_FAILURES times in a row.
 
     Args:
         cases: in their order.
         left: seconds until no case is begun any more.
-        group: of a case.
-        take: takes one of those that wait; the first one unless told otherwise.
+        group: case -> name of its group.
+        take: removes one waiting case from the list and returns it; by default the first.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Turns(Generic[Item]):
 
 
 def results_folder(output: Path | None, name: str) -> Path:
-    """Where results go: as told, or a temporary folder."""
+    """The folder of results: the one given, or a temporary one."""
     return output or Path(tempfile.mkdtemp(prefix=f"{name}-"))
 
 

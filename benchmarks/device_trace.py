@@ -1,4 +1,4 @@
-"""What the device did and when, from JAX's own profiler."""
+"""The operations of a device and their times, from JAX's own profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark needs beside the base install, said in one line where it is absent."""
+"""Ends a benchmark with one line where a package beside the base install is absent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def require(parser: argparse.ArgumentParser, extra: str, *modules: str) -> None:
     """End the program with status 1 where modules are absent.
 
     Args:
-        parser: of the program's arguments.
-        extra: what installs them.
+        parser: the program's parser, for its name and exit.
+        extra: the extra that installs them.
         modules: names of modules.
     """
     absent = [module for module in modules if importlib.util.find_spec(module) is None]

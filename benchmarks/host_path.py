@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a decode step costs the host: everything but the model, whose step is a stub.
+"""The host's cost of a decode step: everything but the model; its step is a stub.
 
 The real scheduler, packing, dispatch, commit and output processing run at a number of running
 requests; the compiled step takes as many operands as a real model of so many layers and computes
@@ -72,7 +72,7 @@ def stub_program(runner: Runner, shape: StepShape) -> Program:
 
 @contextmanager
 def stub_engine(rows: int, layers: int, *, max_model_len: int, block_size: int) -> Iterator[LLM]:
-    """An engine of so many slots whose compiled steps compute nothing."""
+    """An engine of so many slots with compiled steps that compute nothing."""
     original = Runner.compile_program
     Runner.compile_program = stub_program  # type: ignore[method-assign]
     try:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a request of thousands of completions does to the stream of somebody else.
+"""The effect of a request of thousands of completions on another client's stream.
 
 A server is started. A client streams a completion: alone, beside as many single requests as there
-are slots, one after the other, and beside one request with `n` completions, whose client goes away
-in the end. The steps have as many rows in the last two: what the second is slower than the first is
-the rows, what the third is slower than the second is the group.
+are slots, one after the other, and beside one request with `n` completions; its client goes away
+in the end. The steps have as many rows in the last two: the rows make the second slower than the
+first, the group makes the third slower than the second.
 
     python -m benchmarks.large_group --n 1024 16384
 """
@@ -69,7 +69,7 @@ def server(slots: int, words: list[str]) -> Iterator[str]:
 
 @asynccontextmanager
 async def running(load: Load | None, client: httpx.AsyncClient) -> AsyncIterator[None]:
-    """A load that goes on within, and whose client goes away at the end."""
+    """A load that goes on within the block; its client goes away at the end."""
     if load is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What compiled steps launch, as a Markdown table."""
+"""The launches of compiled steps, as a Markdown table."""
 
 from __future__ import annotations
 

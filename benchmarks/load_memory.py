@@ -1,9 +1,9 @@
-"""How much memory a load takes: peak of this process, beside what the weights alone are.
+"""The memory that a load takes: peak of this process, beside the size of the weights alone.
 
     python -m benchmarks.load_memory --shape llama-3-8b --quantization int8
 
 Two peaks: when the weights are there, and when the engine is ready, with a small KV pool, tables
-and the compiler. What `VmHWM` says counts weights once on a CPU, whose device memory is the host's.
+and the compiler. `VmHWM` counts weights once on a CPU: its device memory is the host's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What compiled steps need of device memory, as a Markdown document."""
+"""The device memory that compiled steps need, as a Markdown document."""
 
 from __future__ import annotations
 

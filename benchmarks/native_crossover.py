@@ -1,4 +1,4 @@
-"""From how many rows on each native product of a linear layer is the fastest on this machine.
+"""The number of rows from which each native product of a linear layer is fastest, on this machine.
 
     python -m benchmarks.native_crossover
     python -m benchmarks.native_crossover --depth 2048 --outputs 5632 --rows 1 4 8 16 64

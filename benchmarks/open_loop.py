@@ -20,10 +20,10 @@ MOST_RETRIES = 1  # of a kept connection that the server has closed before anyth
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and what became of it; times in seconds of the monotonic clock.
+    """One request and its result; times in seconds of the monotonic clock.
 
     Attributes:
-        index: of the request.
+        index: number of the request.
         due: when it was to be sent.
         begun: when the generator came to it: a kept connection was taken, or one opened.
         sent: when its connection was there and its bytes were handed over; 0: never.
@@ -65,7 +65,7 @@ class _Connection:
 
 @dataclass
 class Report:
-    """What one run has told.
+    """The results of one run.
 
     Attributes:
         exchanges: one a request, in their order.
@@ -232,7 +232,7 @@ class OpenLoop:
 
 def _is_closed(stream: socket.socket) -> bool:
     try:
-        stream.recv(1)  # its end, or what nobody has asked for
+        stream.recv(1)  # its end, or bytes without a request
     except BlockingIOError:
         return False
     except OSError:  # reset by the server: no less closed

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What a loaded server pays for being watched: processor time with the page's stream and without.
+"""The cost of watching a loaded server: processor time with the page's stream and without.
 
-The same work is done in pairs, with a watcher and without, who comes first by turns. Counted is the
-processor time of the server's processes, the engine's among them; the watcher reads the stream as
+The same work is done in pairs, with and without a watcher, first by turns. The processor time of
+the server's processes is counted, the engine's among them; the watcher reads the stream as
 the page does. Pairs are short and many, so that what else changes on a machine changes little
 within one, and a request brings all its prompts at once, so that each time the same steps are
 computed. The interval is that of the mean of the pairs' log ratios.
@@ -34,12 +34,12 @@ QUICK = {"pairs": 16, "rounds": 1, "idle": 3.0}
 
 @dataclass(frozen=True)
 class Work:
-    """What is done each time.
+    """The work of one half of a pair.
 
     Attributes:
         rounds: requests, one after the other.
-        prompts: of each request.
-        tokens: of each output.
+        prompts: prompts of each request.
+        tokens: tokens of each output.
     """
 
     rounds: int
@@ -91,7 +91,7 @@ class Watcher:
 
 @asynccontextmanager
 async def watched(server: Server, watcher: Watcher | None) -> AsyncIterator[None]:
-    """Meanwhile somebody watches, who has seen the whole map."""
+    """Within the block a watcher reads the stream; it has seen the whole map."""
     if watcher is None:
         yield
         return

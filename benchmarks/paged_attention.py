@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What paging costs decode attention: pages in random order against contiguous keys and values.
+"""The cost of paging in decode attention: pages in random order against contiguous arrays.
 
 Four candidates take turns on the same numbers of rows and tokens: the engine's kernel with the
 pages of each request scattered over the pool, and with them in order; the same kernel with one page

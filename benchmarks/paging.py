@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What paging buys: the same engine with KV pages, and with one contiguous area a request.
+"""The gain of paging: the same engine with KV pages, and with one contiguous area a request.
 
 The baseline is static allocation: a page as long as the longest request, so that every request
 holds room for `--max-model-len` tokens from its first token to its last. Both get the same bytes

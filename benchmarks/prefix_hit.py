@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a hit in the prefix cache costs the host, a page.
+"""The host's cost of a hit in the prefix cache, a page.
 
 The model's step is the stub of `benchmarks.host_path`. A prompt is sent twice, with a suffix of its
 own each time: the step that finds its first pages is compared with the step that begins an unknown

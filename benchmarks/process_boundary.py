@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs that the engine has a process of its own: its messages, and nothing else.
+"""The cost of an engine process: its messages, and nothing else.
 
 One process sends the output of a decode step with a token for every stream, the other one reads it;
 both ends do what server and engine do. Printed are the processor times of writing and reading one

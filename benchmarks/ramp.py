@@ -3,7 +3,7 @@
 
 Requests come at a rate that rises to `--rate` and stays there, whether or not answers come back.
 Each must be a complete and right 200, or a 503 that says when to come again. The same load is then
-given to a server that lets everybody in. `--connections` and `--queued` measure memory instead.
+given to a server that refuses none. `--connections` and `--queued` measure memory instead.
 
     python -m benchmarks.ramp --quick
 """
@@ -55,7 +55,7 @@ OPEN_DOOR = (
 
 @dataclass
 class Outcome:
-    """What became of the requests of one run.
+    """The results of the requests of one run.
 
     Attributes:
         exchanges: one a request.
@@ -157,7 +157,7 @@ async def _references(server: Server) -> list[str]:
 
 
 def mistake(answer: Exchange, expected: str) -> str | None:
-    """What is wrong with an answer; None: nothing."""
+    """The fault of an answer, in words; None: it is right."""
     if answer.status == 503:
         after = answer.head.partition(b"retry-after: ")[2].partition(b"\r\n")[0]
         return None if after.isdigit() and int(after) >= 1 else "a 503 without Retry-After"
@@ -202,7 +202,7 @@ def ramp(rate: float, seconds_of_ramp: float, hold: float, *, compare: bool) -> 
 
 
 def told_refusals(outcome: Outcome) -> str:
-    """What refused how many, without the numbers of their messages."""
+    """Refusals counted by message, without the messages' numbers, and the slowest requests."""
     texts = Counter[str]()
     for one in outcome.exchanges:
         if one.status == 503:

@@ -1,4 +1,4 @@
-"""How fast a model loads from a store and from safetensors, and how much memory either takes.
+"""The time and memory of loading a model from a store and from safetensors.
 
     python -m benchmarks.store_load --shape llama-1b
     python -m benchmarks.store_load --shape llama-1b --quantization int8

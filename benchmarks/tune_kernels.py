@@ -78,8 +78,8 @@ def measure(
 
     Args:
         worker: the process that owns the device.
-        operations: of KINDS.
-        folder: where to.
+        operations: some of KINDS.
+        folder: the folder of both files.
         dry_run: tiny shapes: finds errors only.
         rounds: turns of each choice.
         deadline: time.monotonic() after which no choice is begun.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What requests that wait cost: memory of each, and the time of a plan with few and many of them.
+"""The cost of waiting requests: memory of each, and the time of a plan with few and many of them.
 
 Engine and client are the real ones, the device is one in pure Python. Memory is what Python's
 allocator counts, without the prompts' tokens and the parameters that the caller made. The plans are
-of a scheduler whose slots are all taken, some by a new request in each step; who ends is replaced
+of a scheduler with all slots taken, some by a new request in each step; each that ends is replaced
 by one more that waits.
 
     python -m benchmarks.waiting_requests --requests 1000 100000 --clients 1 1000

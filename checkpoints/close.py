@@ -1,4 +1,4 @@
-"""What is closed when its `with` block ends."""
+"""A base class of readers that are closed when their `with` block ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """A context manager that gives itself and is closed at the end."""
+    """A context manager that returns itself and is closed at the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what is held."""
+        """Free files and memory that the object holds."""
 
     def __enter__(self) -> Self:
         return self

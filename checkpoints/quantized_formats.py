@@ -51,7 +51,7 @@ def quantization_of(path: str | Path) -> tuple[str, Fields] | None:
     """Name of a checkpoint's format and its quantization_config; None: it is not quantised.
 
     Args:
-        path: model folder, or a GGUF file, whose own tensors say how they are stored.
+        path: model folder, or a GGUF file; its own tensors say how they are stored.
 
     Raises:
         CheckpointError: a config that is no JSON object, or of a method that is not read.

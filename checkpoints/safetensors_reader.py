@@ -56,7 +56,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `offset` is its first byte in `file`; row-major, no padding."""
+    """The place of a tensor: `offset` is its first byte in `file`; row-major, no padding."""
 
     name: str
     file: Path

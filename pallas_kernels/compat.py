@@ -44,7 +44,7 @@ def result_like(operand: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.S
 
 
 def load_as(ref: Any, layout: Any, optimized: bool = False) -> jax.Array:
-    """What a reference to shared or device memory holds, in registers of that layout."""
+    """The content of a reference to shared or device memory, in registers of that layout."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     index = ((),) if NAMED_TRANSPOSE else ()

@@ -1,4 +1,4 @@
-"""Which implementation of each operation runs on which device: decided once, explicitly."""
+"""Chooses the implementation of each operation for a device: once, explicitly."""
 
 from __future__ import annotations
 

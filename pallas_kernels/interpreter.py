@@ -1,7 +1,7 @@
-"""Where JAX's interpreters need something else than devices do, and nothing else.
+"""The operations that JAX's interpreters need in another form than devices, and nothing else.
 
-A kernel calls what is here and does not ask who runs it: each function has what ships, and beside
-it the nearest that an interpreter knows. Mosaic is imported where it is used, as in `compat`.
+A kernel calls these functions and does not ask what runs it: each has the code that ships, and
+beside it the nearest that an interpreter has. Mosaic is imported where it is used, see `compat`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def add_product(
     The interpreter has neither a register operand nor an initialised accumulator.
 
     Args:
-        out: of a warpgroup, in registers.
+        out: the warpgroup's accumulator, in registers.
         held: arrays that are computed before the product begins.
-        left: its left operand, in registers.
+        left: the product's left operand, in registers.
         multiply: adds the product to an accumulator, and waits for it; given left, or a reference.
         turn: waits for the tensor cores.
         staging: shared memory [M, K] for the interpreter.
@@ -126,7 +126,7 @@ def scaled_subnormals(
         bits: integers of 16 bits, of subnormal numbers.
         dtype: bfloat16 or float16.
         spacing: log2 of its smallest subnormal number.
-        power: of two.
+        power: exponent of 2.
     """
     if not interpreted:
         return lax.bitcast_convert_type(bits, dtype) * jnp.asarray(2.0**power, dtype)

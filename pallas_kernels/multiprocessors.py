@@ -1,4 +1,4 @@
-"""How many multiprocessors the device has that a call is traced for."""
+"""The number of multiprocessors of the device that a call is traced for."""
 
 from __future__ import annotations
 

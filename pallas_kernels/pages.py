@@ -1,4 +1,4 @@
-"""What the page pool holds: element types, numbers as their bits, and scales of 8-bit pages."""
+"""The contents of the page pool: element types, numbers as bits, and scales of 8-bit pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a page lies in the memory of a TPU, and how a Pallas kernel sees it without a copy.
+"""The layout of a page in the memory of a TPU, and a Pallas kernel's view of it without a copy.
 
 XLA stores a pool [NP, page_size, 2, KVH, D] on TPU in tiles of up to 8 rows and 128 lanes, and
 packs 2 or 4 rows of 16- or 8-bit elements into each 32-bit row of the hardware. Which axis gives
@@ -37,11 +37,11 @@ class PageView:
     """The pages of a pool as a kernel reads them.
 
     A row is one key or one value of one KV head; `keys` and `values` of a block of pages are
-    matrices [rows, D]. Where keys and values share tiles they are the same matrix, whose rows are
+    matrices [rows, D]. Where keys and values share tiles they are the same matrix, with rows of
     keys and values in turn: the weight of a value is then `shift` rows behind that of its key.
 
     Attributes:
-        order: of the axes in memory.
+        order: order of the axes in memory.
         page_size: tokens a page.
         kv_heads: KV heads.
         head_dim: size of a head.
@@ -91,7 +91,7 @@ class PageView:
 
     @property
     def shift(self) -> int:
-        """How many rows a value lies behind its key in a shared matrix; 0 in separate ones."""
+        """Rows between a key and its value in a shared matrix; 0 in separate ones."""
         return {Order.TOKENS: self.kv_heads, Order.PAIRS: 1}.get(self.order, 0)
 
     def seen(self, kv_pages: jax.Array) -> jax.Array:  # [NP, *page_shape]

@@ -1,6 +1,6 @@
-"""From a request body to its response, whole or in chunks: what all generating endpoints share.
+"""The code that all generating endpoints share: from a body to a response, whole or in chunks.
 
-An endpoint is a subclass of `Answer`: how its body becomes prompts, and what a choice looks like.
+An endpoint is a subclass of `Answer`: it makes prompts of its body, and JSON of a choice.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ Body = TypeVar("Body", bound=GenerationRequest)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new in one choice."""
+    """The new part of one choice."""
 
     index: int  # of the choice
     position: int  # of its prompt
-    first: bool  # nothing of the choice has been told yet
+    first: bool  # nothing of the choice has been sent yet
     output: RequestOutput
     new: CompletionOutput
 
     @property
     def reports(self) -> dict[str, Any]:
-        """What features have told of the choice, as a field of it."""
+        """The reports of features on the choice, as a field of it."""
         return {} if self.new.reports is None else {"reports": finite(self.new.reports)}
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What has been told of one choice."""
+    """The part of one choice that has been sent."""
 
     tokens: int = 0
     started: bool = False
@@ -90,8 +90,8 @@ class Answer(ABC, Generic[Body]):
     """The response to one HTTP request.
 
     Attributes:
-        body: the request.
-        requests: one a prompt, once `prepare` has run.
+        body: the parsed body of the HTTP request.
+        requests: one for each prompt, once `prepare` has run.
         show: how logprobs show a token.
     """
 
@@ -138,7 +138,7 @@ class Answer(ABC, Generic[Body]):
         return None
 
     def shown(self, completion: CompletionOutput) -> CompletionOutput:
-        """What of the engine's output the client is told."""
+        """The part of the engine's output that the client gets."""
         return completion
 
     def rest(self, finals: list[RequestOutput]) -> dict[str, Any]:
@@ -146,10 +146,10 @@ class Answer(ABC, Generic[Body]):
         return {}
 
     async def with_tags(self, params: Params, prompt: list[int]) -> Params:
-        """Parameters that know how thoughts are told, where the body bounds them.
+        """Parameters with the tags of thoughts, where the body bounds thoughts.
 
         Raises:
-            ValidationError: nothing tells them: the server has no reasoning parser.
+            ValidationError: the server has no reasoning parser, so there are no tags.
         """
         if not isinstance(params, SamplingParams):
             return params
@@ -174,7 +174,7 @@ class Answer(ABC, Generic[Body]):
         """Refuse a body of so many prompts before they are tokenised.
 
         Raises:
-            QueueFullError: so many cannot wait now.
+            QueueFullError: there is no room for so many to wait.
         """
         counted = 0 if self._entry is None else 1
         self.service.engine.check_room(self._queueing.client, prompts - counted)
@@ -226,16 +226,16 @@ class Answer(ABC, Generic[Body]):
 
     @property
     def _tells_timings(self) -> bool:
-        """Whether a response says how long it took: of several choices it could not say whose."""
+        """Whether a response tells its times: with several choices they would be ambiguous."""
         alone = len(self.requests) == self.body.choices_per_prompt == 1
         return self.service.options.tells_timings and alone
 
     def reasoning_tokens(self) -> int | None:
-        """Generated tokens that were thoughts; None where nothing tells them from others."""
+        """Generated tokens that were thoughts; None where no parser tells them from others."""
         return None
 
     def _entries(self, finals: list[RequestOutput]) -> int:
-        """Roughly how much a response has to say."""
+        """Roughly the number of entries of a response."""
         vocab_size = self.service.engine.model_config.vocab_size
         asked = sum(self.body.shown_of_prompt(vocab_size).values())
         generated = 0
@@ -311,7 +311,7 @@ class Answer(ABC, Generic[Body]):
             yield writer.chunk([], usage=counts, fingerprint=True, metrics=told)
 
     def _check_time(self, outputs: list[RequestOutput]) -> None:
-        """Raises ApiError if time was over before there was anything to tell."""
+        """Raises ApiError if time was over before there was any output."""
         told = [completion for output in outputs for completion in output.outputs]
         if any(one.token_ids or one.stop_reason != TIMEOUT for one in told):
             return
@@ -325,7 +325,7 @@ class Answer(ABC, Generic[Body]):
     @contextlib.asynccontextmanager
     async def _outputs(self) -> AsyncIterator[AsyncIterator[tuple[int, RequestOutput]]]:
         told: dict[str, Any] = {}
-        if self._client is not None and not self.body.streams:  # a stream counts what it tells
+        if self._client is not None and not self.body.streams:  # a stream counts what it sends
             told["on_drop"] = self._client.used
         streams = [self.service.engine.stream(one, **told) for one in self.requests]
         ids = [prepared.request_id for prepared in self.requests]
@@ -339,7 +339,7 @@ class Answer(ABC, Generic[Body]):
                 yield outputs
 
     def _new(self, position: int, output: RequestOutput) -> Iterator[Piece]:
-        """What an output adds to the choices of a prompt."""
+        """The pieces that an output adds to the choices of a prompt."""
         for completion in output.outputs:
             index = position * self.body.choices_per_prompt + completion.index
             progress = self._progress.setdefault(index, _Progress())

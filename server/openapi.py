@@ -55,7 +55,7 @@ def _some(items: Schema) -> Schema:
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer", "minimum": 0}
 SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 _OBJECT: Schema = {"type": "object"}
-# what fields are whose types the models leave to `check`
+# schemas of fields of which the models leave the types to `check`
 _PROMPT: Schema = {"anyOf": [SOME_TEXT, _some(SOME_TEXT), _some(WHOLE), _some(_some(WHOLE))]}
 _TYPES: dict[str, Schema] = {"prompt": _PROMPT, "input": _PROMPT}
 _CONTENT: Schema = {"anyOf": [TEXT, _list(_OBJECT)]}
@@ -184,7 +184,7 @@ _FACTS = _object(
         "has_keys": {"type": "boolean"},
     }
 )
-# path, or method and path -> the schema of its JSON answer; of others nothing is said
+# path, or method and path -> the schema of its JSON answer; other answers have no schema
 ANSWERS: dict[str, Schema] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,

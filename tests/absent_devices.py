@@ -1,4 +1,4 @@
-"""What of an absent device this machine can do: compile for it, or interpret its kernels."""
+"""Checks of absent devices that this machine can do: compile for them, or interpret kernels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What constraints cost: tokens a second of constrained requests, and of those beside one.
+"""The cost of constraints: tokens a second of constrained requests, and of those beside one.
 
 Rounds of the bundled model, or of a shape with random weights and its tokenizer, of which each runs
 all kinds one after the other, so that what changes on the machine changes for all: `plain`, 32
-requests without constraints; `constrained`, 32 of them; `beside`, 31 without and one with, whose
+requests without constraints; `constrained`, 32 of them; `beside`, 31 without and one with; its
 tokens are not counted. The constraint is an expression of any text that goes on, so that all
 generate the same number of tokens.
 

@@ -1,4 +1,4 @@
-"""Which texts schemas of the JSON-Schema-Test-Suite allow: none that it calls invalid may pass.
+"""The texts that schemas of the JSON-Schema-Test-Suite allow: no invalid one may pass.
 
 Each schema takes the way of a request's. Where it compiles, every instance of its group is written
 as JSON, in every order of its properties. A valid one that is refused is a limit only. With
@@ -35,8 +35,8 @@ END = 256  # the token behind those of the bytes
 MAX_ORDERS = 500  # of the properties of one instance
 MAX_TOKENS = 300  # of a walk
 ENDING = frozenset(b'"]}')
-# Files of the suite for what docs/structured_outputs.md names: formats that are annotations, whose
-# files have their names, expressions, and content in drafts before 2019.
+# Files of the suite for the exceptions of docs/structured_outputs.md: formats that are annotations
+# (a file has the format's name), expressions, and content in drafts before 2019.
 FORMATS = frozenset(
     ("idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-reference", "uri-template")
 )

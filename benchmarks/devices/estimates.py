@@ -1,4 +1,4 @@
-"""What the compiler says a kernel costs on a TPU that is not there. No figure here is measured."""
+"""The compiler's estimates of kernels on a TPU that is not there. No figure here is measured."""
 
 from __future__ import annotations
 

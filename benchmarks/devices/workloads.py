@@ -1,4 +1,4 @@
-"""What every device is given: the engine end to end, and its kernels."""
+"""The workloads of every device: the engine end to end, and its kernels."""
 
 from __future__ import annotations
 

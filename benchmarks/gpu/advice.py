@@ -1,6 +1,6 @@
-"""What to do next, from what gpu_check found: rules over its failures and its figures.
+"""Advice on the next steps after gpu_check: rules over its failures and its figures.
 
-    python -m benchmarks.gpu.advice FOLDER...     # the page of parts whose files lie there
+    python -m benchmarks.gpu.advice FOLDER...     # the page of the parts with files there
 
 Each rule is a guess at the cause with the file where it would be mended and the command that proves
 a mend; it is advice to a reader, not a verdict.
@@ -50,7 +50,7 @@ CAUSES = {
 
 
 class Finding(NamedTuple):
-    """What was found and what to do; a smaller rank comes first."""
+    """A finding and its remedy; a smaller rank comes first."""
 
     rank: float
     found: str
@@ -75,7 +75,7 @@ class Known(NamedTuple):
             yield from report["sections"].items()
 
     def kernel_file(self, operation: str) -> str:
-        """Where the kernel of "decode" or "prefill" is, by the backend that was chosen."""
+        """The file of the "decode" or "prefill" kernel, by the backend that was chosen."""
         machine = (found["rows"] for name, found in self.sections() if name == "machine")
         chosen = dict(map(tuple, next(machine, ()))).get(operation, "mosaic_gpu")
         module = OPERATIONS[operation][chosen].module.replace(".", "/")
@@ -274,7 +274,7 @@ def page(reports: dict[str, Report]) -> str:
 
 
 def reports_in(folders: list[Path]) -> dict[str, Report]:
-    """What gpu_check wrote into some folders, by part."""
+    """The files that gpu_check wrote into some folders, by part."""
     files = [folder / f"gpu_check-{part}.json" for part in (*PARTS, ALL) for folder in folders]
     read = {file.stem.removeprefix("gpu_check-"): file for file in files if file.is_file()}
     return {part: json.loads(file.read_text()) for part, file in read.items()}

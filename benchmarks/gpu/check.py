@@ -235,10 +235,10 @@ class Pages:
     """The files of a run: its results by section, its report, and the advice of all parts there.
 
     Args:
-        folder: where they are.
-        part: of PARTS, or advice.ALL.
-        kind: of the device.
-        dry_run: said in the report.
+        folder: the folder of the files.
+        part: one of PARTS, or advice.ALL.
+        kind: the device's kind, as JAX names it.
+        dry_run: noted in the report.
     """
 
     def __init__(self, folder: Path, part: str, kind: str, dry_run: bool):
@@ -284,12 +284,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def device_of(dry_run: bool) -> Answering:
-    """What answers for the device: a process of its own, in a dry run this one."""
+    """The device's worker: a process of its own, in a dry run this one."""
     return device_process("benchmarks.gpu.worker", Answers, dry_run, {})
 
 
 def folder_of(options: argparse.Namespace, kind: str) -> Path:
-    """Where the results go: as told, a temporary folder, or one by the device's name."""
+    """The folder of results: the one given, a temporary one, or one by the device's name."""
     if options.output is None and not options.dry_run:
         return ROOT / "benchmarks" / "results" / "-".join(kind.lower().split())
     return results_folder(options.output, "gpu_check")

@@ -1,7 +1,7 @@
 """Sections: every attention backend of the device against float64 NumPy, on small ragged problems.
 
 The problems and the oracle are those of the tests: every page type and head size, groups, page
-sizes, windows, soft caps, sinks and scales, NaN wherever nobody may look.
+sizes, windows, soft caps, sinks and scales, NaN in all invisible places.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sections: the decode step of full-size shapes with random weights, its kernels and its programs.
 
-The cases of a section share one engine, whose programs are compiled at the same time. A case is
+The cases of a section share one engine; its programs are compiled at the same time. A case is
 whole requests in tok/s, then the step in the steady state by the host's clock, with CUDA graphs as
 an engine has them, beside the least time of its operations; then the shares of its kernels. Under
 the profiler there are no graphs: what it says of times is told as shares.
@@ -88,7 +88,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampledItem(WorkItem):
-    """A request whose tokens are drawn from a filtered distribution."""
+    """A request with tokens drawn from a filtered distribution."""
 
     def params(self, **how: Any) -> SamplingParams:
         return replace(WorkItem.params(self, **how), seed=0, **SAMPLING)
@@ -174,12 +174,12 @@ def without_graphs(bed: Bed, shape: StepShape) -> Iterator[None]:
 
 
 def rate_key(shape: str, batch: int | str) -> str:
-    """Where later sections find the tokens a second of whole requests."""
+    """The key by which later sections find the tokens a second of whole requests."""
     return f"tok_s {shape} {batch}"
 
 
 def step_key(case: str, part: str = STEP) -> str:
-    """Where later sections and the advice find the milliseconds of a part of a case's step."""
+    """The key of the milliseconds of a part of a case's step, for later sections and the advice."""
     return f"ms {case}: {part}"
 
 
@@ -192,8 +192,8 @@ def step_seconds(client: EngineClient, steps: int) -> float:
 
 
 def mixed_items(setting: Setting, vocab: int, number: int = 0) -> list[WorkItem]:
-    """Requests whose lengths are uniform in 8 .. 256, more of them than slots; other prompts of the
-    same lengths in each round."""
+    """Requests with lengths uniform in 8 .. 256, more of them than slots; other prompts of the same
+    lengths in each round."""
     longest, count = setting.pick((256, 256), (16, 4))
     rng = random.Random(f"{MIXED} {number}")
     return [

@@ -77,7 +77,7 @@ def on_road(folder: Path, road: str, **settings: Any) -> LLM:
 
 @contextmanager
 def compiling_with(options: dict[str, Any], module: ModuleType = runner) -> Iterator[None]:
-    """What a module compiles in this block with the engine's XLA options has these as well."""
+    """Within the block a module's compilations with the engine's XLA options have these as well."""
     plain: Callable[..., Any] = module.compiler_options
 
     def both(*which: Any, **named: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def by_token(positions: list[Any]) -> np.ndarray:
 
 
 def teacher_forced(setting: Setting, roads: list[str], referee: str = PLAIN_XLA) -> Section:
-    """A road's own tokens are fed to a referee, whose logits must be the road's but for rounding.
+    """Feeds a road's own tokens to a referee; its logits must be the road's but for rounding.
 
     A near-tie that falls the other way in another program is no difference: both see the tokens
     that one of them chose, which must be the most likely ones there. The road decodes and the
@@ -168,9 +168,9 @@ def compare(
     """The largest difference of log-probabilities from the wanted ones.
 
     Args:
-        road: whose they are.
-        referee: whose the wanted ones are.
-        told: of each request its tokens, and both [tokens, V].
+        road: name of the road that was run.
+        referee: name of the road with the wanted ones.
+        told: for each request its tokens, the road's numbers and the wanted ones, [tokens, V] each.
     """
     tokens, got, want = (np.concatenate(side) for side in zip(*told))
     errors = np.abs(got - want).max(axis=1) / want.std(axis=1)
@@ -202,7 +202,7 @@ def tokens(setting: Setting) -> Section:
 
 
 def host(setting: Setting) -> Section:
-    """What a decode step costs the host: dispatch alone, with the result not waited for."""
+    """The host's cost of a decode step: dispatch alone, without waiting for the result."""
     section = Section(columns=("rows", "plan, pack and dispatch, us (median)"))
     with tempfile.TemporaryDirectory() as name:
         folder = write_config("llama-125m", Path(name), **TINY)

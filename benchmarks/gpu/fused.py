@@ -62,7 +62,7 @@ class Heads(NamedTuple):
 
 
 def heads_of(setting: Setting) -> Heads:
-    """Those of a served model."""
+    """The heads of a served model."""
     return setting.pick(Heads(16, 8, 4, 128), Heads(8, 2, 2, 32))
 
 
@@ -82,7 +82,7 @@ def moves(setting: Setting) -> list[Moved]:
 
 
 def backend_of(setting: Setting, kernel: str) -> tuple[str | None, Any]:
-    """What the engine runs, None where it calls the two operations; in a dry run interpreted."""
+    """The engine's backend, None where it calls the two operations; in a dry run interpreted."""
     if setting.dry_run:
         return "triton", True
     backends = setting.backends
@@ -94,7 +94,7 @@ def backend_of(setting: Setting, kernel: str) -> tuple[str | None, Any]:
 
 
 def pattern(pages: int, heads: Heads) -> jax.Array:  # bfloat16[pages, page_size, 2, KVH, D]
-    """A pool whose numbers differ from place to place, all finite."""
+    """A pool of finite numbers that differ from place to place."""
     shape = (pages, heads.page_size, 2, heads.kv_heads, heads.head_dim)
     mixed = jnp.zeros(shape, jnp.uint32)
     for axis, factor in enumerate((2654435761, 2246822519, 3266489917, 668265263, 374761393)):
@@ -252,7 +252,7 @@ def threshold_programs(setting: Setting) -> dict[str, Programs]:
 
 
 def judge_threshold(got: Any, want: Any, operands: Any) -> tuple[float, list[str]]:
-    """The share of rows with other tokens than the reference's; float64 sums say who is right."""
+    """The share of rows with other tokens than the reference's; float64 sums say which is right."""
     (bounds,), (wanted,) = got, want
     weights, *filters = (np.asarray(operand) for operand in operands)
     wrong, unlike = [], 0

@@ -134,7 +134,7 @@ def programs_of(setting: Setting, shape: Shape, problem: Problem, chosen: bool) 
 
 
 def decode(setting: Setting, case: str, *, chosen: bool) -> Section:
-    """One shape by the backend that is chosen, or by the others, with NaN where nobody may look."""
+    """One shape by the chosen backend, or by the others, with NaN in all invisible places."""
     shape = Shape(*json.loads(case))
     section = Section(columns=("backend", "shape", "rows float32", "rows float64", "tolerance"))
     problem = ragged(shape, seed=0)

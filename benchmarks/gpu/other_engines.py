@@ -43,9 +43,9 @@ class Engine:
 
     Attributes:
         name: of its adapter, and of its package.
-        batches: what it runs, the most telling ones first.
+        batches: batches that it runs, the most telling ones first.
         targets: times its tok/s that jaxserve is to have, by batch; or for every one.
-        settings: of the engine on a GPU.
+        settings: extra settings of the engine on a GPU.
     """
 
     name: str

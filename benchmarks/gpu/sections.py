@@ -34,8 +34,8 @@ class Single:
     """A section in one piece.
 
     Attributes:
-        run: finds it.
-        part: of PARTS, or EVERY.
+        run: makes the section.
+        part: one of PARTS, or EVERY.
         limit_s: seconds after which it is taken for hung.
     """
 
@@ -75,10 +75,10 @@ class Table:
     Attributes:
         part: as for Single.
         file: its rows are written to FILE.json and FILE.md.
-        cases: what is measured.
-        dry: what is measured in a dry run.
+        cases: the measured cases.
+        dry: the cases of a dry run.
         peers: whether others are measured as well, torch's among them.
-        limit_s: of a case.
+        limit_s: seconds after which a case is taken for hung.
     """
 
     part: str
@@ -124,7 +124,7 @@ def steps(every: tuple[str, ...], part: str, keep_s: float = 0) -> Several:
 def beside(
     run: Callable[[Setting, str], Section], shape: str, part: str, limit_s: float = 120
 ) -> Several:
-    """What others make of a model's shape."""
+    """Other engines on a model's shape."""
     cases = functools.partial(other_engines.cases, shape=shape)
     return Several(cases, run, part, limit_s, apart=True)
 

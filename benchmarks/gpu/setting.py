@@ -1,4 +1,4 @@
-"""What every section of gpu_check is given: the device, the backends to look at, and a clock."""
+"""The setting of every section of gpu_check: the device, the backends to test, and a clock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def ceilings(self) -> Ceilings:
-        """What this run measured; NaN where that section failed, which costs no other its times."""
+        """The measured ceilings; NaN where their section failed: others keep their times."""
         names = ("copy_gb_s", "matmul_tflop_s")
         return Ceilings(**{name: self.shared.get(name, math.nan) for name in names})
 
@@ -72,11 +72,11 @@ class Setting:
 
 @dataclass(slots=True)
 class Section:
-    """What a section found.
+    """The results of a section.
 
     Attributes:
         columns: heads of its table.
-        rows: the table.
+        rows: rows of the table, a value a column.
         failures: what is wrong, in words; any makes gpu_check fail.
         notes: what a reader of the table must know.
     """

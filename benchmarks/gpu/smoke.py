@@ -21,8 +21,8 @@ class Probe:
     """One case.
 
     Attributes:
-        run: its result.
-        programs: what it compiles, so that all of them can be compiled at the same time before.
+        run: returns its result.
+        programs: the programs that it needs, so that all can be compiled at the same time before.
     """
 
     run: Callable[[Setting], Section]

@@ -19,7 +19,7 @@ class NoGpuError(RuntimeError):
 
 
 def setting_of(request: dict[str, Any]) -> Setting:
-    """What the request's section is given.
+    """The setting that the request's section is given.
 
     Raises:
         NoGpuError: there is no GPU, and it is no dry run.

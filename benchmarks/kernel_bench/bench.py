@@ -1,4 +1,4 @@
-"""What every measurement is given: the device, the kernels chosen for it, and its ceilings."""
+"""The context of every measurement: the device, the kernels chosen for it, and its ceilings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: one case is one shape of one operation, the most telling ones first."""
+"""The measured cases: each is one shape of one operation, the most telling ones first."""
 
 from __future__ import annotations
 

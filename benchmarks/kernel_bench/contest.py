@@ -30,7 +30,7 @@ Program = tuple[Callable[..., Any], Rotations, str]  # with a remark
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What is compared in one case; nothing is compiled yet.
+    """The candidates compared in one case; nothing is compiled yet.
 
     Attributes:
         programs: the first one is what the others' results are compared with. "name, setting" are
@@ -111,7 +111,7 @@ def fastest_of_each(seconds: dict[str, float]) -> dict[str, str]:
 
 
 def torch_candidates(bench: Bench, case: Case) -> tuple[list[Candidate], dict[str, str]]:
-    """What the torch process can measure of a case, and why it cannot the rest."""
+    """The parts of a case that the torch process can measure, and why it cannot the rest."""
     if isinstance(case, MatmulCase) or case.dtype != "bfloat16" or not bench.peers:
         return [], {}
     if isinstance(case, DecodeCase) and case.ragged:

@@ -120,7 +120,7 @@ def cudnn(case: DecodeCase, pool: Pool, q: jax.Array) -> Program:
 def peers(
     bench: Bench, case: DecodeCase, pool: Pool, q: jax.Array
 ) -> dict[str, Callable[[], Program]]:
-    """What is compared on this platform, in the order in which it is built."""
+    """The candidates on this platform, in the order in which they are built."""
     if case.dtype != "bfloat16" or case.ragged or not bench.peers:
         return {}
     if bench.platform == "tpu":

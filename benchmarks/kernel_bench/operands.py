@@ -22,7 +22,7 @@ class Pool(NamedTuple):
     """Layers of pages, as an engine holds them, and the tables that name them.
 
     Attributes:
-        kv_pages: every layer's pages behind one another; page 0 is nobody's.
+        kv_pages: every layer's pages behind one another; page 0 has no owner.
         tables: int32[B, P] for each rotation: the pages of its first layer.
         layer_pages: pages of one layer, which is what the next layer's page ids are ahead.
         layers: operations of one program; layer l reads the pages of layer l % copies.
@@ -36,7 +36,7 @@ class Pool(NamedTuple):
     copies: int
 
     def first_page(self, layer: int) -> int:
-        """What a program adds to the page ids of a layer."""
+        """The number that a program adds to the page ids of a layer."""
         return layer % self.copies * self.layer_pages
 
 

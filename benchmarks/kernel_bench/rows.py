@@ -30,10 +30,10 @@ class Row:
     Attributes:
         case: the case as JSON.
         label: the case for a table.
-        candidate: who computed it.
+        candidate: name of the measured implementation.
         us: microseconds of one operation; None when it was not measured.
         rate: GB/s (decode, matmul of few rows) or TFLOP/s (prefill, matmul of many).
-        unit: of the rate.
+        unit: unit of the rate: "GB/s" or "TFLOP/s".
         percent: of the ceiling that was measured in the same run.
         difference: norm of the difference from our result over its norm.
         reason: why it was not measured, else a remark.
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this device can do, measured in the same run.
+    """The ceilings of this device, measured in the same run.
 
     Attributes:
         copy_gb_s: bytes read and written by a large copy, over its time.
@@ -145,7 +145,7 @@ def measured_rows(
         if name == judged and shown["us"] is not None:
             others = {k: v for k, v in seconds.items() if k != name and math.isfinite(v)}
             told = verdicts(case, value, shown["percent"], others)
-        narrow = (bits or {}).get(name, 16) < 16  # whose products may be faster than bf16's
+        narrow = (bits or {}).get(name, 16) < 16  # its products may be faster than bf16's
         percent = (shown.get("percent") or 0.0) / (NARROW_PRODUCTS if narrow else 1)
         remarks = [shown.pop("reason", ""), (notes or {}).get(name, "")]
         if percent > 100 * MARGIN:
@@ -166,7 +166,7 @@ def measured_rows(
 
 
 def verdicts_by_target(rows: Sequence[Row]) -> dict[str, tuple[int, list[str]]]:
-    """How many cases met each target, and the labels of those that missed it with the figure."""
+    """The number of cases that met each target, and labels and figures of those that missed it."""
     found: dict[str, tuple[int, list[str]]] = {}
     for row in rows:
         for verdict in row.verdicts:
@@ -182,6 +182,6 @@ def verdicts_by_target(rows: Sequence[Row]) -> dict[str, tuple[int, list[str]]]:
 
 
 def count_verdicts(rows: Sequence[Row]) -> tuple[int, int]:
-    """How many targets were met, and how many there were."""
+    """The number of targets that were met, and of all targets."""
     told = [verdict for row in rows for verdict in row.verdicts]
     return sum(verdict.endswith(": met") for verdict in told), len(told)

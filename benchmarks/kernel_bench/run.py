@@ -67,7 +67,7 @@ def next_case(waiting: list[Case], build: Build | None) -> Case:
 
 
 def kernel_process(*, with_torch: bool, dry_run: bool = False) -> Answering:
-    """What owns the device for the kernel benchmark."""
+    """The worker that owns the device for the kernel benchmark."""
     share = {"XLA_CLIENT_MEM_FRACTION": str(JAX_SHARE if with_torch else JAX_ALONE)}
     return device_process("benchmarks.kernel_bench.worker", Answers, dry_run, share)
 

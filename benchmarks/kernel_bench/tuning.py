@@ -1,4 +1,4 @@
-"""Which static choices of the kernels are worth trying, and what each of them measures."""
+"""The static choices of the kernels that are worth trying, and their measurement."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def runs_of(
 
 
 def plain_result(built: tuple[Callable[..., Any], Rotations, int, float]) -> np.ndarray:
-    """What plain XLA computes: the measure of correctness of every choice."""
+    """The result of plain XLA: the measure of correctness of every choice."""
     program, rotations, _, _ = built
     found = jax.jit(functools.partial(program, backend="xla"))(*rotations[0])
     first = found[0] if isinstance(found, tuple) else found

@@ -28,7 +28,7 @@ def torch_worker() -> Worker:
 
 
 def entries_of(bench: Bench, case: Case) -> Entries:
-    """What is compared in any case."""
+    """The candidates compared in any case."""
     if isinstance(case, DecodeCase):
         return decode.entries(bench, case)
     if isinstance(case, PrefillCase):

@@ -23,7 +23,7 @@ engine that is not installed, or fails, is a row with the reason.
 
 - `workload.py`: the cells and their file. `adapters/`: one module an engine.
 - `worker.py`: the process of one engine; imports that engine and the standard library.
-- `process.py`: the parent's end of a worker. `rounds.py`: who runs when. `report.py`: the tables.
+- `process.py`: the parent's end of a worker. `rounds.py`: order of runs. `report.py`: the tables.
 - `rules.py`: the rules in words. `limits.py`: what a cell needs at least, and the machine's limits.
 
 `docs/benchmarks.md` says how each peer is installed.

@@ -75,7 +75,7 @@ def variable_of(text: str) -> tuple[str, tuple[str, str]]:
 
 
 def for_engine(name: str, given: list[tuple[str, Any]]) -> list[Any]:
-    """What was given for the engine's family (`llama.cpp` of `llama.cpp-q8_0`), then for itself."""
+    """Values given for the engine's family (`llama.cpp` of `llama.cpp-q8_0`), then for itself."""
     family = name.split("-")[0]
     general = [value for engine, value in given if engine == family]
     return general + [value for engine, value in given if engine == name and name != family]
@@ -98,7 +98,7 @@ def make_cells(options: argparse.Namespace, vocab_size: int, number: int = 0) ->
 
 
 def converted_folder(model: Path) -> Path:
-    """Where converted weights stay for the next run, by the checkpoint's files."""
+    """The folder of converted weights, kept for the next run, by the checkpoint's files."""
     files = sorted(model.glob("*.safetensors"))
     marks = [f"{f.resolve()} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files]
     digest = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:12]
@@ -119,7 +119,7 @@ def job_of(options: argparse.Namespace, cells: list[Cell]) -> dict[str, Any]:
 
 
 def given_settings(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What `--settings` says of an engine."""
+    """The settings of an engine in `--settings`."""
     settings: dict[str, Any] = {}
     for given in for_engine(name, options.settings):
         settings |= given

@@ -32,7 +32,7 @@ KV_BYTES = 1  # of a number in the KV cache at least
 
 @dataclass(frozen=True, slots=True)
 class LeastWork:
-    """What a cell needs at least: floating-point operations, and bytes that are read."""
+    """The least work of a cell: floating-point operations, and bytes that are read."""
 
     flops: int
     read_bytes: int

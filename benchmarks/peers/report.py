@@ -104,11 +104,11 @@ def impossible(
     """A line for each figure of a report that is beyond what the machine can do.
 
     Args:
-        report: of `make_report`.
-        cells: whose figures it has.
-        config: of the model.
-        limits: of the machine.
-        settings: of each engine, by name.
+        report: result of `make_report`.
+        cells: the cells of the report, in its order.
+        config: sizes of the model.
+        limits: rates of the machine.
+        settings: engine name -> its settings.
     """
     lines = []
     for cell, entry in zip(cells, report["cells"], strict=True):
@@ -146,7 +146,7 @@ def _reasons(report: dict[str, Any]) -> list[str]:
 
 
 def _extras(report: dict[str, Any]) -> list[str]:
-    """What stands beside the speeds: bytes read a second, and equal first tokens."""
+    """The figures beside the speeds: bytes read a second, and equal first tokens."""
     lines = []
     for cell in report["cells"]:
         parts = [

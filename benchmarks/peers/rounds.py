@@ -1,4 +1,4 @@
-"""Who runs when: rounds that alternate between the engines, or one engine after the other."""
+"""The order of runs: rounds that alternate between the engines, or one engine after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Say = Callable[[str], Any]
 
 
 class Runs(Protocol):
-    """What the rounds need of a worker."""
+    """The methods of a worker that the rounds use."""
 
     versions: dict[str, str]
     startup_seconds: float
@@ -29,7 +29,7 @@ class Runs(Protocol):
 
 @dataclass
 class EngineRecord:
-    """What is known of an engine after the run.
+    """The record of an engine after the run.
 
     Attributes:
         failure: why it never ran, or None.
@@ -53,9 +53,9 @@ class Contestant:
     A worker that failed in a cell is ended, and a new one is started for the next cell.
 
     Args:
-        name: of the engine.
-        make: a worker that is not started yet.
-        say: takes what is told on the way.
+        name: name of the engine.
+        make: returns a worker that is not started yet.
+        say: called with lines of progress.
     """
 
     def __init__(self, name: str, make: Callable[[], Runs], say: Say = print):

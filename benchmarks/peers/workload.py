@@ -76,8 +76,8 @@ def mixed(
     in_flight: int = MIXED_IN_FLIGHT,
     number: int = 0,
 ) -> Cell:
-    """`count` requests whose prompt and output lengths are uniform in the ranges, ends included;
-    the lengths are those of every round."""
+    """`count` requests with prompt and output lengths uniform in the ranges, ends included; the
+    lengths are those of every round."""
     rng = random.Random(MIXED_SEED)
     lengths = [(rng.randint(*prompt_range), rng.randint(*output_range)) for _ in range(count)]
     rng = random.Random(f"{MIXED_SEED} {number}")

@@ -1,4 +1,4 @@
-"""What each way of quantising costs and saves: bytes, quality, time.
+"""The costs and savings of each way of quantising: bytes, quality, time.
 
     python -m benchmarks.quantization [--quick] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""What is measured: schemes, texts, and the checkpoints that are made of them."""
+"""The measured schemes, the texts, and the checkpoints that are made of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNCALIBRATED = tuple(name for name, scheme in SCHEMES.items() if not scheme.need
 
 
 def policies() -> dict[str, Policy]:
-    """What is measured, by name."""
+    """The measured schemes, by name."""
     found = {name: uniform_policy(name, "mse") for name in SCHEMES}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "policy.json"

@@ -29,7 +29,7 @@ PROGRAMS = 6  # the first ones: both that serve any step, and the sizes that are
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is measured of one checkpoint.
+    """The measurements of one checkpoint.
 
     Attributes:
         folder: the checkpoint.
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was found.
+    """The figures of one checkpoint.
 
     Attributes:
         stored_layer_bytes, stored_bytes: of the linear layers, and of all tensors, in the file.
@@ -59,7 +59,7 @@ class Measured:
         perplexity, exact_match: None where no quality is measured.
         first_token_s: seconds from a batch's begin to its last first token, by size of the batch.
         tokens_per_s: that the batch decodes once each has its first, by size of the batch.
-        environment: of the measurement.
+        environment: machine and versions of the measurement.
     """
 
     stored_layer_bytes: int

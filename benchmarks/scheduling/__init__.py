@@ -1,1 +1,1 @@
-"""What a policy does to first tokens: the same arrivals, first come first served and by length."""
+"""First tokens by policy: the same arrivals, first come first served and by length."""

@@ -4,7 +4,7 @@
     python -m benchmarks.scheduling processor
     python -m benchmarks.scheduling wall
 
-80 % of the prompts are short. `simulated` runs the scheduler on a device whose clock is a formula,
+80 % of the prompts are short. `simulated` runs the scheduler on a device with a formula as clock,
 `wall` an engine in this process, `processor` the same on one core by that core's own seconds, which
 others on the machine hardly disturb. The load is a share of the capacity: the rate at which the
 same requests are served first come, first served when all of them wait from the start.

@@ -33,7 +33,7 @@ class WallClock:
 class ProcessorClock:
     """Seconds of processor time of this process, which is kept on one core.
 
-    That is what a core with nothing else to do would take, whoever shares it here; an idle engine
+    A core with nothing else to do would take as long, whatever shares it here; an idle engine
     does not wait, but the clock goes on.
     """
 

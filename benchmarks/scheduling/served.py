@@ -1,4 +1,4 @@
-"""What became of a trace, and what is said of it."""
+"""The results of a trace, and their summary."""
 
 from __future__ import annotations
 

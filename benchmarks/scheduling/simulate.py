@@ -1,4 +1,4 @@
-"""The scheduler on a device whose clock is a formula: exact, whatever else the machine does."""
+"""The scheduler on a device with a formula as clock: exact, whatever else the machine does."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What proves and attacks jaxserve: compilers of absent devices, faults, random operations."""
+"""Proofs of and attacks on jaxserve: compilers of absent devices, faults, random operations."""

@@ -69,7 +69,7 @@ class Item:
     """One program.
 
     Attributes:
-        name: of its case and backend.
+        name: its case and backend, in words.
         compile: compiles and judges it.
         ours: whether it fails the proof; a peer's program that does not compile is told.
         choice: whether it is one of many that are tried: one that JAX finds too large is refused.
@@ -82,7 +82,7 @@ class Item:
 
 
 def absent_setting(kind: str) -> Setting:
-    """What gpu_check's sections would be given on a GPU that is not there."""
+    """The setting of gpu_check's sections on a GPU that is not there."""
     name = device_name(kind)
     family = device_family(name, "gpu")
     return Setting(
@@ -95,7 +95,7 @@ def absent_setting(kind: str) -> Setting:
 
 
 def absent_bench(kind: str) -> Bench:
-    """What the kernel benchmark would be given there."""
+    """The context of the kernel benchmark on that GPU."""
     name = device_name(kind)
     memory = int(device_memory(kind) * JAX_SHARE * USABLE)
     # one layer of pages or two of weights: the programs are the same but for what they read
@@ -108,7 +108,7 @@ def described(tree: Any) -> Any:
 
 
 def unbuilt(build_programs: Callable[[], Programs]) -> Programs:
-    """Programs whose operands are described, not made: a pool may be larger than this machine."""
+    """Programs with described operands, not made: a pool may be larger than this machine."""
     found: Programs = {}
 
     def trace() -> None:

@@ -94,7 +94,7 @@ FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Which steps of which model are compiled for which devices."""
+    """The steps of one model that are compiled, and the devices."""
 
     kind: str
     devices: int
@@ -207,7 +207,7 @@ def step_cost(
 def requirements(
     setting: Setting, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
-    """What the step must fulfil: matrix instructions, few kernels, the pool in place."""
+    """The demands on the step: matrix instructions, few kernels, the pool in place."""
     used = {"paged_decode": resolve("decode", backends.decode)}
     if step.num_prefill:
         used["paged_prefill"] = resolve("prefill", backends.prefill)
@@ -339,7 +339,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace) -> list[Setting]:
-    """What the options ask for: every shape on every device, or the list of the docs."""
+    """The plans that the options ask for: every shape on every device, or the list of the docs."""
     models = [(shape, options.tensor_parallel, options.device) for shape in options.shape]
     return [
         Setting(

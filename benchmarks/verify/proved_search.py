@@ -37,7 +37,7 @@ class Search:
         return BeamSearch(self.params, self.rule)
 
     def check(self, shrank: bool) -> None:
-        """What was found is what there is to find; `shrank`: a search has given beams up."""
+        """Check that the search found the right sequences; `shrank`: it has given beams up."""
         assert self.found is not None, "a search does not end"
         if not (shrank and self.params.shrink_under_pressure):
             search = self.begin()
@@ -54,7 +54,7 @@ class Search:
             assert self.rule.check(tokens[-1], len(tokens)) == end
 
     def stage(self) -> str:
-        """Where it is in its life."""
+        """The state of the search."""
         live = [r for r in self.members if r.state is not RequestState.FINISHED]
         with_slots = [r for r in live if r.state is RequestState.RUNNING]
         if not with_slots:

@@ -2,7 +2,7 @@
 """Random operations on the scheduler, with everything checked behind each of them.
 
 A device in pure Python runs the steps and fails if a row reads a cell that does not hold the row's
-own token. Behind each operation pages and slots must be owned by exactly those who should, behind
+own token. Behind each operation pages and slots must have exactly their right owners, behind
 each request every token must be the one that its context gives, seen once and in order; every
 request must end. A beam search must find what it finds alone, unless it gave beams up and may.
 

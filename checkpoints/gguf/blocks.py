@@ -1,4 +1,4 @@
-"""How ggml's tensor types store numbers: blocks of inputs with their scales, row by row.
+"""The storage of ggml's tensor types: blocks of inputs with their scales, row by row.
 
 Layouts are those of ggml's block structures. From blocks uint8 [rows, blocks, bytes] are read
 elements [rows, blocks, n], and scales and, where a block has minima, offsets [rows, blocks,
@@ -23,9 +23,9 @@ class BlockType:
     """A type of ggml.
 
     Attributes:
-        name: ggml's.
-        elements: numbers of a block.
-        bytes: of a block.
+        name: ggml's name.
+        elements: numbers in a block.
+        bytes: bytes of a block.
         stored: how the numbers are quantised; None: they are `dtype`.
         read_elements, read_scales, read_offsets: blocks -> numbers of quantised ones.
         dtype: of numbers that are not quantised.

@@ -150,7 +150,7 @@ def _scaling(
 
 
 def _llama3(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any]:
-    """The parameters of Llama 3's scaling whose divisors of the frequencies a file has."""
+    """The parameters of Llama 3's scaling, from a file's divisors of the frequencies."""
     info = file.tensors[ROPE_FREQUENCIES]
     if info.type.name != "F32" or info.shape != (head_dim // 2,):
         raise CheckpointError(file.path, "no vector of float32 divisors", ROPE_FREQUENCIES)

@@ -56,7 +56,7 @@ class GGUFFile:
     """Metadata and tensor table of a file; the bytes of tensors are read when asked for.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         metadata: values by key.
         tensors: by GGUF's own names.
     """

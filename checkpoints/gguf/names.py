@@ -71,7 +71,7 @@ def expert_names(name: str, architecture: str, count: int) -> list[str] | None:
 
 
 def interleaved_rows(name: str, architecture: str, heads: int, kv_heads: int) -> int | None:
-    """Heads of a tensor whose rows the converter interleaves for ggml's rotary; None: as they are.
+    """Heads of a tensor if the converter interleaves its rows for ggml's rotary; None: it does not.
 
     It does so with the queries and keys of "llama" alone.
     """

@@ -79,7 +79,7 @@ class GGUFMatrix:
 def rows_of(
     file: GGUFFile, name: str, start: int, stop: int, order: np.ndarray | None
 ) -> np.ndarray:
-    """The bytes of rows of a tensor, whose order in the file is `order`."""
+    """The bytes of rows of a tensor, which lie in the order `order` in the file."""
     if order is None:
         return file.rows(name, start, stop)
     if start == stop:
@@ -93,11 +93,11 @@ class GGUFReader(Closeable):
     """A GGUF file as a checkpoint.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         format: "gguf".
         matrices: the quantised tensors.
-        tensors: all, by Hugging Face's names.
-        file: the container.
+        tensors: all tensors, by Hugging Face's names.
+        file: the container: metadata and bytes.
     """
 
     format = "gguf"
@@ -204,7 +204,7 @@ class GGUFReader(Closeable):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor of Hugging Face's is: in which of GGUF's, from which row on."""
+    """The place of a Hugging Face tensor: the tensor of GGUF, and the first row in it."""
 
     name: str
     shape: tuple[int, ...]

@@ -28,7 +28,7 @@ def best_factors(
         weights: float32 [out, in] each.
         x: float32 [tokens, in].
         group: inputs that share a scale.
-        means: float32[in] mean sizes of activations, of whose powers the best is taken.
+        means: float32[in] mean sizes of activations; the best of their powers is taken.
 
     Returns:
         float32[in], by which weights are to be multiplied and activations divided.

@@ -12,7 +12,7 @@ _MOST_NUMBERS = 1 << 20  # that the squared error is computed over
 
 
 def activation_scale(x: np.ndarray, method: str) -> float:
-    """What an 8-bit activation is multiplied with: one number for all tokens and inputs.
+    """The scale of 8-bit activations: one number for all tokens and inputs.
 
     "minmax" has room for the largest number, "percentile" for 99.99 % of them, and "mse" is the
     scale with the smallest squared error among those between 0.2 and 1 times that of "minmax".

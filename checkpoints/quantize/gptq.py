@@ -11,7 +11,7 @@ import numpy as np
 from checkpoints.quantize.rounding import RoundedMatrix, stored_scales
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal
-_BLOCK = 128  # inputs whose errors are handed on one by one
+_BLOCK = 128  # inputs in a block: their errors are handed on one by one
 ZERO = 8
 
 

@@ -1,4 +1,4 @@
-"""Which layers become what: a JSON file, or one scheme for all."""
+"""The quantisation schemes of layers: a JSON file, or one scheme for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class LayerScheme:
-    """What becomes of a layer: a scheme (None: it is kept), and how static scales are found."""
+    """The treatment of a layer: a scheme (None: it is kept), and how static scales are found."""
 
     scheme: Scheme | None
     calibration: str = "minmax"
@@ -28,7 +28,7 @@ class LayerScheme:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of each part of a model.
+    """The treatment of each part of a model.
 
     Attributes:
         parts: of "attention" and "mlp".

@@ -19,13 +19,13 @@ from checkpoints.quantize.tensors import awq_tensors, gptq_tensors, packed
 from checkpoints.quantized import Encoding
 
 COMPRESSED = "compressed-tensors"
-BLOCK_ROWS = (128, 64, 32, 16)  # of the blocks of e4m3 whose rows share a scale
+BLOCK_ROWS = (128, 64, 32, 16)  # rows of e4m3 that may share a scale
 FLOATS = tuple(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptMatrix:
-    """How a matrix is to be written.
+    """The form in which a matrix is written.
 
     Attributes:
         stored: kind, group, zeros ("none" or "integer"), order and activations.
@@ -183,7 +183,7 @@ def config_of(
 
 
 def _group(matrix: KeptMatrix, block: list[int] | None) -> dict[str, Any]:
-    """What a group of `config_groups` says beside its targets."""
+    """The fields of a group of `config_groups` beside its targets."""
     stored = matrix.stored
     kind = "float" if stored.kind == "fp8" else "int"
     strategy = "block" if block else "channel" if stored.group is None else "group"

@@ -76,7 +76,7 @@ def round_with_zeros(
     Args:
         weight: float32 [out, in].
         group, scale_dtype: as of `round_integers`.
-        bits: of an element.
+        bits: bits of an element.
     """
     outputs, inputs = weight.shape
     most = 2**bits - 1

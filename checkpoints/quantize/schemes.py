@@ -1,4 +1,4 @@
-"""What a layer can become, and how files say so."""
+"""The quantisation schemes that a layer can have, and their names in files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Scheme:
     """A way to quantise the weights of a linear layer.
 
     Attributes:
-        name: what users call it.
+        name: the name that users give.
         method: quant_method of the files.
-        bits: of a weight.
+        bits: bits of a weight.
         needs_text: whether activations of a calibration text decide.
         grouped: whether a row has a scale for each group of inputs.
         format: of compressed-tensors; "" for other methods.

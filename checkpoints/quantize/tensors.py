@@ -21,8 +21,8 @@ def stored_tensors(
 
     Args:
         module: name of the layer.
-        scheme: how it was rounded.
-        rounded: its weight.
+        scheme: the scheme that it was rounded by.
+        rounded: the rounded weight.
         scale_dtype: type of the scales.
         input_scale: of its activations, for a static scheme.
     """

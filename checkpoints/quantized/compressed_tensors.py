@@ -43,7 +43,7 @@ STRATEGIES = ("tensor", "channel", "group", "block")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a group of layers is stored as.
+    """The stored form of a group of layers.
 
     Attributes:
         format: one of `FORMATS`.
@@ -135,7 +135,7 @@ def _scheme(fields: Fields, name: str, group: object) -> tuple[Sequence[str], Sc
 
 
 def _activations(group: Fields, prefix: str) -> tuple[str, bool]:
-    """What activations are rounded to, "float" where they are not, and whether with one scale."""
+    """The type that activations are rounded to ("float": none), and whether with one scale."""
     values = group.get("input_activations")
     if values is None:
         return "float", False

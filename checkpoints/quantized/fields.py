@@ -16,9 +16,9 @@ class Fields:
     """The quantization_config of a checkpoint.
 
     Attributes:
-        path: of the checkpoint, for errors.
+        path: path of the checkpoint, for errors.
         values: the parsed JSON object.
-        prefix: of the names in errors.
+        prefix: prefix of the names in errors.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""What a quantised matrix of a checkpoint is, whatever its file format: elements, scales, zeros."""
+"""A checkpoint's quantised matrix, whatever its file format: elements, scales, zeros."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INT4_ZERO = 8  # the element of "int4" that stands for zero where there are no z
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the elements of a matrix [out, in] are to be understood.
+    """The meaning of the elements of a matrix [out, in].
 
     A value is (element - zero) * scale, or element * scale - offset.
 

@@ -1,4 +1,4 @@
-"""A safetensors checkpoint whose matrices are quantised, as if they were not or as stored."""
+"""Reads a safetensors checkpoint of quantised matrices, dequantised or as stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class QuantizedReader(Closeable):
     """The tensors of a checkpoint of which some are quantised.
 
     Attributes:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         format: name of the format, such as "awq".
         matrices: the quantised ones, by the name of the weight that each stands for.
         tensors: these and all others; those of a text model by the names that it has alone.

@@ -1,4 +1,4 @@
-"""Matrices [out, in] whose elements lie row by row: 8-bit integers, 8-bit floats, or packed."""
+"""Matrices [out, in] stored row by row: 8-bit integers, 8-bit floats, or packed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RowMatrix:
     """The matrix of one linear layer.
 
     Attributes:
-        reader: of the tensors.
+        reader: reads the tensors.
         weight: name of the elements' tensor: int8 or e4m3 [out, in], or, with `packed_bits`, int32
             words [out, in * bits / 32] of unsigned fields, the middle of which stands for zero.
         scale: name of a scale for all, for each row [out] or [out, 1], for each group [out,

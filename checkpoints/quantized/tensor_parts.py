@@ -1,4 +1,4 @@
-"""What a model asks a checkpoint for: tensors, and parts of those that are quantised."""
+"""The tensors that a model asks a checkpoint for, and parts of quantised ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shape:
 
 
 class TensorReader(Protocol):
-    """What gives a parameter its numbers."""
+    """The source of a parameter's numbers."""
 
     def read_into(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
         """Reads the part of a tensor that one slice each of its first axes selects.

@@ -53,7 +53,7 @@ def restore_arrays(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Read arrays, each straight to its devices.
 
     Args:
-        folder: of `save_arrays`.
+        folder: the folder that `save_arrays` wrote.
         wanted: name -> something with `shape`, `dtype` and `sharding`; floats are cast.
 
     Raises:

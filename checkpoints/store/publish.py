@@ -1,4 +1,4 @@
-"""A folder takes its place at once: whoever looks sees the old one whole or the new one whole.
+"""Puts a folder in its place at once: a reader sees the whole old one or the whole new one.
 
 A new folder grows beside its place under another name. A rename puts it there; where an old one is
 in the way the two are exchanged, which Linux does in one step.
@@ -19,7 +19,7 @@ _RENAME_EXCHANGE = 2
 
 
 def partial_folder(out: Path) -> Path:
-    """Where what is to become `out` grows."""
+    """The folder that grows to become `out`."""
     return out.parent / f".{out.name}.partial"
 
 

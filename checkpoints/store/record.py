@@ -1,4 +1,4 @@
-"""What a store says of itself: its arrays, its files with their checksums, how it was made."""
+"""A store's record of itself: its arrays, its files with their checksums, how it was made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Part:
     """One Orbax checkpoint of a store, in `weights/<name>`.
 
     Attributes:
-        leaves: its arrays by their names.
+        leaves: the arrays by their names.
         files: size in bytes and CRC-32 of each file, by its path in the part.
     """
 
@@ -45,9 +45,9 @@ class Record:
     """The content of `orbax_store.json`.
 
     Attributes:
-        about: facts that whoever loads the model reads back, of JSON's types.
-        parts: by name.
-        source: what it is made from, so that a conversion that was ended can go on; "" when done.
+        about: facts that are read back when the model is loaded, of JSON's types.
+        parts: the Orbax checkpoints, by name.
+        source: its source, so that an interrupted conversion can go on; "" when done.
         small_files: size and CRC-32 of the other files of the model folder.
     """
 

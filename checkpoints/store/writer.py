@@ -105,7 +105,7 @@ def small_files_of(model: Path) -> dict[str, bytes]:
 
 
 def source_of(model: Path, about: Mapping[str, Any]) -> str:
-    """What tells a conversion from another: files, their sizes and times, and facts."""
+    """The identity of a conversion: files, their sizes and times, and facts."""
     kinds = (".safetensors", RECORD_FILE)
     files = sorted(file for file in model.iterdir() if file.name.endswith(kinds))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -1,1 +1,1 @@
-"""What crosses the engine's boundary: messages, reports and what they consist of, as plain data."""
+"""The data that crosses the engine's boundary: messages, reports and their parts, plain."""

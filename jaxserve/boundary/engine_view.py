@@ -14,11 +14,11 @@ class SlotView(NamedTuple):
     Attributes:
         slot: its row of the device state.
         sequence_id: its name in the engine; of a beam search that of its first sequence.
-        rank: its class: what `Policy.rank` says of it.
+        rank: its class, from `Policy.rank`.
         num_prompt, num_output: tokens that the host knows.
-        num_computed: tokens whose keys and values are in pages, or will be after the step.
-        max_tokens: the most tokens of output.
-        num_pages: that it owns, alone or not.
+        num_computed: tokens with keys and values in pages, or that will have them after the step.
+        max_tokens: the most output tokens.
+        num_pages: pages that it owns, alone or shared.
         num_cached: prompt tokens that the prefix cache had.
         is_prefilling: its prompt is not computed yet.
         num_preemptions: times that it lost its slot.
@@ -44,7 +44,7 @@ class QueueView(NamedTuple):
 
     Attributes:
         rank: the class.
-        num_waiting: how many.
+        num_waiting: number of requests.
         oldest: seconds since the first of them arrived.
     """
 
@@ -57,7 +57,7 @@ class EngineView(NamedTuple):
     """An engine at one moment.
 
     Attributes:
-        num_slots: that there are.
+        num_slots: running and free slots together.
         slots: the running requests, by slot; at most MAX_SLOTS.
         queues: the waiting requests, by class.
         num_pages: pages of the pool, without the trash page.
@@ -65,7 +65,7 @@ class EngineView(NamedTuple):
         cells: the map, little-endian uint16[ceil(num_pages / pages_per_cell)]: the `PageState` of a
             page in the two lowest bits, above them 1 + the slot of a request that owns it, 0 for
             none. A cell of several pages shows the one with the highest state.
-        seconds: that it took to look.
+        seconds: that making this view took.
     """
 
     num_slots: int

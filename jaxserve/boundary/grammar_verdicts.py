@@ -1,4 +1,4 @@
-"""What is said to the process that tries grammars, and what it answers."""
+"""The messages to the process that tries grammars, and its answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokens:
-    """The first message: the tokens that grammars are for.
+    """The first message: the tokens that grammars are made of.
 
     Attributes:
         tokenizer: as JSON.
-        count: of the tokens that have a logit, or a text.
-        ends: what may follow a text that is complete.
+        count: number of tokens that have a logit or a text.
+        ends: the tokens that may follow a complete text.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -28,7 +28,7 @@ class GrammarTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, model: ModelFacts) -> GrammarTokens:
-        """Those of a model; a tokenizer may know tokens that the model has no logit of."""
+        """The tokens of a model; its tokenizer may know tokens without a logit."""
         count = max(model.vocab_size, tokenizer.vocab_size)
         return cls(tokenizer.to_json(), count, sorted(eos_token_ids(model, tokenizer)))
 
@@ -38,8 +38,8 @@ class TryGrammar:
     """Compile a grammar.
 
     Attributes:
-        number: of the question, which its answer repeats.
-        text: as `grammar_text` gave it.
+        number: of the question; its answer repeats it.
+        text: the grammar as `grammar_text` writes it.
     """
 
     kind: ClassVar[str] = "try"
@@ -49,10 +49,10 @@ class TryGrammar:
 
 @dataclass(frozen=True, slots=True)
 class SlowGrammar:
-    """A grammar goes on being compiled behind the others: one more may begin.
+    """A grammar takes long and goes on being compiled behind the others: one more may begin.
 
     Attributes:
-        number: of the question.
+        number: that of the `TryGrammar`.
     """
 
     kind: ClassVar[str] = "takes_long"
@@ -61,14 +61,14 @@ class SlowGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What has become of a grammar.
+    """The result of trying a grammar.
 
     Attributes:
-        number: of the question.
-        allowed: what the grammar is not; None: it compiles.
-        is_late: a machine that has less to do might say otherwise.
-        notation: the grammar as it compiles; None: as it was.
-        note: what of it has no meaning, in words or "".
+        number: that of the `TryGrammar`.
+        allowed: the rule that the grammar breaks; None: it compiles.
+        is_late: time ran out; a less busy machine might allow it.
+        notation: the grammar as it compiles; None: as it was sent.
+        note: the parts of it that have no meaning, in words, or "".
     """
 
     kind: ClassVar[str] = "verdict"

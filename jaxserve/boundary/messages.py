@@ -1,4 +1,4 @@
-"""What crosses the engine's boundary: plain data.
+"""The messages between a client and its engine, as plain data.
 
 A client sends `AddGroup`, `Abort` and `Control`; the engine answers each step with one
 `StepOutput`, by sequence id. Nothing in a message is alive: it could cross a process, and the same
@@ -31,25 +31,25 @@ class AddGroup:
     """Queue the sequences that continue one prompt; it is computed once.
 
     Attributes:
-        sequence_ids: one a completion, unique for the life of the engine.
+        sequence_ids: one for each completion, unique for the life of the engine.
         seeds: 64-bit seeds of their random numbers.
         prompt_token_ids: the prompt, checked: not empty, tokens of the model, room for one more;
             NO_ID in the places of `spans`.
-        params: how tokens are chosen; what concerns the client alone is left out.
+        params: how tokens are chosen; fields that concern the client alone are left out.
         stop_rule: which tokens end a sequence.
         bad_words: token sequences that must not be generated.
-        queueing: what decides whose turn it is; deadlines are kept by the client.
-        cache_salt: the prefix cache finds for it what requests with the same salt computed.
+        queueing: the facts that decide its turn; the client keeps deadlines.
+        cache_salt: the prefix cache shares pages only between requests with the same salt.
         beams: search for the most likely sequences, as many as there are ids; the first id stands
             for all, and `stop_rule` has no other ends than end-of-sequence tokens and `max_tokens`.
-        pooling: what is wanted of the prompt's hidden states, beside one token; None: nothing.
-        spans: what takes the places of token ids, in the order of the places.
-        grammar: what the output must be, in llguidance's notation, of the end-of-sequence tokens of
-            `stop_rule`; None: anything.
-        output_token_ids: what an engine that has died had generated of the only sequence, with the
+        pooling: how to pool the prompt's hidden states, beside one token; None: not at all.
+        spans: the parts in the places of token ids, in the order of the places.
+        grammar: the grammar of the output, in llguidance's notation, with the end-of-sequence
+            tokens of `stop_rule`; None: any output.
+        output_token_ids: tokens that a dead engine had generated for the only sequence, with the
             same seed and parameters: it goes on from there.
-        thoughts: what comes before the text of the grammar, and has the tokens of
-            `thinking_token_budget` at most; None: nothing.
+        thoughts: the thoughts before the text of the grammar, of `thinking_token_budget` tokens at
+            most; None: none.
     """
 
     kind: ClassVar[str] = "add"
@@ -70,20 +70,20 @@ class AddGroup:
 
     @property
     def num_output_asked(self) -> int:
-        """Tokens that its caller asks for: `n` times `max_tokens`, 1 where it was not said."""
+        """Tokens that its caller asks for: `n` times `max_tokens`, or `n` if that is not given."""
         return len(self.sequence_ids) * (self.params.max_tokens or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End sequences now; those that are not live any more are passed over."""
+    """End sequences now; ids of sequences that have ended are skipped."""
 
     kind: ClassVar[str] = "abort"
     sequence_ids: list[str]
 
 
 class Action(StrEnum):
-    """What a client may ask of the engine as a whole."""
+    """A client's requests to the engine as a whole."""
 
     CLOSE = "close"  # end every sequence, give back the device
     RESET_PREFIX_CACHE = "reset_prefix_cache"  # nothing computed so far is found any more
@@ -92,7 +92,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Something that concerns no sequence."""
+    """A request to the engine as a whole, not about a sequence."""
 
     kind: ClassVar[str] = "control"
     action: Action
@@ -100,10 +100,10 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class FirstSteps:
-    """Who is in the step that is about to run and may not have been in one before.
+    """The sequences of the next step that may be in a step for the first time.
 
-    An engine that runs alone in its process says so: if the process dies, its client knows who was
-    in the last steps.
+    An engine in a process of its own sends it before each such step: if the process dies, its
+    client knows the sequences of the last steps.
     """
 
     kind: ClassVar[str] = "begun"
@@ -112,14 +112,14 @@ class FirstSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """What the steps in flight may take; it holds until the next one is sent.
+    """The expected time of the steps in flight; it holds until the next estimate.
 
-    An engine that runs alone in its process says so before a step of which it changes, so that long
-    steps are told from an engine that hangs.
+    An engine in a process of its own sends it before a step that changes it. So its client can
+    tell long steps from an engine that hangs.
 
     Attributes:
-        seconds: of the longest of them; 0.0: so few that it does not matter.
-        compiles: a program is compiled beside them.
+        seconds: of the longest step in flight; 0.0: too short to matter.
+        compiles: a program is compiled at the same time.
     """
 
     kind: ClassVar[str] = "expected"
@@ -131,7 +131,7 @@ class Hypothesis(NamedTuple):
     """A finished sequence of a beam search.
 
     Attributes:
-        token_ids: what was generated, an end-of-sequence token included.
+        token_ids: the generated tokens, an end-of-sequence token included.
         cum_logprob: sum of the tokens' raw log-probabilities.
         end: how its last token ended it.
     """
@@ -161,7 +161,7 @@ class Refusal(NamedTuple):
     """A value of a request that a feature does not take, see `ValidationError`.
 
     Attributes:
-        field, allowed: of the error.
+        field, allowed: as in the error.
         value: as the error shows it.
     """
 
@@ -171,28 +171,28 @@ class Refusal(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException | None) -> Refusal | None:
-        """What an error says of a request; None: it is no fault of the request's."""
+        """The refusal that an error states; None: the request is not at fault."""
         if not isinstance(error, ValidationError):
             return None
         return cls(error.field, shown(error.value), error.allowed)
 
     def error(self) -> ValidationError:
-        """The error once more."""
+        """The error, made again."""
         return ValidationError(self.field, Verbatim(self.value), self.allowed)
 
 
 class PageStats(NamedTuple):
-    """The KV pages at one moment, and what was found in them since the engine started.
+    """The KV pages at one moment, and the prefix cache's counts since the engine started.
 
     Attributes:
-        num_pages: that can be given to requests.
-        num_active: that requests own.
-        num_reclaimable: that nobody owns, but that hold what could be found again.
-        num_cached: that can be found, owned or not.
+        num_pages: pages that can be given to requests.
+        num_active: pages that requests own.
+        num_reclaimable: cached pages without an owner.
+        num_cached: pages that the prefix cache can find, owned or not.
         page_size: tokens that a page has room for.
-        num_tokens: tokens whose keys and values are in owned pages, or will be after the step;
-            counted for each group of layers that has pages of its own.
-        num_queried, num_found: prompt tokens that were looked for, and found.
+        num_tokens: tokens with keys and values in owned pages, now or after the step; counted for
+            each group of layers that has pages of its own.
+        num_queried, num_found: prompt tokens that the prefix cache looked for, and found.
     """
 
     num_pages: int = 0
@@ -221,7 +221,7 @@ class EngineStats(NamedTuple):
     work: Work | None = None  # of a device since the engine started; None: it is not counted
 
     def after(self, earlier: EngineStats) -> EngineStats:
-        """With what an engine before this one had counted until it died."""
+        """These counts plus those of an earlier engine, which has died."""
         pages, before = self.pages, earlier.pages
         work = self.work
         if work is not None and earlier.work is not None:
@@ -242,26 +242,26 @@ class EngineStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step did for its sequences: parallel lists with an entry a token.
+    """The results of one step, with parallel lists of one entry for each token.
 
     Attributes:
-        sequence_ids, tokens: whose token each entry is; a sequence's own are in order.
+        sequence_ids, tokens: a token and its sequence; the tokens of a sequence are in order.
         ends: entry -> how its token ended its sequence; most tokens end none.
-        reports: by feature, by sequence what the feature tells of it, see `reports`.
-        first_steps: of sequences whose first step was dispatched since the last output; of a group
+        reports: feature -> sequence -> the feature's report on it, see `reports`.
+        first_steps: of sequences with a first step dispatched since the last output; of a group
             its first sequence.
         preempted: sequences that lost their slots since then, and how often each has so far.
-        stats: the engine after the step.
-        beams: what searches that are over have found, the best first; by first sequence. Nothing
-            is said of their tokens before.
-        failed: sequences that an error of their own has ended, and what of their requests a feature
-            refuses; None: the log tells what went wrong.
-        step: the step that the tokens are of; None where none has run.
+        stats: counts of the engine after the step.
+        beams: first sequence -> the results of its search, which is over, best first. The tokens
+            of a search are not sent before.
+        failed: sequences that an error of their own has ended, and the refusal of a feature; None:
+            the log has the error.
+        step: the step that made the tokens; None where none has run.
         page_waits: of sequences that got a slot in the step dispatched last, the seconds that each
             waited for KV pages.
-        view: of the engine after the step; None unless somebody wants to look.
-        queued: sequences that were queued since the last output, after a feature had begun
-            something for them, as to compile a grammar; of a group its first.
+        view: the engine after the step; None unless a client sent `Action.LOOK`.
+        queued: sequences that were queued since the last output, after a feature had prepared
+            something for them, such as a grammar; of a group its first.
     """
 
     kind: ClassVar[str] = "output"

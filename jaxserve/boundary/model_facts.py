@@ -1,4 +1,4 @@
-"""What those who check requests know of a model."""
+"""The facts of a model that checking requests needs, without jax."""
 
 from __future__ import annotations
 

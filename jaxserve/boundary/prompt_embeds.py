@@ -1,4 +1,4 @@
-"""Embeddings in the place of a prompt's token ids: how they are checked."""
+"""Checks embeddings that take the place of a prompt's token ids."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FIELD = "prompt_embeds"
 
 
 def checked_embeds(given: Any, model: ModelFacts) -> np.ndarray:
-    """Little-endian float32[T, hidden_size] of what a caller gives.
+    """A caller's embeddings as little-endian float32[T, hidden_size].
 
     Args:
         given: a NumPy or JAX array of floating numbers.
-        model: of the engine.
+        model: its hidden size is the wanted one.
 
     Raises:
         ValidationError: anything else, an array of another shape, or numbers that are not finite.
@@ -26,13 +26,13 @@ def checked_embeds(given: Any, model: ModelFacts) -> np.ndarray:
     if not (isinstance(given, np.ndarray) or _is_jax_array(given)):
         raise ValidationError(FIELD, type(given).__name__, "a NumPy or JAX array")
     shown = f"{given.dtype}{list(given.shape)}"
-    # those that NumPy does not know, such as bfloat16, are of kind V and named
+    # types that NumPy does not know, such as bfloat16, have kind V and a name
     if given.dtype.kind != "f" and "float" not in given.dtype.name:
         raise ValidationError(FIELD, shown, "float32, bfloat16 or another floating type")
     if given.ndim != 2 or given.shape[1] != model.hidden_size:
         allowed = f"[tokens, {model.hidden_size}], the model's hidden size"
         raise ValidationError(FIELD, shown, allowed)
-    # what overflows float32 is infinite there, which is what is refused
+    # a number that overflows float32 becomes infinite, and is refused below
     with np.errstate(over="ignore"):
         embeds = np.asarray(given).astype("<f4")
     if not np.isfinite(embeds).all():

@@ -1,4 +1,4 @@
-"""What takes the places of token ids in a prompt: the parts there are, and their spans."""
+"""The parts of a prompt that take the places of token ids, and their spans."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from jaxserve.boundary.model_facts import ModelFacts
 from jaxserve.boundary.prompt_embeds import checked_embeds
 from jaxserve.errors import ValidationError
 
-NO_ID = -1  # of a place of the prompt that a span takes
+NO_ID = -1  # the token id of a place that a span takes
 
 
 class PromptSpan(NamedTuple):
-    """What takes neighbouring places of a prompt.
+    """An array that takes neighbouring places of a prompt.
 
     Attributes:
         part: the name of its part of the prompt, see `PARTS`.
-        start, length: which places.
-        shape: of the array.
+        start, length: its first place, and their number.
+        shape: the array's shape.
         data: the array, little-endian.
     """
 
@@ -32,12 +32,12 @@ class PromptSpan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What may take the places of token ids; the feature of the same name reads the spans.
+    """A kind of data that may take the places of token ids; a feature of its name reads the spans.
 
     Attributes:
-        setting: of `EngineConfig`: engines that take it have it on.
-        read: an array, as it travels, of what a caller gives for one span; raises ValidationError.
-        places: how many places such an array takes.
+        setting: field of `EngineConfig` that must be on.
+        read: turns a caller's value for one span into the array sent; raises ValidationError.
+        places: number of places that such an array takes.
     """
 
     setting: str
@@ -45,15 +45,15 @@ class Part(NamedTuple):
     places: Callable[[np.ndarray], int] = len
 
 
-# by the name that a caller's mapping has for it
+# key of a caller's mapping -> part
 PARTS: dict[str, Part] = {"prompt_embeds": Part("enable_prompt_embeds", checked_embeds)}
 
 
 def span_of(part: str, start: int, given: Any, model: ModelFacts) -> PromptSpan:
-    """The span that begins at `start`, of what a caller gives.
+    """The span that begins at `start`, from a caller's value.
 
     Raises:
-        ValidationError: the part cannot be that.
+        ValidationError: the part does not take that value.
     """
     array = PARTS[part].read(given, model)
     return PromptSpan(part, start, PARTS[part].places(array), array.shape, array.tobytes())
@@ -65,9 +65,9 @@ def take_places(
     """The spans that a caller gives beside token ids, in the order of their places.
 
     Args:
-        parts: by name, pairs (start, what takes the places from there on).
-        tokens: of the whole prompt; those of the places become NO_ID.
-        model: of the engine.
+        parts: name -> pairs (start, value for the places from there on).
+        tokens: of the whole prompt; changed in place: the spans' places become NO_ID.
+        model: has the hidden size that arrays must have.
 
     Raises:
         ValidationError: anything else, or spans that overlap or reach beyond the prompt.

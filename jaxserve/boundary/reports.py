@@ -1,4 +1,4 @@
-"""What features of the step report on sequences, as it travels from the engine to its client."""
+"""The reports of a step's features on sequences, as the engine sends them to its client."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TokenLogprobs(NamedTuple):
 
     Attributes:
         ids: token ids, the token itself first; it may come again.
-        logprobs: theirs.
-        ranks: theirs, 1 for the most likely token; None where only the id was asked for.
+        logprobs: log-probability of each id.
+        ranks: rank of each id, 1 for the most likely; None where only the id was asked for.
     """
 
     ids: list[int]
@@ -27,7 +27,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """What a feature tells, as JSON has it: arrays become lists.
+    """A feature's report as JSON types: arrays become lists.
 
     Raises:
         TypeError: something in it is neither an array, text, a number, None, a list nor a mapping
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{shown(value)} ({type(value).__name__}) is nothing that JSON has")
 
 
-# what has fields of its own in outputs: by feature, the type of what it tells, by sequence
+# reports that have fields of their own in outputs: feature -> type of its reports, by sequence
 REPORTS: Mapping[str, Any] = {
     LOGPROBS: dict[str, TokenLogprobs],  # of its only token in the step
     # of each place of the prompt after the first; None of embeddings

@@ -13,14 +13,14 @@ class StepTimes:
         plan: the scheduler chooses requests and pages.
         pack: the plan becomes one int32 array.
         dispatch: the compiled program is called; returns before the device is done.
-        wait: the host waits for the device. Large is good: the device is what limits.
+        wait: the host waits for the device. Large is good: the device is the limit.
         commit: tokens reach their requests, logprobs are collected.
         detokenise: tokens become text, stop strings are searched. Off the engine's thread in a
             server.
-        http: what else the event loop's thread computes while requests run (a server only): they
-            are parsed, chunks written.
+        http: other work of the event loop's thread while requests run (a server only): parsing
+            requests, writing chunks.
         device_idle: at most this long the device had nothing to do between two steps of a backlog,
-            besides what it takes the runtime to begin a step that is dispatched. An upper bound:
+            without the time that the runtime takes to begin a dispatched step. An upper bound:
             the host sees that a step has ended, not when.
         device_busy: at least this long it computed a step.
     """
@@ -39,7 +39,7 @@ class StepTimes:
         return asdict(self)
 
     def since(self, earlier: StepTimes) -> StepTimes:
-        """What was added after an earlier copy."""
+        """The seconds added since an earlier copy."""
         before = earlier.as_dict()
         return StepTimes(**{name: value - before[name] for name, value in self.as_dict().items()})
 

@@ -1,4 +1,4 @@
-"""Operations and bytes of steps, as counted from the shape of a model."""
+"""Operations and bytes of steps, counted from the shape of a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """Estimates: what the arithmetic of some steps needs at least, not what hardware counted.
+    """Estimates of the least that some steps need by arithmetic; no hardware counters.
 
     Attributes:
         flops: multiplications and additions of linear layers and attention.

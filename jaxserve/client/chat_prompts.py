@@ -1,4 +1,4 @@
-"""Prompts of conversations, by the model's chat template."""
+"""Conversations rendered to prompts by the model's chat template."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def chat_prompts(
     keep_control_tokens: bool,
     **how: Any,
 ) -> list[TokensPrompt]:
-    """One prompt a conversation.
+    """Render each conversation to one prompt.
 
     Args:
-        tokenizer: of the model, with its template.
+        tokenizer: the model's; it has the chat template.
         messages: a conversation or a list of them.
         variables: further variables of the template.
-        chat_template: in place of the tokenizer's.
-        keep_control_tokens: whether control tokens in the messages' text are control tokens.
+        chat_template: replaces the tokenizer's; None: the tokenizer's.
+        keep_control_tokens: whether names of control tokens in messages become control tokens.
         **how: other arguments of `Tokenizer.render_chat`.
 
     Raises:
-        ValidationError: no messages, something else than messages, or some that the template
-            refuses.
+        ValidationError: there are no messages, they are not messages, or the template refuses
+            them.
     """
     if not _is_list(messages):
         raise ValidationError("messages", messages, ALLOWED)

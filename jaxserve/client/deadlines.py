@@ -1,14 +1,14 @@
-"""When requests have to end."""
+"""The times at which requests must end."""
 
 from __future__ import annotations
 
 import heapq
 
-TIDY = 64  # entries of requests that have ended, which are let be
+TIDY = 64  # entries of ended requests that may stay in the heap
 
 
 class Deadlines:
-    """Times at which requests end wherever they are; kept by the client, whose clock it is."""
+    """Times at which requests end, in whatever state they are, by the client's clock."""
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {}
@@ -19,14 +19,14 @@ class Deadlines:
         heapq.heappush(self._heap, (time, request_id))
 
     def discard(self, request_id: str) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         self._times.pop(request_id, None)
         if len(self._heap) > 2 * len(self._times) + TIDY:
             self._heap = [(time, name) for name, time in self._times.items()]
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> list[str]:
-        """Requests whose time is over; they are forgotten here."""
+        """Remove and return the requests that are past their time."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             time, request_id = heapq.heappop(self._heap)
@@ -38,7 +38,7 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """When `due` has something to say; None: at no time."""
+        """The earliest time at which a request is due; None: there is none."""
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

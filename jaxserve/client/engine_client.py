@@ -1,4 +1,4 @@
-"""The engine as those who use it see it: prompts in, outputs out, whatever lies between.
+"""The clients of an engine: prompts in, outputs out, wherever the engine runs.
 
 A client checks requests, sends messages and makes text of the tokens that come back; the engine
 sees neither strings nor callers.
@@ -49,15 +49,15 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClient(ABC):
-    """What serves requests; used by one thread, but for `prepare`, which any may call.
+    """Serves requests. One thread uses it; `prepare` alone may be called from any thread.
 
     Clients differ in how messages get to the engine and back.
 
     Attributes:
-        config: of the engine, once it is there.
+        config: of the engine; set once the engine is loaded.
         metrics: of the requests and the engine.
-        history: its last steps.
-        ledger: what was let in, and what may still be.
+        history: the engine's last steps.
+        ledger: the admitted requests, and the room for more.
     """
 
     config: ResolvedConfig
@@ -82,11 +82,11 @@ class EngineClient(ABC):
         tokenizer: Tokenizer | None,
         page_bytes: int,
     ) -> None:
-        """The engine is there.
+        """Called once the engine is loaded.
 
         Args:
-            config: of the engine.
-            model: of the engine.
+            config: with the engine's decisions.
+            model: facts of the model that it serves.
             tokenizer: None when `skip_tokenizer_init` is set.
             page_bytes: of one KV page over all layers and devices.
         """
@@ -103,7 +103,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _post(self, body: Body) -> None:
-        """Have a message get to the engine."""
+        """Send a message to the engine."""
 
     @abstractmethod
     def check_alive(self) -> None:
@@ -111,7 +111,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     def outputs(self) -> list[RequestOutput]:
-        """What has come since the last call, and the last outputs of requests whose time is over.
+        """New outputs since the last call, and the last outputs of requests that timed out.
 
         Raises EngineDeadError if nothing more can come.
         """
@@ -144,12 +144,12 @@ class EngineClient(ABC):
 
     @property
     def inputs(self) -> InputProcessor:
-        """What prepares requests, once the engine is there."""
+        """Prepares requests; set once the engine is loaded."""
         assert self._inputs is not None
         return self._inputs
 
     def admit(self, prepared: Sequence[PreparedRequest]) -> None:
-        """Let the requests of one call in, all of them or none; each is added or ended next.
+        """Admit the requests of one call, all or none; the caller adds or ends each of them next.
 
         Raises:
             ValidationError: an id is in use.
@@ -161,7 +161,7 @@ class EngineClient(ABC):
             self.ledger.admit({one.request_id: _work(one.group) for one in prepared})
 
     def add(self, prepared: PreparedRequest) -> None:
-        """Begin a request, which is admitted if it has not been.
+        """Begin a request; one that was not admitted is admitted first.
 
         Raises:
             ValidationError: its id is in use.
@@ -185,7 +185,7 @@ class EngineClient(ABC):
             self._queued(request_id)
 
     def next_deadline(self) -> float | None:
-        """When `outputs` has to be asked again at the latest, by the clock; None: at no time."""
+        """The latest time, by the clock, of the next call of `outputs`; None: no deadline."""
         times = (self._deadlines.next, self._queue_deadlines.next)
         return min((one for one in times if one is not None), default=None)
 
@@ -199,11 +199,11 @@ class EngineClient(ABC):
             self.ledger.check(client, requests)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; its last output, None if it is not live."""
+        """End a request now. Returns its last output; None if it is not live."""
         return self._end(request_id, None)
 
     def take_failures(self) -> dict[str, Exception]:
-        """Requests that have ended without a last output since the last call, and why."""
+        """Requests that ended without a last output since the last call, and their errors."""
         found, self._failures = self._failures, {}
         return found
 
@@ -212,7 +212,7 @@ class EngineClient(ABC):
         return self._processor.num_generated(request_id)
 
     def drop(self, request_id: str) -> None:
-        """End a request now whose caller has gone, so that no output need be made."""
+        """End a request now without a last output: its caller has gone."""
         self._end_sequences(request_id, self._processor.drop(request_id))
 
     def stats(self) -> EngineStats:
@@ -220,7 +220,7 @@ class EngineClient(ABC):
         return self.metrics.stats
 
     def reset_prefix_cache(self) -> None:
-        """Have nothing found any more that was computed so far; requests that run go on."""
+        """Empty the prefix cache; running requests go on."""
         self._post(Control(Action.RESET_PREFIX_CACHE))
 
     def look(self) -> None:
@@ -228,12 +228,12 @@ class EngineClient(ABC):
         self._post(Control(Action.LOOK))
 
     def take_view(self) -> EngineView | None:
-        """What came since the last call; its slots bear the ids of requests."""
+        """The view that came since the last call, or None; its slots bear the ids of requests."""
         found, self._view = self._view, None
         return found
 
     def close(self) -> None:
-        """End the engine, which gives back its device memory."""
+        """End the engine and free its device memory."""
         self._end_checks()
         self._post(Control(Action.CLOSE))
 
@@ -247,19 +247,19 @@ class EngineClient(ABC):
         return output
 
     def _end_sequences(self, request_id: str, sequences: list[str]) -> None:
-        """Have the engine end them."""
+        """Tell the engine to end sequences of a request."""
         self._forget(request_id)
         if sequences:
             self._post(Abort(sequences))
 
     def _forget(self, request_id: str) -> None:
-        """A request has ended."""
+        """Drop the deadlines and the ledger's entry of a request that has ended."""
         self._deadlines.discard(request_id)
         self._queue_deadlines.discard(request_id)
         self.ledger.ended(request_id)
 
     def _queued(self, request_id: str) -> None:
-        """A request waits for its first step and for nothing else from now on."""
+        """Start `max_queue_wait` of a request: from now on it waits for its first step alone."""
         most = self.config.asked.max_queue_wait or math.inf
         if self.refuses_late and most < math.inf:
             self._queue_deadlines.add(request_id, self._clock.now() + most)
@@ -269,7 +269,7 @@ class EngineClient(ABC):
             raise ValidationError("request_id", request_id, "an id that is not in use")
 
     def _expired(self) -> list[RequestOutput]:
-        """The last outputs of requests whose time is over; those that waited too long fail."""
+        """Last outputs of requests that timed out; requests over `max_queue_wait` fail."""
         if self._queue_deadlines:
             for name in self._queue_deadlines.due(self._clock.now()):
                 self._refuse_late(name)
@@ -295,7 +295,7 @@ class EngineClient(ABC):
             raise
 
     def _take(self, step: StepOutput) -> list[RequestOutput]:
-        """Make outputs of one step's tokens; sequences that met a stop string are ended."""
+        """Turn one step's tokens into outputs, and end sequences that met a stop string."""
         if step.step is not None:
             self.history.record(step.step)
         self.metrics.record_step(step)
@@ -342,12 +342,12 @@ def _work(group: AddGroup) -> RequestWork:
 
 
 def _compiles(group: AddGroup) -> bool:
-    """Whether it waits for its grammar before it is queued."""
+    """Whether a group waits for its grammar before it is queued."""
     return group.grammar is not None or group.thoughts is not None
 
 
 def _label(model_name: str) -> str:
-    """What metrics call the model: its name, but no path of this machine."""
+    """The model's name in metrics; of a path of this machine only its end."""
     return Path(model_name).name if Path(model_name).exists() else model_name
 
 
@@ -355,8 +355,8 @@ class LocalClient(EngineClient):
     """The client of an engine that the caller's own thread steps.
 
     Attributes:
-        engine: for those who look inside, such as benchmarks of its parts.
-        lives: what became of the last requests.
+        engine: the engine itself, for benchmarks of its parts.
+        lives: records of the last requests.
     """
 
     refuses_late = False
@@ -379,7 +379,7 @@ class LocalClient(EngineClient):
         self.engine.check_alive()
 
     def outputs(self) -> list[RequestOutput]:
-        """Those of one step, which is run."""
+        """Run one step and return its outputs."""
         expired = self._expired()
         found = expired + self._take(self.engine.step())
         self.lives.ended(found)
@@ -389,7 +389,7 @@ class LocalClient(EngineClient):
         try:
             super().add(prepared)
         except KeyboardInterrupt:
-            # the engine may have it already: it would run for nobody
+            # the engine may have it already, and would run it without a caller
             if not self._processor.is_live(prepared.request_id):
                 self._post(Abort(prepared.group.sequence_ids))
             raise

@@ -1,4 +1,4 @@
-"""From what a caller passes (text, token ids, messages) to what the engine is sent."""
+"""Validates and tokenises a caller's prompt (text, token ids, messages) into an `AddGroup`."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ _NO_LIST: list[Any] = []
 # Of a long text so many characters a token of the context, and at least so many, are tokenised
 # before the others; and so many tokens may change with what follows them.
 HEAD_CHARACTERS, LEAST_HEAD, SPARE_TOKENS = 8, 2**15, 64
-# Tokens whose check takes a fraction of a millisecond.
+# So many tokens are checked in a fraction of a millisecond.
 QUICK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A validated request: what its client keeps, and what the engine is sent."""
+    """A validated request: the client's part, and the message for the engine."""
 
     request_id: str
     prompt: str | None
@@ -70,11 +70,11 @@ class PreparedRequest:
 
 
 class InputProcessor:
-    """Validates and tokenises.
+    """Validates and tokenises prompts.
 
     Args:
-        config: of the engine.
-        model: the model's configuration, or what a client knows of it.
+        config: its limits bound prompts.
+        model: the model's configuration, or the facts that a client has of it.
         tokenizer: None when `skip_tokenizer_init` is set.
     """
 
@@ -115,13 +115,13 @@ class InputProcessor:
         return len(tokens) + listed + params.n <= QUICK_TOKENS
 
     def begin_check(self, params: Params, client: str) -> Future[str] | None:
-        """Have the grammar of a constraint tried, which `prepare` then knows; None: no grammar.
+        """Start to try a constraint's grammar; `prepare` uses the result. None: no grammar.
 
-        The future raises what `GrammarChecks.submit` says.
+        The future raises the errors of `GrammarChecks.submit`.
 
         Args:
-            params: of the request.
-            client: whose turn it is, see `Queueing`.
+            params: any kind; only sampling parameters may have a constraint.
+            client: waits its turn among other clients, see `Queueing`.
 
         Raises:
             ValidationError: names the field of a constraint that cannot be understood.
@@ -132,17 +132,17 @@ class InputProcessor:
         return self._try(asked, client)
 
     def warm_up(self) -> None:
-        """Begin to start what the first constraint needs."""
+        """Begin to start the process that the first constraint needs."""
         if self._checks is not None:
             self._checks.start()
 
     def drain(self) -> None:
-        """Refuse the constraints that would wait long for their turn to be tried."""
+        """Refuse constraints that would wait long for their turn to be tried."""
         if self._checks is not None:
             self._checks.drain()
 
     def close(self) -> None:
-        """End what tries grammars; no constraint can be prepared any more."""
+        """End the process that tries grammars; no constraint can be prepared any more."""
         if self._checks is not None:
             self._checks.close()
 
@@ -153,15 +153,15 @@ class InputProcessor:
         request_id: str,
         queueing: Queueing | None = None,
     ) -> PreparedRequest:
-        """Check one request; nobody does so again.
+        """Check one request; it is not checked again later.
 
         Args:
             prompt: text, token ids, or a mapping of one of the kinds in `prompts`.
             params: sampling parameters, `n` of which run as separate sequences; those of a beam
-                search, which has one output; or what is wanted of the hidden states: the engine
-                samples one token with them, which means nothing.
+                search, which has one output; or pooling parameters: with those the engine
+                samples one token, which means nothing.
             request_id: unique among live requests.
-            queueing: when the caller asked, and how urgent it is; now when None.
+            queueing: arrival time and urgency; None: it arrived now.
 
         Raises:
             ValidationError: names the prompt or the parameter that cannot be served.
@@ -224,7 +224,7 @@ class InputProcessor:
         return replace(params, layer=None if layer == self._model.num_layers else layer)
 
     def _with_parts(self, prompt: Mapping[str, Any], parts: dict[str, Any]) -> Tokenised:
-        """A prompt in which something takes the places of token ids, or of all there are."""
+        """A prompt in which spans take the places of some or all token ids."""
         for name in parts:
             setting = PARTS[name].setting
             if not getattr(self._config.asked, setting):
@@ -295,7 +295,7 @@ class InputProcessor:
         )
 
     def _thoughts(self, params: SamplingParams) -> Thoughts | None:
-        """The tags of what comes before a constrained text, or may have so many tokens."""
+        """The tags of thoughts before a constrained text, or of thoughts with a budget."""
         asked, budget = params.structured_outputs, params.thinking_token_budget
         of_constraint = None if asked is None else asked.thoughts
         if budget is None or budget == -1:
@@ -315,7 +315,7 @@ class InputProcessor:
         return found
 
     def _grammar(self, asked: StructuredOutputsParams, client: str) -> str:
-        """A constraint as the engine is told of it; it compiles."""
+        """A constraint in the engine's notation; it is known to compile."""
         return self._try(asked, client).result()
 
     def _try(self, asked: StructuredOutputsParams, client: str) -> Future[str]:
@@ -329,7 +329,7 @@ class InputProcessor:
         return self._checks.submit(grammar_text(asked), name, given, client)
 
     def _with_beams(self, group: AddGroup, beams: BeamSearchParams) -> AddGroup:
-        """A group that searches; the device reports the tokens that may follow each beam."""
+        """The group of a beam search; the device reports tokens that may follow each beam."""
         width, limit, vocab_size = (
             beams.beam_width,
             self._config.asked.max_logprobs,
@@ -429,12 +429,12 @@ class InputProcessor:
 
 
 def _parts(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a prompt may take the places of token ids."""
+    """The parts of a prompt that take the places of token ids."""
     return {name: prompt[name] for name in PARTS if prompt.get(name) is not None}
 
 
 def _beam_sampling(beams: BeamSearchParams) -> SamplingParams:
-    """What a beam search has in common with any other request; its tokens are not drawn."""
+    """The sampling parameters that a beam search shares with other requests: it draws nothing."""
     return SamplingParams(
         temperature=0.0,
         max_tokens=beams.max_tokens,
@@ -446,7 +446,7 @@ def _beam_sampling(beams: BeamSearchParams) -> SamplingParams:
 
 
 def _check_reads_no_tokens(params: SamplingParams) -> None:
-    """Refuses what is said of the prompt's token ids, where it has none."""
+    """Refuses parameters about the prompt's token ids where it has none."""
     for name, off in (("prompt_logprobs", None), ("repetition_penalty", 1.0)):
         if getattr(params, name) != off:
             allowed = f"{off!r} for a prompt without token ids"

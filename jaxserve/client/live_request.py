@@ -1,4 +1,4 @@
-"""A request that is not finished, as its client keeps it: text and tokens of its sequences."""
+"""The client's state of an unfinished request: text and tokens of its sequences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Text:
             self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
 
     def append(self, token: int | None, *, last: bool, may_stop: bool) -> tuple[str, str | None]:
-        """Text that is final now, and the stop string that ended it.
+        """Append a token. Returns the text that is final now, and the stop string that ended it.
 
         Text that comes while `may_stop` is False (`min_tokens`) is never part of a stop string.
         A token that is None has no text.
@@ -59,7 +59,7 @@ class _Text:
 class LiveSequence:
     """One of the `n` completions of a request.
 
-    `output` is everything so far, or what is new since the last output of a delta stream.
+    `output` holds everything so far; in a delta stream, what is new since the last output.
     """
 
     def __init__(self, index: int, sequence_id: str, params: SamplingParams, text: _Text | None):
@@ -88,7 +88,7 @@ class LiveSequence:
         return stop_string
 
     def is_due(self) -> bool:
-        """Whether its caller is to hear of it now, by the request's `stream_interval`."""
+        """Whether the request's `stream_interval` asks for an output now."""
         interval = self.params.stream_interval
         if interval is None or self._num_told == 0 or self.output.finish_reason is not None:
             due = True
@@ -118,7 +118,7 @@ class LiveSequence:
         return self._taken + self.output.token_ids
 
     def take_delta(self) -> CompletionOutput:
-        """What has come since the last call."""
+        """The output since the last call."""
         taken = self.output
         if taken.finish_reason is None:
             self._taken += taken.token_ids

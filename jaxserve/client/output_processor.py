@@ -1,4 +1,4 @@
-"""From the engine's tokens to what callers see: text, logprobs, `RequestOutput`s."""
+"""Turns the engine's tokens into `RequestOutput`s: text, logprobs, reports."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class StepEffects(NamedTuple):
-    """What one step means to the callers, and to the engine.
+    """The effects of one step on callers and engine.
 
     `stopped` are sequences that met a stop string, or an error, and the request of each: the engine
-    must abort them. `refused` are requests that have ended without an output, and why.
+    must abort them. `refused` are requests that ended without an output, and their errors.
     """
 
     outputs: list[RequestOutput]
@@ -43,11 +43,11 @@ class StepEffects(NamedTuple):
 
 
 class RequestProgress(NamedTuple):
-    """What has come of a request that goes on.
+    """The progress of an unfinished request.
 
     Attributes:
-        group: what the engine was sent.
-        tokens: of its sequences that have not ended: what has come of each, in order.
+        group: the message that the engine was sent.
+        tokens: of each unfinished sequence, in order: its tokens so far.
         is_scored: its prompt's log-probabilities have come, if they were asked for.
     """
 
@@ -61,10 +61,10 @@ class OutputProcessor:
 
     Args:
         tokenizer: makes the text; None when the engine has no tokenizer.
-        metrics: told of every step's tokens and every finished request.
-        clock: measures what text takes.
-        keeps_groups: what the engine was sent is kept, for an engine that may have to be sent it
-            again.
+        metrics: counts every step's tokens and every finished request.
+        clock: measures the time that detokenising takes.
+        keeps_groups: keep the messages of live requests, so that they can be sent again to another
+            engine.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class OutputProcessor:
         self._metrics.record_prompt(len(prepared.group.prompt_token_ids))
 
     def process(self, step: StepOutput) -> StepEffects:
-        """Take in one step's tokens."""
+        """Process one step's tokens."""
         self._clock.begin_text()
         outputs: list[RequestOutput] = []
         stopped: dict[str, str] = {}
@@ -146,7 +146,7 @@ class OutputProcessor:
         return StepEffects(outputs, stopped, refused)
 
     def unfinished(self, request_id: str) -> RequestProgress:
-        """What has come of a live request."""
+        """The progress of a live request."""
         live, tokens = self._live[request_id], dict[str, list[int]]()
         for name, sequence in zip(live.sequence_ids, live.sequences):
             if name in self._by_sequence:
@@ -160,7 +160,7 @@ class OutputProcessor:
         return sum(one.num_tokens for one in sequences if one is not None)
 
     def group(self, request_id: str) -> AddGroup:
-        """What the engine was sent of a live request."""
+        """The message that the engine was sent for a live request."""
         group = self._live[request_id].group
         assert group is not None, "for clients that keep what they have sent"
         return group
@@ -171,7 +171,7 @@ class OutputProcessor:
         return None if found is None else found[0].request_id
 
     def live_requests(self) -> list[str]:
-        """The unfinished ones, in the order in which they came."""
+        """Ids of the unfinished requests, in the order in which they came."""
         return [*self._live]
 
     def _take_token(
@@ -183,7 +183,7 @@ class OutputProcessor:
         now: float,
         last_times: list[float],
     ) -> tuple[RequestOutput | None, bool]:
-        """Take in one token; what its request has to say now, and whether it met a stop string."""
+        """Process one token. Returns its request's output, if due, and whether it met a stop."""
         live, index = found
         sequence = live.sequences[index] or live.sequence(index, self._tokenizer)
         if sequence.last_token_time is None:
@@ -233,9 +233,9 @@ class OutputProcessor:
         return self._make_output(live, completions), ids
 
     def drop(self, request_id: str, *, finish: str = "abort") -> list[str]:
-        """Forget a request that nobody hears of any more; the sequences the engine must abort.
+        """Forget a request without an output; returns the sequences the engine must abort.
 
-        Of thousands the outputs would take longer than several steps.
+        Making outputs of thousands of sequences would take longer than several steps.
         """
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, finish, None)[0]
@@ -243,10 +243,10 @@ class OutputProcessor:
     def _end(
         self, live: LiveRequest, finish: str, why: str | None
     ) -> tuple[list[str], list[LiveSequence], list[int]]:
-        """End what is unfinished of a request.
+        """End the unfinished sequences of a request.
 
         Returns:
-            the ids of these sequences, those that have a token, and the indices of the others.
+            their ids, the sequences that have a token, and the indices of the others.
         """
         now = self._clock.now()
         ids = [name for name in live.sequence_ids if name in self._by_sequence]
@@ -268,7 +268,7 @@ class OutputProcessor:
         return ids, unfinished, unmade
 
     def _take_schedule(self, step: StepOutput) -> None:
-        """Who had a first step, and who lost a slot."""
+        """Record the first steps and preemptions of requests."""
         for sequence_id, first in step.first_steps.items():
             live, _ = self._by_sequence.get(sequence_id, (None, 0))
             if live is not None and live.metrics.first_scheduled_time is None:
@@ -283,7 +283,7 @@ class OutputProcessor:
                 found.sequence(index, self._tokenizer).num_preemptions = times
 
     def _take_own_reports(self, step: StepOutput) -> None:
-        """Keep what else features tell, also of sequences without a new token."""
+        """Keep the other reports of features, also of sequences without a new token."""
         for name in step.reports.keys() - REPORTS.keys():
             for sequence_id, told in step.reports[name].items():
                 live, index = self._by_sequence.get(sequence_id, (None, 0))
@@ -293,13 +293,13 @@ class OutputProcessor:
                     output.reports.setdefault(name, []).append(told)
 
     def _take_first(self, live: LiveRequest, now: float) -> None:
-        """A sequence got its first token."""
+        """Record that a sequence got its first token."""
         if live.metrics.first_token_time is None:
             live.metrics.first_token_time = now
             self._metrics.record_first_token(live.metrics)
 
     def _take_beams(self, live: LiveRequest, found: list[Hypothesis], now: float) -> RequestOutput:
-        """A beam search is over."""
+        """Make the output of a beam search that is over."""
         self._take_first(live, now)
         live.metrics.last_token_time = now
         for name in live.sequence_ids[len(found) :]:  # a grammar may have few texts
@@ -321,7 +321,7 @@ class OutputProcessor:
     def _take_reports(
         self, live: LiveRequest, sequence: LiveSequence, reports: dict[str, dict[str, Any]]
     ) -> None:
-        """Append what the step tells of the tokens of a sequence."""
+        """Append the step's reports on a sequence's tokens."""
         prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
         if prompt is not None and live.prompt_logprobs is None:
             live.prompt_logprobs = [
@@ -354,7 +354,7 @@ class OutputProcessor:
             self._forget(live, is_whole=finish not in ("abort", ERROR))
 
     def _forget(self, live: LiveRequest, *, is_whole: bool) -> None:
-        """All its sequences have ended."""
+        """Drop a request: all its sequences have ended."""
         del self._live[live.request_id]
         made = [sequence for sequence in live.sequences if sequence is not None]
         num_generated = [sequence.num_tokens for sequence in made]
@@ -402,7 +402,7 @@ class OutputProcessor:
 
 
 def _told(end: End) -> tuple[str, int | str | None]:
-    """The finish_reason and stop_reason of what a token has ended."""
+    """The finish_reason and stop_reason of a sequence's end."""
     match end.reason:
         case FinishReason.ERROR:
             return ERROR, GRAMMAR

@@ -1,4 +1,4 @@
-"""What waits for one stream's reader: bounded, however slowly it reads."""
+"""The queue of outputs before one stream's reader: bounded, however slowly it reads."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import asyncio
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind
 
-MOST_WAITING = 64  # outputs that wait apart; what comes behind them is put together
+MOST_WAITING = 64  # outputs that wait apart; later ones are merged
 # What an output, a token of it and a token's logprob take in memory, measured.
 OUTPUT_BYTES, TOKEN_BYTES, LOGPROB_BYTES = 256, 40, 160
-MOST_TOKENS = 1024  # of what is put together: texts that grow without end would be copied each time
+MOST_TOKENS = 1024  # of a merged output: texts that grow without end would be copied each time
 
 
 class OutputQueue:
-    """A queue of outputs whose newest are put together when its reader does not keep up.
+    """A queue of outputs; it merges the newest when its reader does not keep up.
 
-    Nothing of them is lost: of a delta stream a later output is added to the one before, of a
-    cumulative one it takes its place. It has one reader, and the loop's thread alone puts in; an
-    `asyncio.Queue` takes two KiB more, and hundreds of thousands may wait.
+    Nothing is lost: in a delta stream a later output is added to the one before, in a cumulative
+    one it replaces it. It has one reader, and the loop's thread alone puts in. An `asyncio.Queue`
+    takes two KiB more, and hundreds of thousands may wait.
 
     Attributes:
-        kind: what each output holds; None before it is known, when nothing waits yet.
+        kind: of the outputs; None before it is known, when nothing waits yet.
     """
 
     __slots__ = ("_reader", "_waiting", "kind")
@@ -32,7 +32,7 @@ class OutputQueue:
         self._reader: asyncio.Future[None] | None = None
 
     def num_bytes(self) -> int:
-        """About what the outputs take that wait."""
+        """About how many bytes the waiting outputs take."""
         outputs = (one for one in self._waiting if isinstance(one, RequestOutput))
         return sum(map(_num_bytes, outputs))
 

@@ -1,4 +1,4 @@
-"""Requests of an event loop are prepared in other threads, where that takes time."""
+"""Prepares an event loop's requests, in other threads where that takes time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RequestPreparation:
     """Prepares requests of one event loop; used by its thread.
 
     Attributes:
-        count: of requests that are being prepared elsewhere.
+        count: of requests that other threads prepare now.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class RequestPreparation:
         request_id: str,
         queueing: Queueing | None,
     ) -> PreparedRequest:
-        """As `InputProcessor.prepare`."""
+        """Like `InputProcessor.prepare`, without blocking the loop."""
         work = (prompt, params, request_id, queueing)
         if inputs.is_quick(prompt, params):
             # two changes of thread cost more than the work, the more the busier the engine is

@@ -19,12 +19,12 @@ class ScoringOutput:
 
 @dataclass(slots=True)
 class ScoringRequestOutput:
-    """What `LLM.score` returns of one pair.
+    """The result of `LLM.score` for one pair.
 
     Attributes:
-        request_id: ids of both prompts.
-        outputs: its score.
-        prompt_token_ids: of both.
+        request_id: ids of both prompts, with a "_" between.
+        outputs: the score.
+        prompt_token_ids: the first prompt's, then the other's.
         finished: True.
     """
 
@@ -35,7 +35,7 @@ class ScoringRequestOutput:
 
 
 def pair_up(first: int, second: int) -> list[tuple[int, int]]:
-    """Which of `first` texts meet which of `second`: one meets all, otherwise each its own.
+    """Pairs of indices: a single first text is paired with all, else texts of one index pair.
 
     Raises:
         ValidationError: neither is one and their numbers differ.

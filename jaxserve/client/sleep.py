@@ -1,4 +1,4 @@
-"""An engine that gives its device memory away for a while and keeps its compiled programs."""
+"""Sleep mode: an engine frees its device memory for a while and keeps its compiled programs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ TAGS = (WEIGHTS, KV_CACHE)
 
 
 class Sleep:
-    """Sleep of the engine of one client.
-
-    Args:
-        client: of the engine.
-    """
+    """Sleep mode of one client's engine."""
 
     def __init__(self, client: LocalClient):
         self._client = client
@@ -24,7 +20,7 @@ class Sleep:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether any of its memory is given away."""
+        """Whether any of the engine's memory is freed."""
         return bool(self._away)
 
     def check_awake(self) -> None:
@@ -33,10 +29,10 @@ class Sleep:
             raise ValidationError("engine", "asleep", "an engine that is awake: call wake_up first")
 
     def sleep(self, level: int) -> None:
-        """Give away the KV cache, with what it has computed, and the weights.
+        """Free the KV cache, prefix cache included, and the weights.
 
         Args:
-            level: 1 keeps the weights in host memory, 2 reads them again from where they came.
+            level: 1 keeps the weights in host memory, 2 reads them again from the checkpoint.
 
         Raises:
             ValidationError: another level, or requests run.
@@ -55,10 +51,10 @@ class Sleep:
         self._away = set(TAGS)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
-        """Take the memory again.
+        """Restore the freed memory.
 
         Args:
-            tags: of "weights" and "kv_cache"; both when None.
+            tags: some of "weights" and "kv_cache"; both when None.
 
         Raises:
             ValidationError: another tag.

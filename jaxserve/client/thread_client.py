@@ -1,7 +1,7 @@
 """The client of an engine that has a thread of its own.
 
-The thread owns the engine, from loading to the end: messages go in through one queue, and come out
-through another with a word to whoever waits for them.
+The thread owns the engine, from loading to the end. Messages go in through one queue. Outputs come
+out through another, and a callback tells the caller of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ThreadClient(EngineClient):
     """Loads an engine and serves in the background.
 
     Args:
-        asked: what the user asked for; `config` is there once ready.
+        asked: the user's settings; the resolved `config` is set once the client is ready.
         clock: of the thread that uses the client.
-        notify: called in the engine's thread when outputs have come, and when it has ended.
+        notify: called in the engine's thread when outputs have come, and when the engine has ended.
     """
 
     def __init__(self, asked: EngineConfig, clock: ClientClock, notify: Callable[[], None]):
@@ -60,12 +60,12 @@ class ThreadClient(EngineClient):
 
     @property
     def is_restarting(self) -> bool:
-        """False: an engine of this process dies with it, or for good."""
+        """False: an engine in this process is not restarted."""
         return False
 
     @property
     def silence(self) -> str | None:
-        """Why the engine seems to hang, for people; None: it does not."""
+        """Why the engine seems to hang, in words; None: it does not."""
         return self._silence.reason if self.is_ready else None
 
     @property
@@ -75,7 +75,7 @@ class ThreadClient(EngineClient):
 
     @property
     def processes(self) -> dict[str, Callable[[], int | None]]:
-        """Those that serve, by name: what finds the id of each."""
+        """The processes that serve: name -> function that returns the process id."""
         return {"server": os.getpid}
 
     def check_alive(self) -> None:
@@ -85,7 +85,7 @@ class ThreadClient(EngineClient):
             raise EngineDeadError("the engine is still loading")
 
     def death(self) -> EngineDeadError:
-        """What every caller is told, a new error each, with the reason as its cause."""
+        """A new error for each caller, with the reason as its cause."""
         error = self.error
         if error is None:
             return ShutdownError("the engine was shut down: make a new one, or restart the server")
@@ -132,7 +132,7 @@ class ThreadClient(EngineClient):
             self._serve(engine)
         except BaseException as error:
             self.error = error
-            # what loading refuses is for people, without a traceback
+            # errors that loading raises on purpose need no traceback
             if engine is not None or not isinstance(error, (JaxServeError, CheckpointError)):
                 logger.exception("the engine thread ended with an error")
         finally:
@@ -143,7 +143,7 @@ class ThreadClient(EngineClient):
 
     def _serve(self, engine: Engine) -> None:
         while True:
-            # an idle engine blocks here until somebody wants something
+            # an idle engine blocks here until a message comes
             self._handle_sent(engine, wait=not engine.has_work)
             if engine.is_closed:
                 return
@@ -157,7 +157,7 @@ class ThreadClient(EngineClient):
     def _handle_sent(self, engine: Engine, *, wait: bool) -> None:
         try:
             engine.handle(self._sent.get(block=wait))
-            while not engine.is_closed:  # what is sent after that finds nobody
+            while not engine.is_closed:  # later messages are not read
                 engine.handle(self._sent.get_nowait())
         except queue.Empty:
             return
@@ -166,6 +166,6 @@ class ThreadClient(EngineClient):
 
     def _watch(self) -> None:
         while not self._ended.wait(BEAT_S):
-            # where its words are not taken yet, they may be all that requests wait for
+            # outputs that are not taken yet may be all that requests wait for
             has_work = self.has_work and not self._received
             self._silence.tick(self._pulse.beat(), has_work=has_work)

@@ -48,7 +48,7 @@ def own_backend(name: str) -> dict[str, Implementation]:
     module, _, attribute = name.partition(":")
     try:
         record = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is somebody else's: whatever it raises is told
+    except Exception as error:  # a module from outside: any exception of it is told
         allowed = f"module:NAME of a Backend that can be imported ({error!r})"
         raise KernelError("backend", repr(name), allowed) from error
     if not isinstance(record, Backend):

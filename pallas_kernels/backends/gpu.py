@@ -1,4 +1,4 @@
-"""GPU: what XLA makes of linear layers whose contraction is divided."""
+"""GPU: XLA's linear layers with a divided contraction."""
 
 from __future__ import annotations
 

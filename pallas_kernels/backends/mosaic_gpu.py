@@ -28,7 +28,7 @@ POOLS = tuple(jnp.dtype(name) for name in ("bfloat16", "float16", "int8", "float
 
 @dataclass(frozen=True, slots=True)
 class HopperDecodeTuning(Tuning):
-    """How decode on Hopper (`mosaic_gpu`) divides its work.
+    """The division of work of decode on Hopper (`mosaic_gpu`).
 
     Attributes:
         block_tokens: keys a step of the inner loop, 64 or 128.
@@ -43,7 +43,7 @@ class HopperDecodeTuning(Tuning):
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillTuning(Tuning):
-    """How prefill on Hopper (`mosaic_gpu`) divides its work; as far as shared memory goes.
+    """The division of work of prefill on Hopper (`mosaic_gpu`), as far as shared memory goes.
 
     Attributes:
         block_tokens: keys a step of the inner loop, 64 or 128.
@@ -56,7 +56,7 @@ class HopperPrefillTuning(Tuning):
 
 @dataclass(frozen=True, slots=True)
 class HopperMatmulTuning(Tuning):
-    """How a quantised product on Hopper (`mosaic_gpu`) divides its work.
+    """The division of work of a quantised product on Hopper (`mosaic_gpu`).
 
     Attributes:
         tile_m: rows of activations a thread block.

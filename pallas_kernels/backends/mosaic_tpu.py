@@ -30,7 +30,7 @@ TABLE_ENTRIES = 192 << 10  # of 4 bytes, in 1 MiB of scalar memory with the rest
 
 @dataclass(frozen=True, slots=True)
 class TpuDecodeTuning(Tuning):
-    """How decode on a TPU (`mosaic_tpu`) divides its work.
+    """The division of work of decode on a TPU (`mosaic_tpu`).
 
     Attributes:
         block_tokens: keys a step of the inner loop, a multiple of 128.
@@ -45,7 +45,7 @@ class TpuDecodeTuning(Tuning):
 
 @dataclass(frozen=True, slots=True)
 class TpuPrefillTuning(Tuning):
-    """How prefill on a TPU (`mosaic_tpu`) divides its work.
+    """The division of work of prefill on a TPU (`mosaic_tpu`).
 
     Attributes:
         tile_rows: rows of queries (a row is one token of one query head) a grid step.
@@ -62,7 +62,7 @@ class TpuPrefillTuning(Tuning):
 
 @dataclass(frozen=True, slots=True)
 class TpuMatmulTuning(Tuning):
-    """How a quantised product on a TPU (`mosaic_tpu`) divides its work.
+    """The division of work of a quantised product on a TPU (`mosaic_tpu`).
 
     Attributes:
         tile_m: rows of activations a grid step.

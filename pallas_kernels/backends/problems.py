@@ -71,14 +71,14 @@ class Matmul:
     """The shapes and options of a product with a quantised weight: by default Llama-3-8B's.
 
     Attributes:
-        rows: of the activations.
+        rows: rows of the activations.
         inputs: contracted elements.
         outputs: output channels.
-        dtype: of the activations.
+        dtype: type of the activations.
         weight: "int4", "int8" or "fp8".
         group: inputs that share a scale, of 4-bit weights.
         asymmetric: whether groups of 4-bit weights have zero points.
-        activations: "float", or what they are rounded to: "int8" or "fp8".
+        activations: "float", or the type that they are rounded to: "int8" or "fp8".
         shards: devices; 1.
     """
 
@@ -104,9 +104,9 @@ class Sampling:
     """The weights that a sampler draws from: by default Llama-3-8B's.
 
     Attributes:
-        rows: of the weights.
+        rows: sampling rows.
         vocab: tokens.
-        dtype: of the weights.
+        dtype: type of the weights.
         shards: devices; 1.
     """
 

@@ -1,4 +1,4 @@
-"""What is known of a backend: one record, in a file of its own."""
+"""The record of a backend: all that is known of it; each is in a file of its own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Implementation:
 
     Attributes:
         operation: a key of `pallas_kernels.backends.OPERATIONS`.
-        module: where it is, in this package, or anywhere for a backend outside of it; imported when
+        module: its module, in this package, or anywhere for a backend outside of it; imported when
             it is first used: the compilers of GPU and TPU kernels cost a third of a second each and
             exist for their devices only.
         covers: why it does not cover a shape; None when it does.
@@ -64,10 +64,10 @@ class Implementation:
             backend outside the package, on which it may be asked for.
         interprets: whether it is a kernel, and takes `interpret`.
         tuning: the type of its kernel's static choices; None where there are none.
-        stores: the element type in which it wants 8-bit weights; None where it has no wish.
+        stores: the element type in which it wants 8-bit weights; None: any.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
-        launches: kernels on the device of one call; None where nobody counts.
+        launches: kernels on the device of one call; None where they are not counted.
         chips: devices for which it is compiled where they are not there.
         proved: the problems for which that is done.
         backend: the name of its backend, which is given by the list of its operation.

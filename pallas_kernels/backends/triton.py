@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TritonDecodeTuning(Tuning):
-    """How decode in Triton divides its work.
+    """The division of work of decode in Triton.
 
     Attributes:
         block_tokens: keys a step of the inner loop, a power of two.
@@ -43,7 +43,7 @@ class TritonDecodeTuning(Tuning):
 
 @dataclass(frozen=True, slots=True)
 class TritonPrefillTuning(Tuning):
-    """How prefill in Triton divides its work.
+    """The division of work of prefill in Triton.
 
     Attributes:
         tile_rows: rows of queries (a row is one token of one query head) a thread block.
@@ -60,7 +60,7 @@ class TritonPrefillTuning(Tuning):
 
 @dataclass(frozen=True, slots=True)
 class TritonMatmulTuning(Tuning):
-    """How a quantised product in Triton divides its work.
+    """The division of work of a quantised product in Triton.
 
     Attributes:
         tile_m: rows of activations a thread block.

@@ -1,1 +1,1 @@
-"""What the kernels for NVIDIA Hopper share, whatever they compute."""
+"""The common parts of the kernels for NVIDIA Hopper, whatever they compute."""

@@ -1,7 +1,7 @@
 """A counter in device memory that thread blocks of one Hopper kernel pass one after another.
 
-"The last block to end does the rest" (NVIDIA, CUDA samples, threadFenceReduction): nobody waits for
-another block, so it needs no promise that all of them run at the same time.
+"The last block to end does the rest" (NVIDIA, CUDA samples, threadFenceReduction): no block waits
+for another, so it needs no promise that all of them run at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, memref
 
-# release: what was written before is there for whoever comes later; acquire: the other way round
+# release: later blocks see the writes made before; acquire: the other way round
 ADD_ONE = "atom.add.acq_rel.gpu.global.u32 $0, [$1], 1;"
 
 

@@ -1,4 +1,4 @@
-"""How the warpgroups of a Hopper thread block share its registers after the launch."""
+"""Divides a Hopper thread block's registers among its warpgroups after the launch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RegisterSplit:
         producer: registers of a thread of the one warpgroup that gives.
 
     Raises:
-        KernelError: the launch does not own so many. The warpgroup that asks for what nobody gives
-            back would wait for ever.
+        KernelError: the launch does not own so many. A warpgroup that asks for registers that no
+            other gives back would wait for ever.
     """
 
     consumers: int

@@ -15,7 +15,7 @@ SWIZZLES = (128, 64, 32)  # bytes that TMA permutes, the widest first
 
 
 def swizzle_bytes(columns: int, dtype: DTypeLike) -> int | None:
-    """The widest swizzle whose rows divide so many elements; None where there is none."""
+    """The widest swizzle with rows that divide so many elements; None where there is none."""
     size = columns * jnp.dtype(dtype).itemsize
     return next((swizzle for swizzle in SWIZZLES if size % swizzle == 0), None)
 

@@ -1,8 +1,9 @@
 """kept_threshold for NVIDIA GPUs, by Pallas' Triton backend: one thread block a row.
 
-Two bounds of a row are sought: the floor, which top-k and min-p set, and the border of top-p, whose
-mass is relative to what the floor keeps. Each lies between two float32 numbers, whose bits are
-ordered as they are. Three phases, none with more than one read of the row at a time:
+Two bounds of a row are sought: the floor, which top-k and min-p set, and the border of top-p. The
+border's mass is relative to the tokens that the floor keeps. Each bound lies between two float32
+numbers, and their bits have the same order. Three phases, none with more than one read of the row
+at a time:
 
 1. Counting, at most COUNTS times, while more than LISTED tokens lie between the ends: PIVOTS
    bounds are tried in one read, by the number and the mass of the tokens that reach them. The
@@ -54,7 +55,7 @@ Sum = tuple[jax.Array, jax.Array]  # float32 each: a sum and what its roundings 
 
 
 class Span(NamedTuple):
-    """Where a bound lies: from `low` to below `high`, the bits of float32 numbers from 0 up.
+    """The range of a bound: from `low` to below `high`, the bits of float32 numbers from 0 up.
 
     Attributes:
         low, high: the ends.

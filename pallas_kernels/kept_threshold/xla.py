@@ -1,4 +1,4 @@
-"""Which tokens top-k, top-p and min-p keep, without sorting the vocabulary."""
+"""The tokens that top-k, top-p and min-p keep, found without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _search(
 ) -> jax.Array:
     """`known`, but for open rows the largest bound that enough tokens reach: float32[R].
 
-    Enough tokens are `target` of them or, by mass, tokens whose weights sum to `target`.
+    Enough tokens are `target` of them or, by mass, tokens with weights that sum to `target`.
     """
     return jax.lax.platform_dependent(
         weights,

@@ -36,7 +36,7 @@ class Norm(NamedTuple):
 
 def stored_dtype(backend: str) -> DTypeLike:
     """The type in which a backend wants 8-bit weights: uint8 (the integer plus 128) for "native",
-    whose dot instruction takes one unsigned operand, else int8."""
+    because its dot instruction takes one unsigned operand, else int8."""
     linears = OPERATIONS["grouped_linear"] | OPERATIONS["linear"]
     return jnp.dtype(linears[backend].stores or jnp.int8)
 
@@ -90,7 +90,7 @@ def linear(
             silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020).
         out_dtype: type of the result; that of x by default.
         live: ranges [begin, end) of the rows that count, ascending; a backend may leave out the
-            others, whose results are finite and mean nothing. None: all rows.
+            others: their results are finite and mean nothing. None: all rows.
         row_invariant: sum every row in one order, whatever M is, so that a row's result does not
             depend on the rows beside it; of "native" alone.
         backend: "xla" (any device), "gpu" (NVIDIA) or "native" (CPU, C++).

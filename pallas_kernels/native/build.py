@@ -54,7 +54,7 @@ def find_compiler() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: `$XDG_CACHE_HOME/jaxserve/native`, by default in ~/.cache."""
+    """The folder of built libraries: `$XDG_CACHE_HOME/jaxserve/native`, by default in ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "jaxserve" / "native"
 

@@ -1,4 +1,4 @@
-"""How optional operands of the kernels reach C++: what is absent is an empty array or a zero."""
+"""Passes optional operands of the kernels to C++: an absent one is an empty array or a zero."""
 
 from __future__ import annotations
 

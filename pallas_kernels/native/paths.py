@@ -1,4 +1,4 @@
-"""Which of the native products of a linear layer a call takes; `paths.h` has the same numbers."""
+"""Chooses a call's native product of a linear layer; `paths.h` has the same numbers."""
 
 from __future__ import annotations
 

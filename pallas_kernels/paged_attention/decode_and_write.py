@@ -46,7 +46,7 @@ def paged_decode_and_write(
     The new tokens of slot b are its queries, n = query_lens[b] of them, and its last tokens: token
     kv_lens[b] - n + i has key k[b, i] and value v[b, i], and they go where the page table says that
     it lies. No other slot may name that page. The pool is updated in place when the caller's jit
-    donates it. An idle slot has no token; page `first_page` must be one that nobody reads, because
+    donates it. An idle slot has no token; page `first_page` must be one that is never read, because
     a backend may write there for tokens that a slot does not have.
 
     Args:

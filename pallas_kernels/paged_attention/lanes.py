@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class PrefillLanes(NamedTuple):
-    """Which rows of a packed prefill region belong to which request; a lane is a row of its table.
+    """The rows of each request in a packed prefill region; a lane is a row of its table.
 
     Lane n owns rows [start, start + length) of the region; they are the tokens at the absolute
     positions context .. context + length - 1. A lane of length 0 is unused. Lanes do not overlap.

@@ -1,4 +1,4 @@
-"""What every attention backend is told besides queries, pages and lengths."""
+"""The options of every attention backend besides queries, pages and lengths."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def for_heads(
     kv_heads: int,
     group: int,
 ) -> jax.Array:  # [B, Q * H, ...]
-    """What belongs to each head of `as_heads` by its query."""
+    """Values by query, repeated for each head of `as_heads`."""
     batch, queries, *rest = values.shape
     parts = values.reshape(batch, 1, queries, 1, *rest)
     parts = jnp.broadcast_to(parts, (batch, kv_heads, queries, group, *rest))

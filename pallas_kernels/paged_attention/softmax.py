@@ -1,4 +1,4 @@
-"""What the kernels of all targets share of the softmax: in base 2, bounded and masked."""
+"""The softmax's parts that the kernels of all targets share: base 2, bounded and masked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def base2_scores(scores: jax.Array, k_scale: Any, options: Scores) -> jax.Array:
 
     Args:
         scores: float32, of any shape.
-        k_scale: of all keys, a number.
+        k_scale: one number, the scale of all keys.
         options: scale and bound of the scores.
     """
     if options.soft_cap is None:

@@ -9,7 +9,7 @@ in its nibbles 0 to 3, unsigned (0..15). So the same nibble of neighbouring word
 inputs: a mask, with or without a shift, turns a tile of words into a tile of 64 inputs, and no
 element changes its place. On NVIDIA GPUs such a tile of words is read from shared memory straight
 into the registers in which wgmma and mma expect a tile of 16-bit numbers. Groups of 32 or 64 inputs
-lie within one nibble, groups of 128 are two of them. A row whose K is no multiple of 256 is padded.
+lie within one nibble, groups of 128 are two of them. A row with K no multiple of 256 is padded.
 """
 
 from __future__ import annotations

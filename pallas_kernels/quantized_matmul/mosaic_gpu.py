@@ -90,12 +90,12 @@ def _kernel(
     has_zeros = len(zeros_gmem.shape) == 2
 
     def first_group(step: jax.Array) -> jax.Array:
-        """The first group whose scales a stage holds: of the last ones where fewer are left."""
+        """The first group of the scales in a stage: of the last ones where fewer are left."""
         wanted = (begin + step) * plan.groups
         return jnp.minimum(wanted, scales_gmem.shape[0] - plan.groups) if plan.ragged else wanted
 
     def place_of(step: jax.Array, group: int) -> Any:
-        """Where a stage holds the scales of one of its groups; of one past the end, any."""
+        """The place in a stage of the scales of one of its groups; of one past the end, any."""
         if not plan.ragged:
             return group
         skipped = (begin + step) * plan.groups - first_group(step)

@@ -39,7 +39,7 @@ SHARED_BYTES = 220 * 1024  # for stages and the result; the rest is for scales a
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is static in the kernel.
+    """The static facts of the kernel.
 
     Attributes:
         tile_rows: rows of x a thread block multiplies.
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def registers(self) -> RegisterSplit | None:
-        """Where the sums of a group and the total would fill a consumer's registers."""
+        """The split where sums of a group and the total would fill a consumer's registers."""
         return (
             RegisterSplit(CONSUMERS, 232, 40) if self.groups > 0 and self.tile_rows > 16 else None
         )
@@ -160,7 +160,7 @@ def plan_of(
 
 
 def require_fit(plan: Plan, tuning: HopperMatmulTuning, result_bytes: int) -> None:
-    """Refuses a tuning whose tiles or stages are too large for these operands.
+    """Refuses a tuning with tiles or stages too large for these operands.
 
     Raises:
         KernelError: names the field that is to be smaller, and what it may be.

@@ -45,7 +45,7 @@ MAX_WIDTH = 2048  # inputs of a grid step
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is static in the kernel.
+    """The static facts of the kernel.
 
     Attributes:
         tile_rows: rows of x of a grid step.

@@ -37,7 +37,7 @@ def centred_nibbles(
         words: packed weights.
         nibble: 0..3, which nibble of the words.
         zero: the zero point of every row.
-        dtype: of the result.
+        dtype: bfloat16 or float16.
         emulate: compute the same numbers without subnormal ones, which XLA:CPU takes for zeros.
     """
     kind = jnp.dtype(dtype)

@@ -28,11 +28,11 @@ LAUNCH_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is divided into thread blocks before its contraction is.
+    """The division of a product into thread blocks before its contraction is divided.
 
     Attributes:
         rows: rows of the result, filled up to whole tiles.
-        outputs: its columns.
+        outputs: columns of the result.
         tiles: thread blocks.
         steps: steps of the loop over all of K.
         step_bytes: bytes that the memory could give to a multiprocessor in the time of a step.
@@ -57,7 +57,7 @@ def step_bytes(tile_rows: int, tile_channels: int, width: int, stored: int, elem
     of these decides.
 
     Args:
-        tile_rows, tile_channels: of the tile.
+        tile_rows, tile_channels: size of a tile of the result.
         width: inputs of a step.
         stored: bytes of the weights of a step.
         element: bytes of an element of x.
@@ -80,8 +80,8 @@ def number_of_splits(tiling: Tiling, multiprocessors: int, *, equal: bool = Fals
     """The number of parts of K that costs least; of equals the smallest.
 
     Args:
-        tiling: the product.
-        multiprocessors: of the GPU.
+        tiling: the product's division into thread blocks.
+        multiprocessors: number of the GPU's multiprocessors.
         equal: whether all parts must have the same number of steps.
     """
     candidates = [

@@ -45,7 +45,7 @@ FEW_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is static in the kernel.
+    """The static facts of the kernel.
 
     Attributes:
         tile_rows: rows of x of a program.
@@ -83,7 +83,7 @@ def _vector(ref: Any, row: Any, columns: jax.Array, row_end: int, column_end: in
 
 
 def _from_fp8(stored: jax.Array, dtype: Any) -> jax.Array:
-    """float8_e4m3fn, as its bits, in another type: a float16 whose exponent is 8 too small."""
+    """float8_e4m3fn, as its bits, in another type: a float16 with an exponent 8 too small."""
     bits = stored.astype(jnp.int32)
     moved = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).astype(jnp.uint16)
     half = lax.bitcast_convert_type(moved, jnp.float16)

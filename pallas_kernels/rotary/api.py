@@ -27,7 +27,7 @@ def split_rotate(
 
     Args:
         qkv: for each KV head its G query heads, its key and its value.
-        cos, sin: of each token's angles.
+        cos, sin: cosine and sine of each token's angles.
         q_norm, k_norm: RMS norm over D before the rotation.
         backend: "xla" (any device) or "native" (CPU, C++).
 

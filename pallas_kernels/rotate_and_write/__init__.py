@@ -1,4 +1,4 @@
-"""From the fused projection to rotated queries and a written page pool, in one operation."""
+"""One operation that rotates queries and keys of the fused projection and writes the pages."""
 
 from pallas_kernels.rotate_and_write.api import rotate_and_write
 

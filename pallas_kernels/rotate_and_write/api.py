@@ -33,12 +33,12 @@ def rotate_and_write(
     """Adds S parts of a fused projection, then `split_rotate` and `write_kv`: on a GPU one kernel.
 
     The pool is updated in place when the caller's jit donates it. Several padding tokens may share
-    one place, whose content is then any of theirs.
+    one place: its content is then any of theirs.
 
     Args:
         qkv: parts of the projection, which are added in float32 and rounded to `dtype`: for each
             KV head its G query heads, its key and its value.
-        cos, sin: of each token's angles.
+        cos, sin: cosine and sine of each token's angles.
         kv_pages: the pool: float32, float16, bfloat16 or uint16 (bfloat16 bits).
         page_ids: each token's page, in [0, NP - first_page).
         offsets: place of each token within its page, in [0, page_size).

@@ -48,7 +48,7 @@ def write_kv(
     """Writes the keys and values of T tokens into their pages.
 
     The pool is updated in place when the caller's jit donates it. Tokens that are only padding
-    go to a page that nobody reads (page 0 of a layer); several of them may share one place, whose
+    go to a page that is never read (page 0 of a layer); several of them may share one place: its
     content is then any of theirs.
 
     Args:

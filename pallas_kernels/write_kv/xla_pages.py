@@ -1,7 +1,7 @@
 """Writing new keys and values, or their scales, by whole pages, in place.
 
 For what XLA on a TPU scatters by token only by bringing the whole array into another order and
-back: 8-bit pages whose tokens share 32-bit words, of which a DMA cannot write a part, and scales.
+back: 8-bit pages with tokens that share 32-bit words (a DMA cannot write a part), and scales.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _by_pages(
     """Reads each page that a token falls into, changes it and writes it back, `PAGES` at a time.
 
     `change` takes some pages of each array, and the place of each token's page among them; that of
-    a token whose page is not there is behind the last.
+    a token without a page is behind the last.
     """
     tokens = page_ids.shape[0]
     step = min(PAGES, tokens)

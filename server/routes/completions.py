@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`: texts that continue prompts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Completions(Answer[CompletionRequest]):
         self._texts: list[str] = []  # of the prompts, for echo
         self._scored: dict[int, RepeatedList] = {}  # by prompt
         self._echoed: dict[int, dict[str, list[Any]]] = {}  # logprobs of each prompt
-        self._offsets = Counter[int]()  # characters of each choice whose logprobs have been told
+        self._offsets = Counter[int]()  # characters of each choice with logprobs sent so far
         # With echo and max_tokens=0 one token is generated and dropped: the prompt is scored.
         limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = body.sampling_params(
@@ -112,7 +112,7 @@ class Completions(Answer[CompletionRequest]):
         return {name: echoed[name] + shown[name] for name in shown}
 
     def _echoed_logprobs(self, piece: Piece) -> dict[str, list[Any]]:
-        """Those of the prompt, which all its choices begin with."""
+        """The prompt's logprobs; all its choices begin with them."""
         found = self._echoed.get(piece.position)
         if found is None:
             prompt_ids = self.requests[piece.position].group.prompt_token_ids

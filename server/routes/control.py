@@ -15,7 +15,7 @@ from server.service import Service
 async def health(request: Request) -> Response:
     """200 when the model is loaded and warmed up, else 503.
 
-    That is while no engine serves, it says nothing though it has work, or the server ends.
+    503 while no engine serves, while the engine is silent though it has work, or the server ends.
     """
     why = Service.of(request).unready()
     if why is None:

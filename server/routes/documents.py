@@ -1,4 +1,4 @@
-"""`GET /openapi.json`, and the same as a page for people: `GET /docs`."""
+"""`GET /openapi.json`, and the same document as a page: `GET /docs`."""
 
 from __future__ import annotations
 

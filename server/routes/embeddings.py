@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`."""
+"""`POST /v1/embeddings`: vectors of prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Embeddings:
     """The answer to one request for vectors.
 
     Attributes:
-        body: the request.
+        body: the parsed body of the HTTP request.
     """
 
     def __init__(self, service: Service, body: EmbeddingRequest, request: Request):

@@ -1,4 +1,4 @@
-"""`GET /engine/facts` and `GET /engine/stream`: what the page shows of the engine."""
+"""`GET /engine/facts` and `GET /engine/stream`: the engine's data for the page."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from server.routes.chat import ChatCompletions
 from server.routes.completions import Completions
 from server.routes.embeddings import Embeddings
 
-# field that a body has -> its type, and what answers it
+# field that a body has -> its type, and the class that answers it
 _KINDS: dict[str, tuple[Any, Any]] = {
     "messages": (ChatCompletionRequest, ChatCompletions),
     "prompt": (CompletionRequest, Completions),

@@ -20,7 +20,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """One of them; names may hold slashes."""
+    """One of the models; names may have slashes."""
     service = Service.of(request)
     service.require_ready()
     name = service.resolve_model(request.path_params["name"])

@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}`: responses that are kept are told again, forgotten, cancelled."""
+"""`/v1/responses/{id}`: stored responses are read again, deleted, cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.whole_answer import WholeResponse, coalesced
 
 
 def unknown_response(name: str, param: str) -> ApiError:
-    """What a client is told of a response that is not there."""
+    """The error for a response that is not stored."""
     text = f"there is no response `{name[:100]}` any more, or never was; see docs/apis.md"
     return ApiError(404, text, param=param)
 
@@ -32,14 +32,14 @@ def _found(request: Request) -> tuple[Service, Owner, str, StoredResponse]:
 
 
 async def get_response(request: Request) -> Response:
-    """A response that is kept."""
+    """A stored response."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
         raise ValidationError("stream", request.query_params["stream"], "false: it is told whole")
     return WholeResponse([*coalesced(_found(request)[3].pieces)])
 
 
 async def delete_response(request: Request) -> Response:
-    """Forget a response; one that is being made is aborted."""
+    """Delete a stored response; one that is being made is aborted."""
     service, owner, name, kept = _found(request)
     if kept.task is not None:
         await _ended(kept.task)
@@ -48,7 +48,7 @@ async def delete_response(request: Request) -> Response:
 
 
 async def cancel_response(request: Request) -> Response:
-    """Abort what is made in the background; nothing happens if it is there already."""
+    """Abort a background response; a finished one stays as it is."""
     service, owner, name, kept = _found(request)
     if not kept.background:
         raise ValidationError("response_id", name, "a response that was made in the background")
@@ -59,7 +59,7 @@ async def cancel_response(request: Request) -> Response:
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelling():  # a second time it would be ended while it keeps what there is
+    if not task.cancelling():  # a second cancel would end it while it stores its result
         task.cancel()
     await asyncio.wait([task])
 

@@ -1,4 +1,4 @@
-"""What a watcher costs: the numbers of the command, and a short run of it."""
+"""The cost of a watcher: the numbers of the command, and a short run of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the messages between server and engine cost is measured."""
+"""The benchmark measures the cost of messages between server and engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits, measured: memory and plans."""
+"""The benchmark of waiting requests measures memory and plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What instructor makes of a server: python instructor_calls.py URL."""
+"""Calls a server with instructor: python instructor_calls.py URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What litellm makes of a server: python litellm_calls.py URL."""
+"""Calls a server with litellm: python litellm_calls.py URL."""
 
 from __future__ import annotations
 

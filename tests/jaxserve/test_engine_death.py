@@ -1,4 +1,4 @@
-"""A step that fails takes the device state with it: everybody is told so, in the same words."""
+"""A step that fails takes the device state with it: all callers get the same error."""
 
 from __future__ import annotations
 

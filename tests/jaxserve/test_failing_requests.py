@@ -1,4 +1,4 @@
-"""An error of one request ends that request and nobody else."""
+"""An error of one request ends that request and no other."""
 
 from __future__ import annotations
 

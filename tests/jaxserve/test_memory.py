@@ -1,4 +1,4 @@
-"""What an engine takes of its device: planned, verified by compilation, given back by `close`."""
+"""An engine's device memory: planned, verified by compilation, given back by `close`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of requests that wait: what each holds, and that nobody goes through all of them."""
+"""Thousands of waiting requests: the memory of each, and that no code goes through all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine counts of its steps is what its requests need, by their lengths."""
+"""The work counted for an engine's steps is the work of its requests, by their lengths."""
 
 from __future__ import annotations
 

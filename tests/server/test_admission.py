@@ -1,4 +1,4 @@
-"""What is refused before a body is read, by the connection and not by the application."""
+"""Refusals before a body is read, by the connection and not by the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was published about other servers: each has a test, or a reason why it cannot apply."""
+"""Published advisories of other servers: each has a test, or a reason why it cannot apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real clients against a real server, whose template knows tools: one server for all of them."""
+"""Real clients against one real server, with a chat template that knows tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no HTTP at all: one error body, then the connection is closed, and the server goes on."""
+"""Bytes that are no HTTP: one error body, then the connection is closed; the server goes on."""
 
 from __future__ import annotations
 

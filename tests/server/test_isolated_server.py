@@ -1,4 +1,4 @@
-"""A real server whose engine has a process of its own: killed, drained, given up."""
+"""A real server with the engine in a process of its own: killed, drained, given up."""
 
 from __future__ import annotations
 

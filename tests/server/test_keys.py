@@ -1,4 +1,4 @@
-"""Keys from a file, and how much of the server is whose."""
+"""Keys from a file, and each key's share of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server logs: JSON with request ids, and no line for probes."""
+"""The server's log: JSON with request ids, and no line for probes."""
 
 from __future__ import annotations
 

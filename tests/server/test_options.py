@@ -1,4 +1,4 @@
-"""What a server adds to its answers, and which routes it has, by its flags."""
+"""The additions to a server's answers, and its routes, by its flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the prefix cache of a running engine finds for clients with different API keys."""
+"""Prefix cache hits of clients with different API keys, on a running engine."""
 
 from __future__ import annotations
 

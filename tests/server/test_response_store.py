@@ -1,4 +1,4 @@
-"""Which kept responses go where there is no room: those of the owner who asks."""
+"""Stored responses that go where there is no room: those of the owner that asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worker knows of each engine: a module with `load`, and with `convert` where it reads
+"""The worker's adapter of each engine: a module with `load`, and with `convert` where it reads
 another file format than the checkpoint's.
 
 A module imports its engine at its top, so that a missing engine is an ImportError of the module.
@@ -34,7 +34,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker loads.
+    """The model and settings that a worker loads.
 
     Attributes:
         model: folder in Hugging Face format.
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a cell gave: the output tokens of each request, and figures of the engine's own."""
+    """The results of a cell: the output tokens of each request, and the engine's own figures."""
 
     tokens: list[list[int]]
     figures: dict[str, float]

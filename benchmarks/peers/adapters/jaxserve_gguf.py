@@ -1,4 +1,4 @@
-"""jaxserve on the very file that llama.cpp reads, whose adapter writes it."""
+"""jaxserve on the very file that llama.cpp reads; llama.cpp's adapter writes it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# read by vLLM when it is imported; whoever sets them outside is obeyed
+# read by vLLM when it is imported; values set outside win
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "3")  # GiB
 if hasattr(os, "sched_getaffinity"):

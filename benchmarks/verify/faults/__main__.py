@@ -1,7 +1,7 @@
 """Faults under load: what becomes of the requests, and how long it takes to serve again.
 
 Each fault meets an engine in a process of its own, on the bundled model, in the middle of requests
-whose tokens are known. Printed are for each fault: requests that got a wrong token, that were cut
+with known tokens. Printed are for each fault: requests that got a wrong token, that were cut
 but called complete, and that were lost though they could have gone on; those that ended with an
 error because they had to; and seconds from the fault to the first token after it.
 
@@ -47,7 +47,7 @@ SECTIONS = ("exceptions", "stalls", "poison", "disk", "clients")
 
 @dataclass
 class Outcome:
-    """What became of the requests of one fault."""
+    """The results of the requests of one fault."""
 
     fault: str
     requests: int = 0
@@ -91,7 +91,7 @@ class Load:
         return finish
 
     async def learn(self) -> None:
-        """What every request gets from an engine that nothing happens to."""
+        """The output of every request from an engine without a fault."""
         self.expected = [[] for _ in range(self.count)]
         await asyncio.gather(
             *[self.one(i, f"known-{i}", tokens, []) for i, tokens in enumerate(self.expected)]

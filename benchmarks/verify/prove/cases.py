@@ -1,4 +1,4 @@
-"""What is proved: the problems that the records of the backends name."""
+"""The proved cases: the problems that the records of the backends name."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def attempt(name: str, kind: str, compilation: Callable[[], Proof]) -> Proof:
 
 
 def count_recomputed(hlo: str) -> int:
-    """How many instructions of an optimised module are computed again to save memory.
+    """The number of instructions of an optimised module that are repeated to save memory.
 
     `.rematerialized` is the name of sources that cost nothing, such as a broadcast constant.
     """

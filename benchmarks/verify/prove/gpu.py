@@ -83,7 +83,7 @@ def reused_uses(hlo: str, assembled: Iterable[KernelUse]) -> Iterator[KernelUse]
 
 
 def instruction_mix(ptx: str) -> dict[str, int]:
-    """How often each instruction of `PTX_INSTRUCTIONS` stands in a piece of PTX."""
+    """The count of each instruction of `PTX_INSTRUCTIONS` in a piece of PTX."""
     counts = {name: len(re.findall(form, ptx)) for name, form in PTX_INSTRUCTIONS.items()}
     return {name: count for name, count in counts.items() if count}
 

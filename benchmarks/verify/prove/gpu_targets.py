@@ -92,7 +92,7 @@ GPU_TARGETS = {
 
 
 def cuda_of_plugin() -> int:
-    """Which CUDA the installed plugin is for, the newest where both are: 12 or 13."""
+    """The CUDA version of the installed plugin, the newest where both are: 12 or 13."""
     return 13 if importlib.util.find_spec(PLUGINS[0]) is not None else 12
 
 

@@ -1,4 +1,4 @@
-"""From a case of quantized_matmul to a function with operands, and its cost."""
+"""Makes a function with operands, and its cost, of a case of quantized_matmul."""
 
 from __future__ import annotations
 

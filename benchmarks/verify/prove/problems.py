@@ -1,4 +1,4 @@
-"""From a case to a function with operands, and the proof of one."""
+"""Makes a function with operands of a case, and proves it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_TEMPORARIES = 2**27
 # v5p has half the VMEM of the others: what XLA keeps there around a kernel is in memory on v5p
 LARGER_TEMPORARIES = {"v5p": 2**28}
 THREADS = 2 * WARPGROUP_THREADS  # of a thread block of Hopper's decode
-PARTS = 4  # of a projection whose contraction was divided
+PARTS = 4  # of a projection with a divided contraction
 HEADS = PartitionSpec(None, "model")
 PAGES = PartitionSpec(None, None, None, "model")
 SCALES = PartitionSpec(None, "model")
@@ -51,7 +51,7 @@ class Problem:
     """A function, its operands and how each is divided over a mesh.
 
     Attributes:
-        function: of the operands.
+        function: takes the operands, returns the results.
         operands: pytrees of ShapeDtypeStructs without shardings.
         specs: a PartitionSpec for each leaf of each operand.
         result: the PartitionSpec of each result.

@@ -1,6 +1,6 @@
-"""What a compiled program launches: kernels by class, loops, copies and CUDA graphs.
+"""The launches of a compiled program: kernels by class, loops, copies and CUDA graphs.
 
-Read from the text of an optimised module, whose entry computation holds one instruction a kernel
+Read from the text of an optimised module: its entry computation holds one instruction a kernel
 in the order in which they run, and from XLA's list of what it launches on a GPU (thunks), where a
 graph is one entry with its kernels under it. Autotuning needs the device, so here every product of
 a GPU is a kernel that XLA generates; on a device some become calls of cuBLAS, one for one.
@@ -31,7 +31,7 @@ COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a program launches.
+    """The launches of a program.
 
     Attributes:
         kernels: how many of each class: "product", a kernel's own name, "fusion", "copy", or what
@@ -39,7 +39,8 @@ class Counts:
         a_layer: the same for one layer; empty where there are fewer than two layers.
         loops: `while` instructions, wherever they are.
         in_parts: products of 16-bit numbers that leave float32 parts for another kernel to add.
-        rounded_elsewhere: products of 16-bit numbers whose float32 result another kernel rounds.
+        rounded_elsewhere: products of 16-bit numbers with a float32 result that another kernel
+            rounds.
         graphs: CUDA graphs; None where that is not known.
         outside: what is launched outside of any.
     """
@@ -177,7 +178,7 @@ def counts(hlo: str, layers: int, thunks: str | None = None) -> Counts:
 
     Args:
         hlo: its optimised module, as `Compiled.as_text()` gives it.
-        layers: of the model.
+        layers: number of the model's layers.
         thunks: XLA's list of what it launches on a GPU, after it has made graphs.
     """
     kernels, bodies, entry = _launched(hlo)

@@ -1,4 +1,4 @@
-"""What is known of one compiled function, and what is wrong with it."""
+"""The facts of one compiled function, and its faults."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from benchmarks.verify.prove.program import Counts
 
 # where an instruction is asked for, these do as well: the newer tensor cores do what the older did
 STRONGER = {"mma": ("mma", "wgmma", "tcgen05"), "wgmma": ("wgmma",), "tcgen05": ("tcgen05",)}
-# backends whose kernels are this package's; "xla" marks a function that XLA wrote
+# backends with kernels of this package; "xla" marks a function that XLA wrote
 OWN = ("mosaic_gpu", "triton", "mosaic_tpu")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """What the compiler says of one device function.
+    """The compiler's report on one device function.
 
     Attributes:
-        name: the function.
+        name: name of the function.
         source: "mosaic_gpu", "triton" or "mosaic_tpu" for a kernel of this package, "xla" for a
             function that XLA wrote.
-        registers: a thread; None where nobody said.
-        spilled: bytes of register spills, stores and loads together; None where nobody said.
+        registers: registers a thread; None where the compiler does not report them.
+        spilled: bytes of register spills, stores and loads together; None likewise.
         shared: bytes of shared memory a thread block; None on TPU.
         vmem: bytes of vector memory; None on GPU.
         instructions: how often each kind of instruction stands in the PTX. In a TPU kernel's
@@ -77,16 +77,16 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What the executable occupies while it runs."""
+        """The memory that the executable occupies while it runs."""
         return self.arguments + self.results - self.aliased + self.temporaries
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a compiled function must fulfil.
+    """The demands on a compiled function.
 
     Attributes:
-        instructions: of the kernels whose name contains the key, one must use the instruction.
+        instructions: of the kernels with the key in their name, one must use the instruction.
         own_kernel: whether a kernel of this package must be in the executable.
         in_place: bytes of donated operands that the results must reuse.
         max_temporaries: bytes of device memory; None for no limit.
@@ -117,7 +117,7 @@ class Proof:
         device: for which kind of device.
         seconds: of tracing, lowering and compilation.
         memory: None where it did not compile.
-        costs: estimates of its work, each with its source; none where nobody knows.
+        costs: estimates of its work, each with its source; none where it is not known.
         kernels: its device functions.
         failures: what is wrong with it, in words; empty when it passed.
         recomputed: instructions that the compiler repeats to save memory.
@@ -155,7 +155,7 @@ def judge(
     recomputed: int = 0,
     launches: Counts | None = None,
 ) -> tuple[str, ...]:
-    """What is wrong with a compiled function, in words.
+    """The faults of a compiled function, in words.
 
     Spills of functions that XLA wrote are not held against it: without a GPU XLA does not
     autotune, so they are not what runs there.

@@ -1,1 +1,1 @@
-"""What the native linear layers ask of a CPU's matrix unit, counted on an emulated one."""
+"""The native linear layers' use of a CPU's matrix unit, counted on an emulated one."""

@@ -19,7 +19,7 @@ LINE = 64  # bytes
 
 @dataclass(frozen=True)
 class Caches:
-    """Sizes in bytes and ways of the three levels, whose sets are powers of two."""
+    """Sizes in bytes and ways of the three levels; their sets are powers of two."""
 
     sizes: tuple[int, ...]
     ways: tuple[int, ...]
@@ -129,7 +129,7 @@ class Emulator:
             function.restype = ctypes.c_char_p
 
     def count(self, layer: Layer, caches: Caches) -> Counts:
-        """What a call costs.
+        """The cost of a call.
 
         Raises:
             ValueError: the kernel refuses it; says why.
@@ -149,7 +149,7 @@ class Emulator:
         return Counts(*found[:7], first, second, third, memory, *ahead)
 
     def count_prompt(self, prompt: Prompt) -> TileCounts:
-        """What a prompt's attention costs.
+        """The cost of a prompt's attention.
 
         Raises:
             ValueError: the kernel refuses it; says why.

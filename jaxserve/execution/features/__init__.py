@@ -1,4 +1,4 @@
-"""The features that engines have, in their order."""
+"""The list of features, in their order, and the sets of features that programs contain."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from jaxserve.execution.features.prompt_embeds import PromptEmbeds
 from jaxserve.execution.features.prompt_scores import PromptScores
 from jaxserve.execution.features.sampling import Sampling, threshold_on
 
-# in the order in which they adjust logits and report: what is masked is -inf behind the mask
+# in the order in which they adjust logits and report: masked logits are -inf behind the mask
 _ALL: tuple[type[Feature], ...] = (
     *(Sampling, Bias, Mask, Penalties, EpsilonCutoff, Logprobs, PromptScores),
-    *(PromptEmbeds, Pooling),  # what reads the embeddings comes behind what replaces them
+    *(PromptEmbeds, Pooling),  # features that read embeddings come behind one that replaces them
 )
 KINDS = tuple(kind for kind in _ALL if kind.setting is None)  # of every engine
 OPTIONAL_KINDS = tuple(kind for kind in _ALL if kind.setting is not None)
@@ -45,10 +45,9 @@ class FeatureSets(NamedTuple):
     """Names of the features that programs contain.
 
     Attributes:
-        fast: what every program contains.
-        full_decode: what the largest decode program contains: everything but what works on the
-            prefill region.
-        full: everything.
+        fast: those of every program.
+        full_decode: those of the largest decode program: all but features of the prefill region.
+        full: all features.
     """
 
     fast: frozenset[str]
@@ -99,11 +98,11 @@ __all__ = [
 def make_features(
     facts: Facts, value_of: Callable[[str], Any] = lambda setting: None
 ) -> tuple[Feature, ...]:
-    """One of each kind; they remember what they need of the requests in the slots.
+    """One feature of each kind; each remembers what it needs of the requests in the slots.
 
     Args:
-        facts: about the engine.
-        value_of: a setting, of those that some kinds need, see `Feature.setting`.
+        facts: sizes of the engine and its model.
+        value_of: value of a setting that a kind needs, by its name, see `Feature.setting`.
     """
     given = {kind.setting: value_of(kind.setting) for kind in OPTIONAL_KINDS if kind.setting}
     wanted = (kind for kind in _ALL if kind.setting is None or given[kind.setting])

@@ -1,9 +1,9 @@
-"""What a feature is: all that happens for one thing that requests may ask for, in one file.
+"""The `Feature` base class: a feature is all code for one thing that requests may ask for.
 
-It has three sides. The engine's side is asked when a request comes, when its tokens were seen and
-when it has ended. The packing side says which rows need the feature and writes its inputs. The
-traced side adjusts logits, draws tokens or reports on them. Programs contain a set of features; a
-step runs on a program whose set holds what its rows need.
+It has three sides. The engine's side is called when a request comes, when the host has seen its
+tokens and when it has ended. The packing side says which rows need the feature and writes its
+inputs. The traced side adjusts logits, draws tokens or reports on them. A program contains a set
+of features; a step runs on a program that contains all features its rows need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Need(Enum):
-    """In which steps a request's sampling row needs a feature."""
+    """The steps in which a request's sampling row needs a feature."""
 
     NEVER = 0
     AT_TIMES = 1  # `Feature.needed_now` says when
@@ -45,15 +45,15 @@ class Need(Enum):
 
 
 class Facts(NamedTuple):
-    """What a feature may want to know of the engine.
+    """The facts of the engine that features use.
 
     Attributes:
         vocab_size: V.
         num_logprobs: K, the most that a request may ask for.
         hidden_size: E.
-        max_prefill_tokens: of the largest prefill region.
+        max_prefill_tokens: tokens of the largest prefill region.
         model: the model's configuration; None where a program is compiled without a model.
-        threshold: the search of the sampling filters, on these devices.
+        threshold: the search for the sampling filters' bounds, for these devices.
     """
 
     vocab_size: int
@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
 
 
 class SpecialRow(NamedTuple):
-    """A sampling row that needs a costly feature: its place among the special rows, and whose."""
+    """A sampling row that needs a costly feature: its place among the special rows, its request."""
 
     place: int
     request: Request
@@ -85,8 +85,8 @@ class Buffer:
     """An array of a feature on the device; its first axis is of rows.
 
     Attributes:
-        shape, dtype: of the array.
-        spec: how it is spread over the mesh; on each device whole by default.
+        shape, dtype: of the whole array.
+        spec: how it is spread over the mesh; by default each device has all of it.
     """
 
     shape: tuple[int, ...]
@@ -95,10 +95,10 @@ class Buffer:
 
 
 class Host(NamedTuple):
-    """What the engine's side of a feature may use.
+    """The parts of the engine that the engine's side of a feature may use.
 
     Attributes:
-        grammars: compiles them; None: there is no tokenizer, so there are none.
+        grammars: the compiler of grammars; None: there is no tokenizer, so no grammars.
         force: makes a request without tokens in flight go on with these tokens, see
             `Scheduler.force`.
         write_rows: replaces rows of the feature's buffers, from one on: `(feature, start, arrays)`.
@@ -113,14 +113,14 @@ class Host(NamedTuple):
 
 
 class TakenStep(NamedTuple):
-    """A step whose tokens the host has seen.
+    """A step with tokens that the host has seen.
 
     Attributes:
-        seen: the tokens. A feature may append what follows them, and say how they end.
-        outputs: by feature, where the step's program contains it.
+        seen: the tokens. A feature may append the tokens that follow, and say how they end.
+        outputs: feature -> its outputs, of the features in the step's program.
         special: index among the plan's samples -> place among the special rows.
         chunks: of the prefill region, in its order.
-        step: with what features have set aside by `Tokens.tap`, see `Dispatched.set_aside`.
+        step: has the arrays that features set aside by `Tokens.tap`, see `Dispatched.set_aside`.
     """
 
     seen: SeenTokens
@@ -136,7 +136,7 @@ class Rows:
 
     Attributes:
         slot: int32[R], rows of the device state that hold the tokens before the sample: those of
-            the sequence itself, or of the one whose prompt it shares and samples its first from.
+            the sequence itself, or, for its first sample, of the one that computed its prompt.
         position: int32[R], of the last computed token; the sampled one follows it.
         prompt_len: int32[R].
         history: int32[S + 1, L], the device state's token ids by slot and position, -1 where a
@@ -164,8 +164,8 @@ class Tokens:
             the program has no prefill region.
         buffers: the feature's, see `Feature.buffers`.
         state: the feature's, see `Feature.state`.
-        tap: (name, array): sets an array aside, to be fetched only if somebody asks for it.
-        kept: what the feature's hooks hand on to one another and to `region`, by their own names.
+        tap: (name, array): sets an array aside; it is fetched only if the host asks for it.
+        kept: arrays that the feature's hooks hand on to one another and to `region`, by name.
     """
 
     token: jax.Array
@@ -206,7 +206,7 @@ class Region:
         hidden: [C, E] last hidden states.
         logits_of: hidden states [N, E] -> float32 logits [N, V].
         num_lanes: N, chunks that it may hold.
-        kept: what the feature's hooks have kept of the region's tokens, see `Tokens.kept`.
+        kept: arrays that the feature's hooks kept of the region's tokens, see `Tokens.kept`.
     """
 
     hidden: jax.Array
@@ -216,33 +216,32 @@ class Region:
 
 
 class Feature:
-    """One thing that requests may ask for. The methods here are those of one that does nothing.
+    """One thing that requests may ask for. The methods here do nothing; a feature overrides some.
 
     A method that is not overridden costs nothing: it is not called.
 
     Args:
-        facts: about the engine.
-        options: of this feature, as `feature_config` of the engine has them.
+        facts: sizes of the engine and its model.
+        options: of this feature, from the engine's `feature_config`.
 
     Attributes:
-        name: of the feature.
-        setting: of `EngineConfig`, that engines with it have on or have a value of, which is among
-            its options; None: all have it.
+        name: unique; the key of the feature's values, outputs, reports and `extra_args`.
+        setting: field of `EngineConfig` that must be on, or have a value, in engines with the
+            feature; its value is among the options. None: all engines have the feature.
         row: dataclass of scalars that each sampling row has, or None. They are remembered by slot
             and travel with every row of a program that contains the feature.
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
-            rows, M special rows, C region tokens, W words of a bit a token of the vocabulary. What
-            is of region tokens the hooks read as well, see `Tokens.inputs`.
+            rows, M special rows, C region tokens, W words of one bit for each token of the
+            vocabulary. The hooks read arrays of region tokens as well, see `Tokens.inputs`.
         outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E. With
-            them the tokens of rows that need the feature are all sampled: no grammar forces some.
-        special: rows that need it are special: it works on the M special rows of a step, which are
-            those that need some such feature. One that is not is in every program and may draw,
-            draft, keep state and have hooks; `logits`, `after` and outputs are for special ones.
-        token_row: as `row`, but of each token that is computed: what `embed`, `linear` and `layer`
-            read.
-        num_drafts: tokens that it drafts for each decode row; 0 but for the one feature that does.
-        resource: what it has too little of for all requests of a step, or for all with a slot;
-            None: nothing.
+            outputs, all tokens of rows that need the feature are sampled: no grammar forces some.
+        special: True: rows that need it are special: it works on the M special rows of a step,
+            which are those that need such a feature. `logits`, `after` and outputs are for these.
+            False: it is in every program and may draw, draft, keep state and have hooks.
+        token_row: as `row`, but of each computed token; `embed`, `linear` and `layer` read it.
+        num_drafts: tokens that it drafts for each decode row; 0 but for the one drafting feature.
+        resource: a resource too small for all requests of a step, or for all with a slot; None:
+            there is none.
     """
 
     name: ClassVar[str]
@@ -261,19 +260,19 @@ class Feature:
     # -- the engine's side ----------------------------------------------------------------------
 
     def serve(self, host: Host) -> None:
-        """The engine is there and takes requests from now on."""
+        """Called before the engine takes requests."""
 
     def asked_of(self, request: Request) -> Any:
-        """What a request says to the feature in `extra_args`; None: nothing.
+        """The request's value for the feature in `extra_args`; None: it has none.
 
-        A feature refuses what it cannot read with a ValidationError, which names the field as
-        `extra_args.name`: its caller gets that error (over HTTP a 400), and others go on. Best from
-        `begins` or `own`; `took`, `step_buffers`, `resource` and forks of beams cannot refuse.
+        A feature refuses a value that it cannot read with a ValidationError, which names the field
+        as `extra_args.name`: the request's caller gets it (over HTTP a 400), other requests go on.
+        Refuse in `begins` or `own`; `took`, `step_buffers`, `resource` and forks of beams cannot.
         """
         return (request.params.extra_args or {}).get(self.name)
 
     def begins(self, asked: AddGroup) -> Future[Any] | None:
-        """What a message has to wait for before it is queued; None: nothing.
+        """Called when a request comes: work that must end before it is queued; None: nothing.
 
         The result is `Request.shared[name]` of its sequences. An error ends the request. The client
         counts that wait as one in the queue, but for grammars and budgets of thoughts.
@@ -281,57 +280,58 @@ class Feature:
         return None
 
     def own(self, request: Request) -> OwnState | None:
-        """What the feature keeps of a sequence, `Request.own[name]`; None: nothing."""
+        """The feature's state of a sequence, `Request.own[name]`; None: it has none."""
         return None
 
     def needs_seen_tokens(self, request: Request) -> bool:
-        """Whether what it does depends on tokens that the host must have seen."""
+        """Whether the feature needs the host to have seen all the request's tokens."""
         return False
 
     def took(self, step: TakenStep) -> dict[str, Any] | None:
-        """Take in a step's tokens; what is to be told of its sequences, by their ids.
+        """Called with a step's tokens once the host has them. Returns reports by sequence id.
 
-        It is what JSON has (see `reports.plain`), and becomes `CompletionOutput.reports`, over HTTP
-        a choice's `reports`. What `reports.REPORTS` names has a type and a field of its own. A
-        beam's own token is replaced by another one afterwards.
+        A report consists of JSON types (see `reports.plain`), and becomes
+        `CompletionOutput.reports`, over HTTP a choice's `reports`. Reports named in
+        `reports.REPORTS` have a type and a field of their own. A beam's own token is replaced by
+        another one afterwards.
         """
         return None
 
     def ended(self, sequence_id: str) -> None:
-        """A sequence was aborted, or dropped by its search, perhaps before it had a step.
+        """Called when a sequence was aborted or dropped by its search, perhaps before any step.
 
-        `took` tells of the other ends.
+        `took` is told of the other ends.
         """
 
     def close(self) -> None:
-        """The engine is closed."""
+        """Called when the engine is closed."""
 
     def drafts_for(self, num_running: int) -> int:
-        """Of the one feature that drafts: drafts that rows may have while so many requests run.
+        """The most drafts of a row while `num_running` requests run; for the drafting feature.
 
-        Asked for each step. 0: the step takes a program without drafts, which costs less. Asked for
-        each number before the first step, too: those with some get programs with drafts.
+        Called for each step. 0: the step takes a program without drafts, which costs less. Also
+        called for each number before the first step: numbers with drafts get programs with drafts.
         """
         return self.num_drafts
 
     # -- the packing side -----------------------------------------------------------------------
 
     def need(self, request: Request) -> Need:
-        """Whether the request's sampling rows need the feature; asked once a request."""
+        """Whether the request's sampling rows need the feature; called once for each request."""
         return Need.NEVER
 
     def needed_now(self, request: Request) -> bool:
-        """Whether the next sampling row needs it, of a request that needs it at times.
+        """Whether the next sampling row needs the feature, for a request with `Need.AT_TIMES`.
 
-        Once it does not, it never does again.
+        After False it stays False.
         """
         return False
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
-        """Whether a chunk needs it, apart from its sampling row: then it lies in the region.
+        """Whether a chunk needs the feature, apart from its sampling row: then it is in the region.
 
-        A `special` feature that asks this works on the prefill region: decode programs do without
-        it.
+        A `special` feature that overrides this works on the prefill region: decode programs do not
+        contain it.
         """
         return False
 
@@ -342,57 +342,57 @@ class Feature:
     def token_row_of(self, request: Request) -> Any:
         """The request's values for its tokens, an instance of `token_row`.
 
-        Asked when a request gets a slot, and not again when it returns to the slot that it had.
+        Called when a request gets a slot, and not again when it returns to the slot that it had.
         """
         return None
 
     def cache_key(self, request: Request) -> str:
-        """What keys and values of its tokens depend on through the feature; "": on nothing.
+        """A key of all that keys and values of its tokens depend on in the feature; "": nothing.
 
-        The prefix cache shares pages between requests for which it is the same. A feature whose
-        hooks read a `token_row` or `inputs` has to say it, here or by `key_spans`: those may only
-        name what the keys and values depend on.
+        The prefix cache shares pages between requests with the same key. A feature with hooks that
+        read a `token_row` or `inputs` must override this or `key_spans`; both name only what the
+        keys and values depend on.
         """
         return ""
 
     def key_spans(self, request: Request) -> Sequence[KeySpan]:
-        """The same of some places of the prompt: what comes before them is shared.
+        """Like `cache_key`, for some places of the prompt: pages before them are shared.
 
-        Their `content` says all that decides keys and values there, such as an array's shape, too.
+        Their `content` has all that decides keys and values there, including an array's shape.
         """
         return ()
 
     def buffers(self) -> Any:
         """A pytree of `Buffer`s: arrays on the device that the host writes to.
 
-        All have as many rows, which are replaced between steps, see `Host.write_rows`; they start
-        as zeros. None: the feature has none.
+        All have the same number of rows and start as zeros. The host replaces rows between steps,
+        see `Host.write_rows`. None: the feature has none.
         """
         return None
 
     def step_buffers(self, chunks: list[Chunk]) -> Any:
-        """The first rows of the buffers, as NumPy arrays, of a step with these chunks.
+        """The first rows of the buffers, as NumPy arrays, for a step with these chunks.
 
-        None: they stay as they are. The chunks are those of the prefill region, in its order.
+        None: the rows stay as they are. The chunks are those of the prefill region, in its order.
         """
         return None
 
     def state(self) -> Any:
-        """A pytree of shapes and types: what it keeps on the device from step to step.
+        """A pytree of shapes and types of the state that it keeps on the device between steps.
 
-        It starts as zeros, see `next_state`; None: it keeps nothing.
+        The state starts as zeros, see `next_state`. None: the feature has none.
         """
         return None
 
     def bind(self, request: Request, slot: int) -> None:
-        """Prepare what stays the same while the request, which needs the feature, has the slot."""
+        """Called when a request that needs the feature gets a slot: prepare its constant values."""
 
     def pack(self, inputs: Any, rows: list[SpecialRow], chunks: list[Chunk]) -> None:
         """Write the inputs, NumPy views that hold zeros.
 
         Args:
-            inputs: an instance of `inputs`.
-            rows: those that need the feature.
+            inputs: an instance of `self.inputs`.
+            rows: the special rows that need the feature.
             chunks: of the prefill region, in its order.
         """
 
@@ -401,7 +401,7 @@ class Feature:
     # `linear` and `layer` keep the residual stream out of fused kernels on GPUs
 
     def positions(self, tokens: Tokens, positions: jax.Array) -> jax.Array:
-        """What the model takes for the tokens' positions: int32[A, T] in the place of int32[1, T].
+        """Positions for the model: int32[A, T] in the place of int32[1, T].
 
         They change rotary angles alone, not which tokens are attended to. See
         `models.protocol.TokenRows`.
@@ -423,23 +423,23 @@ class Feature:
         return x
 
     def next_state(self, tokens: Tokens, hidden: jax.Array) -> Any:
-        """What is kept for the next step; hidden [T, E] are the last hidden states."""
+        """The state for the next step; hidden [T, E] are the last hidden states."""
         return tokens.state
 
     def draft(self, newest: NewestTokens) -> jax.Array:
-        """Of the one feature that drafts: guesses int32[B, num_drafts] of what follows."""
+        """Guesses int32[B, num_drafts] of the next tokens; for the drafting feature."""
         raise TypeError(f"{self.name} has num_drafts={self.num_drafts} and does not draft")
 
     def logits(self, inputs: Any, rows: Rows, logits: jax.Array) -> jax.Array:
         """Adjusted logits float32[M, V], of all special rows.
 
-        Those of requests that do not need the feature are among them: their row values must leave
-        logits as they are. `rows.values` holds the row values of other features, too.
+        Rows of requests that do not need the feature are among them: their row values must leave
+        logits unchanged. `rows.values` holds the row values of other features, too.
         """
         return logits
 
     def sample(self, rows: Rows, logits: jax.Array) -> jax.Array | None:
-        """Of the one feature that draws: the token int32[R] of each row of logits float32[R, V]."""
+        """The token int32[R] of each row of logits float32[R, V]; for the drawing feature."""
         return None
 
     def after(self, inputs: Any, rows: Rows, logits: jax.Array, tokens: jax.Array) -> Any:
@@ -456,7 +456,7 @@ class Feature:
 
 
 def overrides(feature: Feature | type[Feature], method: str) -> bool:
-    """Whether a feature does something where a method is called."""
+    """Whether a feature overrides a method."""
     kind = feature if isinstance(feature, type) else type(feature)
     return getattr(kind, method) is not getattr(Feature, method)
 

@@ -29,11 +29,11 @@ PASSES = 5.0  # over [M, V]: maximum, sum of exponentials, rank, blocks of the t
 
 @arrays
 class LogprobInputs:
-    """What each special row asks for.
+    """The log-probabilities that each special row asks for.
 
     Attributes:
-        named: tokens by their ids; 0 where there are fewer.
-        of_kept: 1: the most likely ones are those of the tokens that the row may get.
+        named: ids of tokens; 0 where there are fewer.
+        of_kept: 1: the most likely tokens are taken from those that the row may get.
     """
 
     named: Any = array("M", MAX_LOGPROB_TOKEN_IDS)
@@ -59,10 +59,10 @@ def scored_token(values: Any, row: int, token: int, count: int) -> TokenLogprobs
     """The token itself, then the `count` most likely ones (-1: all there are).
 
     Args:
-        values: outputs whose fields are those of `LogprobRows`.
-        row: of the token.
-        token: its id.
-        count: how many beside it.
+        values: outputs with the fields of `LogprobRows`.
+        row: index of the token in them.
+        token: id of the token.
+        count: number of tokens beside it.
     """
     top = values.top_ids.shape[1] if count == -1 else count
     return TokenLogprobs(
@@ -75,7 +75,7 @@ def scored_token(values: Any, row: int, token: int, count: int) -> TokenLogprobs
 class Logprobs(Feature):
     """Reports on the raw logits, whatever the tokens were drawn from.
 
-    A beam of a search is told of tokens that may follow it alone: they are where it goes on.
+    The report of a beam has only tokens that may follow it: the search continues with them.
     """
 
     name = LOGPROBS
@@ -118,7 +118,7 @@ class Logprobs(Feature):
 
 
 def _told(values: LogprobOutputs, place: int, request: Request, token: int) -> TokenLogprobs:
-    """What a request is told of a token that it got."""
+    """The report on a token that a request got."""
     assert request.params.logprobs is not None
     ids, logprobs, ranks = scored_token(values, place, token, request.params.logprobs)
     for column, asked in enumerate(request.params.logprob_token_ids or ()):

@@ -44,15 +44,15 @@ class MaskInputs:
 
 
 class Mask(Feature):
-    """Packed bitmasks, made on the host: what never changes once a request, the rest each step."""
+    """Packed bitmasks, made on the host: constant parts once a request, the rest each step."""
 
     name = "mask"
     inputs = MaskInputs
 
     def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         super().__init__(facts, options)
-        # by slot: what is always forbidden, what `min_tokens` holds back, and by the token before
-        # its last one the rest of each word of several tokens
+        # by slot: the tokens always forbidden, those that `min_tokens` holds back, and, by the
+        # token before its last one, the rest of each word of several tokens
         self._static: dict[int, np.ndarray] = {}
         self._ends: dict[int, np.ndarray] = {}
         self._words: dict[int, dict[int, list[list[int]]]] = {}
@@ -114,7 +114,7 @@ class Mask(Feature):
         grammar, budget = constraint_of(request)
         if grammar is not None or any(len(word) > 1 for word in request.asked.bad_words):
             return True
-        # of one that waits for a slot, a token is in flight when the next one is planned
+        # a request that waits for a slot has a token in flight when its next one is planned
         pending = 1 if request.slot is None else request.pending
         return budget is not None and budget.waits(pending)
 
@@ -171,7 +171,7 @@ class Mask(Feature):
             self._pack_grammars(inputs, constrained)
 
     def _pack_grammars(self, inputs: MaskInputs, rows: list[SpecialRow]) -> None:
-        """Forbid what grammars do not allow, beside what is forbidden already."""
+        """Forbid the tokens that grammars do not allow, beside those forbidden already."""
         states = [grammar for row in rows if (grammar := constraint_of(row.request).grammar)]
         outputs = [row.request.output_token_ids for row in rows]
         every = self._masks.fill(states, outputs, inputs.forbidden.shape[1])
@@ -192,7 +192,7 @@ class Mask(Feature):
 
 
 def constraint_of(request: Request) -> Constraint:
-    """Where a request is in what is demanded of it."""
+    """The constraint of a request, at its present place."""
     state: Any = request.own.get(Mask.name, _FREE)
     constraint: Constraint = state
     return constraint

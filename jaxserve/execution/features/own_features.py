@@ -1,4 +1,4 @@
-"""Features of the operator's own, beside those that come along."""
+"""Features of the operator's own, beside jaxserve's."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class _Options(dict[str, Any]):
 
 
 def made(choice: FeatureChoice, facts: Facts) -> Feature:
-    """A feature of an engine.
+    """Make a feature.
 
     Raises:
-        ValidationError: by the feature, which names the option that it cannot read.
-        FeatureError: it raises anything else.
+        ValidationError: raised by the feature; names the option that it cannot read.
+        FeatureError: the feature raises anything else.
     """
     kind, options = choice
     try:
@@ -44,7 +44,7 @@ def made(choice: FeatureChoice, facts: Facts) -> Feature:
 
 
 def _lacks(kind: type[Feature]) -> str | None:
-    """What a feature must have beside what it has; None: it is whole."""
+    """The part that a feature lacks, in words; None: it lacks nothing."""
     if overrides(kind, "sample"):
         return "no `sample`, since the feature sampling draws"
     hooks = any(overrides(kind, name) for name in ("positions", "embed", "linear", "layer"))
@@ -68,11 +68,11 @@ def chosen_features(
 
     Args:
         asked: classes, or their names as `module:Class`.
-        options: by the names of features; None: none has any.
-        taken: names of the features that come along.
+        options: feature name -> options; None: no feature has any.
+        taken: names of jaxserve's features.
 
     Raises:
-        ValidationError: one is no feature or has the name of another one, or options are of none.
+        ValidationError: one is no feature or has another's name, or options name no feature.
     """
     given, names = dict(options or {}), {*taken}
     found: list[FeatureChoice] = []

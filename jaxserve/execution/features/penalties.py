@@ -27,7 +27,7 @@ class PenaltyRow:
 
 
 class Penalties(Feature):
-    """Counts the tokens of the device's history, so nothing has to be kept in step with it."""
+    """Counts the tokens of the device's history, so no other state has to follow it."""
 
     name = "penalties"
     row = PenaltyRow

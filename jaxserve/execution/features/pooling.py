@@ -28,13 +28,13 @@ from jaxserve.request.request import Request, RequestState
 if TYPE_CHECKING:
     from jaxserve.execution.step_shape import StepShape
 
-NORMED = -1  # the layer whose output went through the final norm
+NORMED = -1  # the last layer's output behind the final norm
 SHORTEST = 1e-12  # a shorter vector is divided by this instead of its length
 
 
 @arrays
 class PoolingRow:
-    """Whose output is wanted: 0 what enters the first layer, i of the i-th, or NORMED."""
+    """The layer to pool: 0 the input of the first layer, i the output of the i-th, or NORMED."""
 
     layer: Any = array()
 
@@ -78,7 +78,7 @@ class Pooling(Feature):
         if values is not None:
             for lane, (request, start, _) in enumerate(step.chunks):
                 name, total = request.request_id, values.total[lane]
-                # a request that was aborted while the step ran is told nothing
+                # a request that was aborted while the step ran gets no report
                 is_live = name in ended or request.state is not RequestState.FINISHED
                 if request.asked.pooling is not None and is_live:
                     if start and name in self._totals:
@@ -144,7 +144,7 @@ class Pooling(Feature):
 
 
 def _vector(total: np.ndarray, asked: PoolingParams, num_prompt: int) -> list[float]:
-    """What is told of a prompt, by the sum of what its chunks gave."""
+    """The vector of a prompt from the sum of its chunks' sums."""
     if asked.pooling == "mean":
         total = total / np.float32(num_prompt)
     if asked.normalize:

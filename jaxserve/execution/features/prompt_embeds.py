@@ -1,4 +1,4 @@
-"""Embeddings that come in the place of token ids: `prompt_embeds`."""
+"""Embeddings in the place of token ids: `prompt_embeds`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PromptEmbedsInputs:
 
 
 class PromptEmbeds(Feature):
-    """The device is sent the rows that a step's chunks need, one behind the other.
+    """Sends the device the rows that a step's chunks need, one behind the other.
 
-    A subclass with a name and a setting of its own is of another part of prompts, see `rows_of`.
+    A subclass with its own name and setting serves another part of prompts, see `rows_of`.
     """
 
     name = "prompt_embeds"
@@ -36,14 +36,14 @@ class PromptEmbeds(Feature):
     inputs = PromptEmbedsInputs
 
     def rows_of(self, request: Request, span: PromptSpan) -> np.ndarray:
-        """float32[span.length, E]: what takes the places of a span; here, as it was given.
+        """float32[span.length, E]: the rows for the places of a span; here, the caller's own.
 
         Rows that the engine makes are in `request.shared`, where `begins` has made them.
         """
         return np.frombuffer(span.data, "<f4").reshape(span.shape)
 
     def _runs(self, chunk: Chunk) -> list[tuple[int, np.ndarray]]:
-        """The rows that a chunk needs, each run with the chunk's token of its first one."""
+        """The runs of rows that a chunk needs, each with the chunk's token of its first row."""
         request, begin, length = chunk
         found = []
         for span in request.asked.spans:

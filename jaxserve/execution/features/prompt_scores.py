@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxserve.execution.step_shape import StepShape
 
 PASSES = 6.0  # over [C, V]: the logits written, and what log-probabilities take
-BLOCK = 64  # region tokens whose logits are held at once
+BLOCK = 64  # logits of so many region tokens are held at once
 
 
 @arrays
@@ -59,7 +59,7 @@ class PromptScores(Feature):
 
     def __init__(self, facts: Facts, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         super().__init__(facts, options)
-        self._scored: dict[str, list[TokenLogprobs | None]] = {}  # by sequence that is not told yet
+        self._scored: dict[str, list[TokenLogprobs | None]] = {}  # by sequence, until reported
 
     def needed_by_chunk(self, chunk: Chunk) -> bool:
         return scores_prompt(chunk.request, chunk.start)
@@ -73,7 +73,7 @@ class PromptScores(Feature):
         for chunk in step.chunks if values is not None else ():
             request = chunk.request
             num_seen = counts[request.request_id]
-            # a request that was aborted while the step ran is told nothing
+            # a request that was aborted while the step ran gets no report
             is_live = num_seen > 0 or request.state is not RequestState.FINISHED
             if is_live and scores_prompt(request, chunk.start, num_seen):
                 self._take(chunk, begin, values)
@@ -105,7 +105,7 @@ class PromptScores(Feature):
         return PromptScoreOutputs(*(x.reshape(-1, *x.shape[2:])[:count] for x in scored))
 
     def _take(self, chunk: Chunk, begin: int, values: PromptScoreOutputs) -> None:
-        """Keep what a chunk, whose first token is region token `begin`, says of its tokens."""
+        """Keep the scores of a chunk's tokens; its first one is region token `begin`."""
         request = chunk.request
         most = request.params.prompt_logprobs
         assert most is not None
@@ -130,9 +130,9 @@ def scores_prompt(request: Request, start: int, num_new: int = 0) -> bool:
     a preemption wants none.
 
     Args:
-        request: of the chunk.
-        start: position of the chunk.
-        num_new: tokens of its output that were seen with this chunk.
+        request: the one that the chunk belongs to.
+        start: position of the chunk's first token.
+        num_new: output tokens that the host saw together with this chunk.
     """
     wanted = request.params.prompt_logprobs is not None
     return wanted and len(request.output_token_ids) == num_new and start < request.num_prompt - 1

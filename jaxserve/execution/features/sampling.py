@@ -35,7 +35,7 @@ def threshold_on(mesh: Mesh, backends: Backends) -> Threshold:
 
 @arrays
 class SamplingRow:
-    """What a row is sampled by; the seed's words are a threefry key."""
+    """The sampling parameters of a row; the seed's words are a threefry key."""
 
     temperature: Any = array(dtype="float32")
     top_p: Any = array(dtype="float32")

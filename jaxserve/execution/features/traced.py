@@ -1,4 +1,4 @@
-"""Calls of features whose mistakes are told by the names of feature and method."""
+"""Calls traced methods of features; errors name the feature and the method."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxserve.execution.features.feature import Feature
 
 
 class FeatureError(RuntimeError):
-    """A method of a feature has raised, or gives what it may not; names both.
+    """A method of a feature has raised, or returned a wrong value; names both.
 
     Args:
-        feature: its name.
-        method: its name.
-        wrong: what it has raised, or what is wrong in words.
+        feature: name of the feature.
+        method: name of the method.
+        wrong: the exception, or what is wrong, in words.
     """
 
     def __init__(self, feature: str, method: str, wrong: Exception | str):
@@ -25,16 +25,16 @@ class FeatureError(RuntimeError):
 
 
 def traced(feature: Feature, method: str, *given: Any, like: Any = None) -> Any:
-    """What a traced method of a feature gives.
+    """Call a traced method of a feature and check its result.
 
     Args:
-        feature: whose method it is.
-        method: its name.
-        given: its arguments.
-        like: a pytree of arrays whose shapes and types it must give; None: it may give anything.
+        feature: has the method.
+        method: name of the method.
+        given: arguments of the call.
+        like: a pytree of arrays with the shapes and types of the result; None: any result.
 
     Raises:
-        FeatureError: it raises, or gives something else.
+        FeatureError: the method raises, or returns something else.
     """
     try:
         found = getattr(feature, method)(*given)

@@ -50,7 +50,7 @@ BLOCK_MEMORY = 231_424  # bytes of shared memory of a multiprocessor; half of it
 def stages_within(
     memory: int, block_tokens: int, head_dim: int, group: int, pool_dtype: DTypeLike
 ) -> int:
-    """How many stages of keys and values fit into so many bytes of shared memory; 0 for none."""
+    """The stages of keys and values that fit into so many bytes of shared memory; 0 for none."""
     size = jnp.dtype(pool_dtype).itemsize
     channels = -(-head_dim // WGMMA_ROWS) * WGMMA_ROWS
     columns = -(-group // TILE_ROWS) * TILE_ROWS
@@ -62,7 +62,7 @@ def stages_within(
 
 
 def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> HopperDecodeTuning:
-    """What the kernel uses for a shape when nothing is given; by reasoning, not by measurement.
+    """The kernel's default tuning for a shape; by reasoning, not by measurement.
 
     Small keys are taken 128 at a time, so that more of them share the cost of a step. The ring is
     as deep, up to 4, as lets two thread blocks live on one multiprocessor: each attends while the
@@ -79,7 +79,7 @@ def default_tuning(head_dim: int, group: int, pool_dtype: DTypeLike) -> HopperDe
 def cut_of(
     block_tokens: int, head_dim: int, pool_dtype: DTypeLike, groups: int, splits: int | None = None
 ) -> Cut:
-    """Where rows are cut: by the sizes of a token alone, not by the batch or the page table.
+    """The cuts of rows: by the sizes of a token alone, not by the batch or the page table.
 
     Pieces of all KV heads together have a certain size; a row has no more of them than give a
     thread block to every multiprocessor, so partial results stay small beside keys and values.
@@ -126,7 +126,7 @@ def tiles_of(queries: int, heads: int, head_dim: int) -> tuple[int, int]:
 
 
 def sharing_of(group: int, groups: int) -> int:
-    """How many groups of query heads fill a tile of columns; 1 where they would not do so exactly.
+    """The groups of query heads that fill a tile of columns; 1 where none fill it exactly.
 
     The heads of a tile lie side by side, so that the queries need not be copied to fill it.
     """

@@ -97,7 +97,7 @@ def decode_kernel(
             row = Row(*(field[...] for field in (held.slot, turn.group, held.pieces)))
             number = held.number[...]
 
-            @pl.when(turn_number + Q_BUFFERS < share.last - share.first)  # else nobody waits
+            @pl.when(turn_number + Q_BUFFERS < share.last - share.first)  # else no warp waits
             def _() -> None:
                 plgpu.barrier_arrive(scratch["q_free"].at[buffer])
 
@@ -129,7 +129,7 @@ def decode_kernel(
 
 
 class Pages(NamedTuple):
-    """What the fetching warp reads besides queries."""
+    """The operands of the fetching warp besides queries."""
 
     kv: Any  # [NP, page_size, 2, KVH, D]
     table: Any  # int32[B, P]
@@ -138,7 +138,7 @@ class Pages(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Where a piece stands in the walk of its thread block; references to int32."""
+    """The place of a piece in the walk of its thread block; references to int32."""
 
     done: Any  # steps of the pieces before
     steps: Any  # of the walk
@@ -256,7 +256,7 @@ def _attend(
     ends = _ends(held, group, plan) if plan.queries > 1 else None
 
     def visible(token: jax.Array, low_key: jax.Array) -> jax.Array:
-        """Which of a step's tokens each column sees."""
+        """A mask of the tokens of a step that each column sees."""
         if ends is None:
             first_key, length = held.first_key[...], held.length[...]
             return (token >= first_key - low_key) & (token < length - low_key)
@@ -274,7 +274,7 @@ def _attend(
         low_key = (held.begin[...] + step) * plan.block_tokens
 
         def free(kind: str) -> None:
-            @pl.when(use + plan.stages < turn.steps[...])  # else nobody waits for the stage
+            @pl.when(use + plan.stages < turn.steps[...])  # else no warp waits for the stage
             def _() -> None:
                 plgpu.barrier_arrive(scratch[f"{kind}_free"].at[stage])
 

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Partials(NamedTuple):
-    """Where the pieces of cut rows lie until the last of a row has ended.
+    """The memory of the pieces of cut rows, until the last of a row has ended.
 
     Attributes:
         out: float32[most_pieces, B, groups, channels, columns], each by itself a whole softmax's.

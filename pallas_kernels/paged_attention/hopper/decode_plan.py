@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.options import Scores
 
 THREADS = ("attend", "fetch")  # the warpgroups of a thread block
 HELD_FIELDS = len(Piece._fields) + 3  # of a piece, and where it stands in the walk
-Q_BUFFERS = 2  # pieces whose queries are on their way or being attended
+Q_BUFFERS = 2  # pieces with queries on their way or being attended
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class DecodePlan:
     Attributes:
         group: query heads of one KV head that a thread block attends; each query of a row counts.
         head_tiles: thread blocks among which the query heads of a KV head are divided.
-        sharing: groups whose queries fill one tile of columns together. A thread block attends
-            them all, for products of fewer columns there are none, and drops what is not its own.
-        queries: of a row, at most.
+        sharing: groups with queries that fill one tile of columns together. A thread block attends
+            them all, for products of fewer columns there are none, and drops the others' results.
+        queries: the most of a row.
         heads: query heads of a KV head: as many heads of a group belong to one query.
         head_dim: size of a head.
         page_size: tokens a page.
         block_tokens: keys a step, a multiple of 64.
-        stages: steps whose keys and values are on their way or being attended.
+        stages: steps with keys and values on their way or being attended.
         most_pieces: into which the tokens of a slot may be cut.
         pool_dtype: element type of the pages.
         dtype: element type of queries, of the matrix products and of the result.
@@ -75,7 +75,7 @@ class DecodePlan:
 
     @property
     def channels(self) -> int:
-        """Head_dim rounded up to the rows of wgmma; nobody reads what the extra ones hold."""
+        """Head_dim rounded up to the rows of wgmma; the extra ones are never read."""
         return -(-self.head_dim // WGMMA_ROWS) * WGMMA_ROWS
 
     @property

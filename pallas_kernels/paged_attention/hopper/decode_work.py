@@ -1,4 +1,4 @@
-"""How the tokens of a decode batch are divided among thread blocks, on the device.
+"""Divides the tokens of a decode batch among thread blocks, on the device.
 
 A row is cut into pieces by its own length alone, so what its result is rounded to never depends on
 the batch. Thread blocks are persistent: a team of them, one for each group of query heads, walks
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a team walks: a row of the table of teams, in this order; int32."""
+    """The walk of a team: a row of the table of teams, in this order; int32."""
 
     first: jax.Array  # piece
     last: jax.Array  # piece behind its last
@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where rows are cut; static, and the same for every batch.
+    """The cuts of rows; static, and the same for every batch.
 
     Attributes:
         block_tokens: keys a step.
@@ -80,10 +80,10 @@ def divide(
     Args:
         low: the first key that a query of each row sees.
         high: the end of these keys; a row that sees none is a piece without steps.
-        queries: of each row.
+        queries: number of queries of each row.
         cut: where rows are cut.
         most_pieces: `cut.most_pieces` of the longest row.
-        teams: among which the pieces are divided.
+        teams: number of teams that share the pieces.
     """
     slots = low.shape[0]
     block = cut.block_tokens

@@ -1,4 +1,4 @@
-"""What a thread block of the Hopper prefill kernel holds, and the shapes in shared memory."""
+"""The data of a thread block of the Hopper prefill kernel, and its shapes in shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONSUMERS = 2  # warpgroups that attend
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What of the query a thread block holds.
+    """The part of the query that a thread block holds.
 
     Attributes:
         heads: query heads of one warpgroup.
@@ -109,7 +109,7 @@ class Tile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an attending warpgroup has of the tile."""
+    """An attending warpgroup's part of the tile."""
 
     warpgroup: jax.Array
     first_head: jax.Array
@@ -117,7 +117,7 @@ class Part(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What a warpgroup made of its 64 rows: weights are exp2(score - highest)."""
+    """The results of a warpgroup for its 64 rows: weights are exp2(score - highest)."""
 
     out: jax.Array  # float32[64, D], the weighted sum of values
     highest: jax.Array  # float32[64], the largest score in base 2, at least MASKED
@@ -130,7 +130,7 @@ def read_item(work: Any, index: jax.Array) -> WorkItem:
 
 
 def tile_of(item: WorkItem, options: Options) -> Tile:
-    """Which keys a tile of query rows sees."""
+    """The keys that a tile of query rows sees."""
     block = jnp.int32(options.block_tokens)
     lowest, length = item.position + item.low, item.position + item.high
     first_key = jnp.int32(0)

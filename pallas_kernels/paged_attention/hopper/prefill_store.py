@@ -1,4 +1,4 @@
-"""How the Hopper prefill kernel writes its output: whole tiles at once, ragged ones by rows."""
+"""Writes the output of the Hopper prefill kernel: whole tiles at once, ragged ones by rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pallas_kernels.paged_attention.softmax import LOG2E, MASKED
 
 
 def _shares(attended: Attended, part: Part, packing: Geometry, sinks: Any) -> jax.Array:
-    """What the weighted sums are multiplied with: one over the sum of weights, sinks included."""
+    """The factor of the weighted sums: one over the sum of weights, sinks included."""
     _, highest, total = attended
     if sinks is None:
         return 1.0 / jnp.where(total == 0.0, 1.0, total)

@@ -1,4 +1,4 @@
-"""How a packed prefill region is divided into the tiles that thread blocks attend, on the device.
+"""Divides a packed prefill region into the tiles that thread blocks attend, on the device.
 
 The number of tiles is static, so one compiled program serves every mixture of chunks; which rows
 of which lane a tile holds is a small table, computed by XLA once a step (the layers share it).
@@ -32,7 +32,7 @@ class WorkItem(NamedTuple):
 
 
 def most_tiles(region: int, lanes: int, tile_rows: int) -> int:
-    """How many tiles any lanes and the gaps between them can need."""
+    """The most tiles that any lanes and the gaps between them can need."""
     segments = 2 * lanes + 1
     return min(region, (region + segments * (tile_rows + ALIGNMENT - 2)) // tile_rows)
 

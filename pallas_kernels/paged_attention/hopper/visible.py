@@ -1,4 +1,4 @@
-"""Which pages a Hopper kernel may read."""
+"""The pages that a Hopper kernel may read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def visible_range(
 ) -> tuple[jax.Array, jax.Array]:
     """The first and the last run of so many tokens that hold visible keys, int32[] each.
 
-    Outside of them may be anybody's pages: a copy of more keys than are visible reads the nearest
-    of these twice.
+    Outside of them may be any request's pages: a copy of more keys than are visible reads the
+    nearest of these twice.
     """
     size = jnp.int32(tokens)
     lowest = lax.div(first_key, size)

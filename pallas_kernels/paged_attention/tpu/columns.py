@@ -51,7 +51,7 @@ def live_scales(
     position = jnp.arange(ids.shape[1] * view.page_size).reshape(-1, 1, 1, view.page_size)
     low, high = (bound.reshape(-1, 1, 1, 1, 1) for bound in (low, high))
     held = jnp.stack([scales_of_pages(scale, ids) for scale in (k_scale, v_scale)], axis=2)
-    # the scale of a token that nobody sees may be NaN, and 0 * NaN is NaN
+    # the scale of a token that no row sees may be NaN, and 0 * NaN is NaN
     held = jnp.where((position >= low) & (position < high), held, 0.0)
     return held.reshape(len(ids), blocks, pages, *held.shape[2:])
 

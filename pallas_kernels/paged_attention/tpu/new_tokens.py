@@ -28,7 +28,7 @@ class NewTokens:
     """The references of a core's new tokens.
 
     Attributes:
-        ring: whose jobs are slots, and whose pool is written.
+        ring: its jobs are slots, and its pool is written.
         lengths: int32[jobs] in scalar memory: tokens of each slot with the new ones; 0 = idle.
         counts: int32[jobs] likewise: how many of the Q tokens of each slot are new; None: the one.
         rows: VMEM [parts, Q, rows, D], keys and values of this step's slot.

@@ -124,7 +124,7 @@ def _kernel(
             acc[head] = acc[head] * decay[:, :1] + added
 
     first, end = ring.blocks(step)
-    # the blocks whose every key precedes or is the tile's first token
+    # the blocks with no key behind the tile's first token
     plain = first if window is not None else lax.div(position + 1, ring.tokens)
     plain = jnp.minimum(plain, end)
     lax.fori_loop(first, plain, functools.partial(attend, masked=False), None)

@@ -54,9 +54,9 @@ class Queries:
     """The queries of a core's slot at a step.
 
     Attributes:
-        number: Q, of every slot.
-        rows: of one query: heads, padded.
-        columns: of a block's scores.
+        number: Q, queries of every slot.
+        rows: rows of one query: heads, padded.
+        columns: columns of a block's scores.
         length: tokens of the slot, its queries included.
         count: queries that the slot has; its last tokens.
         window: sliding window in tokens, or None.

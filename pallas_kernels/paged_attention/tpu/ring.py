@@ -48,7 +48,7 @@ def job_scalars(
     first_page: jax.Array,  # int32[]
     cores: int,
 ) -> tuple[jax.Array, ...]:
-    """The scalar operands of a ring whose core c does the jobs c, c + cores, ... in turn."""
+    """The scalar operands of a ring; core c does the jobs c, c + cores, ... in turn."""
     jobs = -(-row.shape[0] // cores) * cores
     # one idle job a core at the end: what follows the last one may be asked for
     row, low, high = (
@@ -120,7 +120,7 @@ class Ring:
 
     @property
     def may_be_nan(self) -> bool:
-        """Whether what nobody may see can be NaN: its weight is 0, and 0 * NaN is NaN."""
+        """Whether invisible numbers can be NaN: their weight is 0, and 0 * NaN is NaN."""
         return bool(jnp.issubdtype(self.held.dtype, jnp.floating))
 
     def keys(self, step: Any) -> tuple[Any, Any]:
@@ -135,7 +135,7 @@ class Ring:
         return lax.div(low, self.tokens), lax.div(high + (self.tokens - 1), self.tokens)
 
     def _following(self, step: Any) -> Any:
-        """The first step from `step` on whose job has work; `steps` when there is none."""
+        """The first step from `step` on with a job that has work; `steps` when there is none."""
         return self.scalars[3][step * self.cores + self.core]
 
     def _live_pages(self, step: Any, block: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: keys and values fetched through a page table, online softmax.
+"""The common parts of the Triton kernels: fetching pages by a page table, online softmax.
 
 A block of tokens is gathered row by row: every row has its own pointer, made from the page table,
 so tokens of one block may lie in any pages. Tokens that may not be read are never loaded and count
@@ -50,9 +50,9 @@ class HeadPages(NamedTuple):
     Attributes:
         of: references of the pages' operands.
         row: row of the page table.
-        kv_head: the head.
+        kv_head: index of the KV head.
         first_page: added to every page id.
-        page_size, kv_heads: of the pool.
+        page_size, kv_heads: tokens a page, and KV heads of the pool.
     """
 
     of: Pages
@@ -163,7 +163,7 @@ def _numbers(stored: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def _common_factor(kv: Any, scale: Any) -> jax.Array | float:
-    """What all stored keys, or all stored values, of a pool are multiplied by."""
+    """The factor of all stored keys, or all stored values, of a pool."""
     bias = E4M3_BIAS if value_dtype(kv.dtype) == jnp.float8_e4m3fn else 1.0
     return bias if scale is None or len(scale.shape) == 3 else scale[0] * bias
 
@@ -198,15 +198,15 @@ def attend_blocks(
     """Takes a range of blocks of tokens into account.
 
     Args:
-        pages: where the tokens of this head are.
+        pages: the pages with the tokens of this head.
         query: in the type of the dot with the keys.
-        softmax: of the tokens before.
+        softmax: state after the tokens before.
         blocks: the first block, and the one after the last.
         keys: the first token that may be read, and the one after the last.
         size: tokens of a block.
         position: of each row, which sees tokens up to it, and in its window; None: all of `keys`.
         masked: whether there may be tokens in the blocks that a row does not see.
-        options: of the scores.
+        options: how scores are made of products.
     """
     shift = pages.page_size.bit_length() - 1
 

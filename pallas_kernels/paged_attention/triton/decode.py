@@ -97,7 +97,7 @@ def tile_rows(queries: int, q: jax.Array, kv_pages: jax.Array) -> int:
         return rows
     most = TILE_ROWS
     if compute_dtype(kv_pages.dtype, q.dtype) == jnp.float32:
-        # IEEE products are made of multiply-adds, whose operands are all in registers
+        # IEEE products are made of multiply-adds, with all operands in registers
         most //= 4 if head_dim >= 128 else 2
     return min(rows, most)
 

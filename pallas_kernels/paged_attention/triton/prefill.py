@@ -62,7 +62,7 @@ def tile_shape(tuning: TritonPrefillTuning, q: jax.Array, kv_pages: jax.Array) -
     rows = row_share(tuning.tile_rows, "tile_rows", q, kv_pages)
     head_dim, dtype = q.shape[2], compute_dtype(kv_pages.dtype, q.dtype)
     if dtype == jnp.float32:
-        # IEEE products are made of multiply-adds, whose operands are all in registers
+        # IEEE products are made of multiply-adds, with all operands in registers
         rows = max(16, rows // (4 if head_dim >= 128 else 2))
     if dtype == jnp.float32 or is_quantized(kv_pages.dtype) or head_dim != padded(head_dim):
         # conversion, or the mask of the columns, takes registers too

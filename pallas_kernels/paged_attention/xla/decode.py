@@ -2,7 +2,7 @@
 
 A row is ONE matrix product per block: with a block-diagonal query [H, KVH * D] a page is read in
 its stored order, [tokens, KVH * D], without a transpose. That costs KVH times the multiplications
-and is the fastest form on XLA:CPU for bfloat16, whose matrix unit is far ahead of the memory; in
+and is the fastest form on XLA:CPU for bfloat16: its matrix unit is far ahead of the memory; in
 float32 the plain grouped product is as fast or faster. Several queries a row are further heads of
 their KV head, each with a mask of its own: a page is read once for all. Online softmax: Milakov and
 Gimelshein, "Online normalizer calculation for softmax" (2018).
@@ -27,7 +27,7 @@ from pallas_kernels.pages import compute_dtype, gather_pages, token_scales
 
 
 def block_pages(page_size: int, tokens: int) -> int:
-    """How many pages one step of a loop over `tokens` tokens reads."""
+    """The number of pages that one step of a loop over `tokens` tokens reads."""
     return max(1, tokens // page_size)
 
 
@@ -114,7 +114,7 @@ def decode(
     ends = query_ends(kv_lens, options.query_lens, queries)
 
     def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
-        """What turns stored numbers into values; broadcasts against the scores."""
+        """The scale of stored numbers; broadcasts against the scores."""
         of_tokens = token_scales(scales, ids)  # [B, KVH, tokens]
         if of_tokens is None:
             return 1.0
@@ -123,7 +123,7 @@ def decode(
         return jnp.repeat(of_tokens, group, axis=1) if diagonal else of_tokens[:, :, None]
 
     def of_scores(key: jax.Array, visible: jax.Array) -> jax.Array:
-        """Which keys of a block each query sees; broadcasts against the scores."""
+        """The keys of a block that each query sees; broadcasts against the scores."""
         if queries == 1:
             return like(visible, query.ndim)
         seen = key < ends[..., None]  # [B, Q, tokens]

@@ -75,7 +75,7 @@ def prefill(
         position = jnp.repeat(row_position, group)[:, None]
 
         def factor(scales: jax.Array | None, ids: jax.Array) -> jax.Array | float:
-            """What turns stored numbers into values; broadcasts against [KVH, rows, tokens]."""
+            """The scale of stored numbers; broadcasts against [KVH, rows, tokens]."""
             of_tokens = token_scales(scales, ids)  # [KVH, tokens]
             if of_tokens is None:
                 return 1.0

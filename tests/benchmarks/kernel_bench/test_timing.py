@@ -1,4 +1,4 @@
-"""What a series costs besides its operations cancels out, and candidates take turns."""
+"""The fixed cost of a series cancels out, and candidates take turns."""
 
 from __future__ import annotations
 

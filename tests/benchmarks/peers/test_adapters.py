@@ -1,4 +1,4 @@
-"""What each engine is made with, recorded by modules that stand for the engines: the same rules."""
+"""The settings of each engine, recorded by stand-ins for the engines: the same rules for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cell needs at least, and that a figure beyond the machine is told and fails the run."""
+"""The least work of a cell; a figure beyond the machine is told and fails the run."""
 
 from __future__ import annotations
 

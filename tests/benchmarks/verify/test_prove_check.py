@@ -1,4 +1,4 @@
-"""What would run on a GPU is listed from the benchmarks' own cases, compiled and judged."""
+"""The programs of a GPU run are listed from the benchmarks' own cases, compiled and judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files of each format mean, written down from their descriptions and not from our writers."""
+"""The meaning of each format's files, written from their descriptions, not from our writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWQ and GPTQ tensors as gptqmodel reads them, whose layers transformers takes for both."""
+"""AWQ and GPTQ tensors read by gptqmodel; transformers uses its layers for both."""
 
 from __future__ import annotations
 

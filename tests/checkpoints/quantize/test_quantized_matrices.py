@@ -1,4 +1,4 @@
-"""Which format takes matrices that are quantised already, and what it writes of them."""
+"""The formats that take matrices quantised already, and the files they write."""
 
 from __future__ import annotations
 

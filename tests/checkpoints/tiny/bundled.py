@@ -1,4 +1,4 @@
-"""Where the bundled model is."""
+"""The path of the bundled model."""
 
 from __future__ import annotations
 

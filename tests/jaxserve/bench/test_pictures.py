@@ -1,4 +1,4 @@
-"""What `--save-result` of the benchmarks without a server writes."""
+"""The files of `--save-result` of the benchmarks without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What features of one's own tell becomes plain data, where they tell it."""
+"""Reports of an operator's own features become plain data where they are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From prompts and parameters to requests, without an engine."""
+"""Prompts and parameters become requests, without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers see of a sequence's tokens, without an engine."""
+"""A sequence's tokens become a caller's outputs, without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long is prepared beside the event loop, and no grammar keeps others waiting."""
+"""Slow requests are prepared beside the event loop, and no grammar keeps others waiting."""
 
 from __future__ import annotations
 

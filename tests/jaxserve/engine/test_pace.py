@@ -1,4 +1,4 @@
-"""What the steps in flight may take: by those before them, and how much they compute."""
+"""The expected time of steps in flight: by earlier steps, and by how much they compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host and its cgroups leave, and the sum that is refused."""
+"""The free memory of a host and its cgroups, and the sum that is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which program serves a step: the cheapest that holds it, from those compiled so far."""
+"""The choice of a step's program: the cheapest that holds it, of those compiled so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each plan row becomes in the blob."""
+"""Packing of plan rows into the blob."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NumPy writes into the blob is what the traced step reads, and back for the result."""
+"""The traced step reads the blob as NumPy wrote it; likewise back for the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests may be given tokens that were not sampled: the features say it."""
+"""The requests that may get tokens without sampling: the features decide."""
 
 from __future__ import annotations
 

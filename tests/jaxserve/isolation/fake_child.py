@@ -3,8 +3,8 @@
 A prompt that begins with KILL ends the process in its first step, with HANG no step ends any more,
 with LATE it dies at the sixth token of the sequence, with SLOW a step takes SLOW_S, which is told
 before. As long as the file that MARK names is there
-it ends itself at its first step, whoever is in it, be it the probe of its own, and of UNPROBED at
-the first step of somebody else. While the file that STUCK names is there no
+it ends itself at its first step, whatever sequences are in it, be it the probe of its own, and of
+UNPROBED at the first step of another sequence. While the file that STUCK names is there no
 engine gets ready.
 """
 

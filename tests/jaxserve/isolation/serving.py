@@ -1,4 +1,4 @@
-"""A client whose engine is a fake one in a process of its own."""
+"""A client of a fake engine in a process of its own."""
 
 from __future__ import annotations
 

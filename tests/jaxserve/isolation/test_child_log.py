@@ -1,4 +1,4 @@
-"""What the engine's process writes on standard error has the form of the server's log."""
+"""The engine's process writes on standard error in the form of the server's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose engine's process dies, hangs and comes again; the engine is a fake one."""
+"""A client of a fake engine, in a process that dies, hangs and is started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent again of a request: exactly what has not ended, with what has come of it."""
+"""Replay of a request: exactly its unfinished sequences, with the tokens that have come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watchdog makes of time in which its own process was stopped; no process is started."""
+"""The watchdog on time in which its own process was stopped; no process is started."""
 
 from __future__ import annotations
 

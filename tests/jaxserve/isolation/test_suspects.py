@@ -1,4 +1,4 @@
-"""Who runs alone after a death, and who is not tried again."""
+"""The requests that run alone after a death, and those that are not tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From when on an engine that says nothing counts as silent, and as hung."""
+"""The time after which an engine without output counts as silent, and as hung."""
 
 from __future__ import annotations
 

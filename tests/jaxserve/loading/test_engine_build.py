@@ -1,4 +1,4 @@
-"""What a start says, and what it refuses before anything is compiled."""
+"""The log lines of a start, and its refusals before anything is compiled."""
 
 from __future__ import annotations
 

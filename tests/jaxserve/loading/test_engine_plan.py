@@ -1,4 +1,4 @@
-"""What is decided is plain data, from which another process builds the same engine."""
+"""The plan of an engine is plain data: another process builds the same engine from it."""
 
 from __future__ import annotations
 

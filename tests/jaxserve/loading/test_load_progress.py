@@ -1,4 +1,4 @@
-"""What a start says while it lasts."""
+"""The progress lines of a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What groups of layers with a window need of a sequence's pages, against the definition."""
+"""The pages that groups of layers with a window need, against the definition."""
 
 from __future__ import annotations
 

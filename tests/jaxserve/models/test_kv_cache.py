@@ -1,4 +1,4 @@
-"""What a KV cache holds and how large it is, without an engine."""
+"""The arrays and sizes of a KV cache, without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers are put into groups that share page tables."""
+"""The groups of layers that share page tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine asks of every family, and what sharding rules make of a module."""
+"""The engine's demands on every family, and sharding rules on a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a stored format on each kind of device, without any weights."""
+"""The form of stored weights on each kind of device, without any weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the device was of late."""
+"""The device's busy share in a recent window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says: names, labels, histograms as prometheus_client would write them."""
+"""The text of /metrics: names, labels, histograms as prometheus_client would write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes use, as the system tells it."""
+"""Memory and time of the processes, from the system's own figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From arrival to the first step: what is the engine's own, and what the device's."""
+"""The time from arrival to the first step: the engine's own part, and the device's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which token ends a request, and with what reason."""
+"""The token that ends a request, and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests may wait."""
+"""The limits on requests that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler finds of a prompt, and that nothing but time depends on it."""
+"""The scheduler's hits in the prefix cache; only time depends on them."""
 
 from __future__ import annotations
 

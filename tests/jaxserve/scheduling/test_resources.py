@@ -1,4 +1,4 @@
-"""What features have too little of: requests wait for it in their turn, and nobody else does."""
+"""Scarce resources of features: only requests that need one wait for it, each in its turn."""
 
 from __future__ import annotations
 

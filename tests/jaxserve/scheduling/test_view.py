@@ -1,4 +1,4 @@
-"""What somebody sees who looks at a scheduler."""
+"""The view of a scheduler."""
 
 from __future__ import annotations
 

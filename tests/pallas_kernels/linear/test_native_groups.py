@@ -1,4 +1,4 @@
-"""Native linear layers whose weight has scales by groups, against the same product in float64."""
+"""Native linear layers with scales by groups of inputs, against the same product in float64."""
 
 from __future__ import annotations
 

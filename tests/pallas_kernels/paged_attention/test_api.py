@@ -1,4 +1,4 @@
-"""What the public functions refuse, and that they say which operand and what is allowed."""
+"""The refusals of the public functions: they name the operand and the allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native backend against a float64 oracle, with NaN wherever nobody may look."""
+"""The native backend against a float64 oracle, with NaN in all invisible places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The XLA and reference backends against a float64 oracle, with NaN wherever nobody may look."""
+"""The XLA and reference backends against a float64 oracle, with NaN in all invisible places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored: the layout of 4-bit weights, and rounding to each format."""
+"""Stored weights: the layout of 4-bit weights, and rounding to each format."""
 
 from __future__ import annotations
 

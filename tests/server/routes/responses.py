@@ -1,4 +1,4 @@
-"""How tests ask `/v1/responses`."""
+"""The tests' requests to `/v1/responses`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page is told of the engine, and of whom."""
+"""The engine's facts and events for the page, and the requests that each client may see."""
 
 from __future__ import annotations
 

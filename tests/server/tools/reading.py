@@ -1,4 +1,4 @@
-"""What a reader makes of a text that comes in pieces."""
+"""Reads a text in pieces, into content, thoughts and calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What either CUDA extra installs is what some landing proves the kernels with."""
+"""Each CUDA extra installs versions with which some landing proves the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from PTX, from the assembler and from XLA's dump folder."""
+"""Reading PTX, the assembler's report and XLA's dump folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which assembler compiles for GPUs that are not there."""
+"""The choice of the assembler for GPUs that are not there."""
 
 from __future__ import annotations
 

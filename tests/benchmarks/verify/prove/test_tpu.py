@@ -1,4 +1,4 @@
-"""What is read from an optimised TPU module."""
+"""Reading an optimised TPU module."""
 
 from __future__ import annotations
 

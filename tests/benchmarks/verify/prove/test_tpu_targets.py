@@ -1,4 +1,4 @@
-"""Compilation for TPUs that are not there: the kernels fit, and nobody copies the pool."""
+"""Compilation for TPUs that are not there: the kernels fit, and none copies the pool."""
 
 from __future__ import annotations
 

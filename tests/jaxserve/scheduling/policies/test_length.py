@@ -1,4 +1,4 @@
-"""Short prompts first, by shares, and a bound on who is overtaken."""
+"""Short prompts first, by shares, and a bound on being overtaken."""
 
 from __future__ import annotations
 
