@@ -122,10 +122,10 @@ class LiveSequence:
         taken = self.output
         if taken.finish_reason is None:
             self._taken += taken.token_ids
-            self.output = empty_output(taken.index, self.params)
-            self.output.cumulative_logprob = taken.cumulative_logprob
-            # the last delta has the reports of all steps
-            self.output.reports, taken.reports = taken.reports, None
+            logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
+            self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
+            if taken.reports is not None:  # the last delta has the reports of all steps
+                self.output.reports, taken.reports = taken.reports, None
         return taken
 
 

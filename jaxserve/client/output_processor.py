@@ -107,7 +107,8 @@ class OutputProcessor:
         failed = dict(step.failed)
         now = self._clock.now()
         self._take_schedule(step)
-        self._take_own_reports(step)
+        if step.reports:
+            self._take_own_reports(step)
         last_times: list[float] = []  # of the tokens before these
         num_tokens = 0
         for entry, (sequence_id, token) in enumerate(zip(step.sequence_ids, step.tokens)):
