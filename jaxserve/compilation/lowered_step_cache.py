@@ -53,7 +53,7 @@ def source_digest() -> str:
     return found.hexdigest()
 
 
-class KeptSteps:
+class LoweredStepCache:
     """The steps of one engine, on a CPU.
 
     Args:
@@ -103,13 +103,13 @@ class KeptSteps:
         return step
 
 
-def kept_steps(
+def lowered_step_cache(
     folder: Path | None, mesh: jax.sharding.Mesh, static: str, modules: Iterable[str]
-) -> KeptSteps | None:
-    """`KeptSteps` where steps can be kept; None, with the reason in the log, where they cannot.
+) -> LoweredStepCache | None:
+    """The cache, where steps can be kept; None, with the reason in the log, where they cannot.
 
     Args:
-        folder, static: see `KeptSteps`; None: there is no folder.
+        folder, static: see `LoweredStepCache`; None: there is no folder.
         mesh: of the engine.
         modules: that the steps are made of, which may be the operator's own.
     """
@@ -124,7 +124,7 @@ def kept_steps(
         reason = f"they are made by {', '.join(own)}, whose sources may change"
     else:
         try:
-            return KeptSteps(folder, static)
+            return LoweredStepCache(folder, static)
         except OSError as error:
             reason = str(error)
     logger.info("steps are traced at each start and not kept: %s", reason)

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.compilation.compiler_options import accepted, compiler_options
-from jaxserve.compilation.lowered_step_cache import KeptSteps, kept_steps
+from jaxserve.compilation.lowered_step_cache import LoweredStepCache, lowered_step_cache
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import EngineDeadError, ValidationError
@@ -177,7 +177,7 @@ class Runner:
         self._buffers = DeviceBuffers(self.features, mesh)
         self._load: Callable[[], Model] | None = None
         self._kept_weights: list[np.ndarray] | None = None
-        self._kept: KeptSteps | None = None
+        self._kept: LoweredStepCache | None = None
         self.state: DeviceState | None = None
         self._death: tuple[str, BaseException | None] | None = None  # why, and what was raised
         self._num_readers = 0  # threads that trace a program, which holds the parameters
@@ -222,7 +222,7 @@ class Runner:
     def keep_steps(self, folder: Path | None, decided: str) -> None:
         """Find steps as they were lowered in a folder, and keep them there; once the pool is set.
 
-        For a process that runs nothing but this engine, see `kept_steps`.
+        For a process that runs nothing but this engine, see `lowered_step_cache`.
 
         Args:
             folder: of compiled programs; None: there is none.
@@ -233,7 +233,7 @@ class Runner:
         modules = {type(part).__module__ for part in (*self.features, self._model_config)}
         named = self._model_config.architecture, self._backends.decode, self._backends.prefill
         modules.update(name.partition(":")[0] for name in named if ":" in name)
-        self._kept = kept_steps(folder, self._mesh, static, modules)
+        self._kept = lowered_step_cache(folder, self._mesh, static, modules)
 
     def demand(self) -> Demand:
         """What a device needs beside KV pages; the temporaries are a bound."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxserve.compilation import lowered_step_cache as module
 from jaxserve.compilation.cache_bounds import STEPS
-from jaxserve.compilation.lowered_step_cache import KeptSteps, kept_steps
+from jaxserve.compilation.lowered_step_cache import LoweredStepCache, lowered_step_cache
 from jaxserve.execution.features.bias import Bias
 from pallas_kernels.native import own_folder
 
@@ -65,8 +65,8 @@ def values(tree):
 
 
 def test_what_one_start_has_traced_the_next_one_does_not(tmp_path):
-    first = KeptSteps(tmp_path, "static 1").step("decode", step, OPERANDS)
-    found = KeptSteps(tmp_path, "static 1").step("decode", untraced, OPERANDS)
+    first = LoweredStepCache(tmp_path, "static 1").step("decode", step, OPERANDS)
+    found = LoweredStepCache(tmp_path, "static 1").step("decode", untraced, OPERANDS)
     want = values(step(*OPERANDS))
     for one in first, found:
         jax.tree.map(np.testing.assert_array_equal, values(jax.jit(one)(*OPERANDS)), want)
@@ -89,21 +89,21 @@ def test_what_one_start_has_traced_the_next_one_does_not(tmp_path):
     ids=["static", "shape", "operand", "buffer"],
 )
 def test_another_step_is_not_found(tmp_path, static, shape, operands):
-    KeptSteps(tmp_path, "static 1").step("decode", step, OPERANDS)
+    LoweredStepCache(tmp_path, "static 1").step("decode", step, OPERANDS)
     with pytest.raises(AssertionError, match="traced"):
-        KeptSteps(tmp_path, static).step(shape, untraced, operands)
+        LoweredStepCache(tmp_path, static).step(shape, untraced, operands)
 
 
 @pytest.mark.parametrize("changed", ["source_digest", "option"])
 def test_another_environment_finds_nothing(tmp_path, monkeypatch, changed):
-    KeptSteps(tmp_path, "").step("decode", step, OPERANDS)
+    LoweredStepCache(tmp_path, "").step("decode", step, OPERANDS)
     if changed == "option":
         with jax.enable_x64(True), pytest.raises(AssertionError, match="traced"):
-            KeptSteps(tmp_path, "").step("decode", untraced, OPERANDS)
+            LoweredStepCache(tmp_path, "").step("decode", untraced, OPERANDS)
         return
     monkeypatch.setattr(module, changed, lambda: "another")
     with pytest.raises(AssertionError, match="traced"):
-        KeptSteps(tmp_path, "").step("decode", untraced, OPERANDS)
+        LoweredStepCache(tmp_path, "").step("decode", untraced, OPERANDS)
 
 
 def test_sources_are_told_by_what_is_in_them(tmp_path, monkeypatch):
@@ -122,15 +122,15 @@ def test_sources_are_told_by_what_is_in_them(tmp_path, monkeypatch):
 
 
 def test_a_torn_file_is_told_and_replaced(tmp_path, caplog):
-    KeptSteps(tmp_path, "").step("decode", step, OPERANDS)
+    LoweredStepCache(tmp_path, "").step("decode", step, OPERANDS)
     (path,) = (tmp_path / "steps").glob("*.step")
     assert STEPS.entries.fullmatch(path.name), "what is cleared is named so"
     assert own_folder.is_own(path.parent)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    KeptSteps(tmp_path, "").step("decode", step, OPERANDS)
+    LoweredStepCache(tmp_path, "").step("decode", step, OPERANDS)
     assert "an unreadable step" in caplog.text
-    KeptSteps(tmp_path, "").step("decode", untraced, OPERANDS)
+    LoweredStepCache(tmp_path, "").step("decode", untraced, OPERANDS)
 
 
 def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
@@ -138,13 +138,13 @@ def test_what_export_refuses_is_traced_as_ever_and_told(tmp_path, caplog):
         seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.int32), blob)
         return step(leaves, buffers, state, seen)
 
-    found = KeptSteps(tmp_path, "").step("decode", calls_back, OPERANDS)
+    found = LoweredStepCache(tmp_path, "").step("decode", calls_back, OPERANDS)
     assert found is calls_back and "a step is not kept" in caplog.text
     assert not list((tmp_path / "steps").glob("*.step"))
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
-    kept = KeptSteps(tmp_path, "")
+    kept = LoweredStepCache(tmp_path, "")
     shutil.rmtree(tmp_path / "steps")
     kept.step("decode", step, OPERANDS)
     assert "cannot be kept" in caplog.text
@@ -153,10 +153,12 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog, monkeypatch):
 def test_where_nothing_is_kept_the_log_says_why(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     mesh = Mesh(np.array(jax.devices()[:1]), ("model",))
-    assert isinstance(kept_steps(tmp_path, mesh, "static", [Bias.__module__]), KeptSteps)
-    assert kept_steps(None, mesh, "", ()) is None
+    assert isinstance(
+        lowered_step_cache(tmp_path, mesh, "static", [Bias.__module__]), LoweredStepCache
+    )
+    assert lowered_step_cache(None, mesh, "", ()) is None
     assert "there is no compilation cache" in caplog.text
-    assert kept_steps(tmp_path, mesh, "", (Bias.__module__, Own.__module__)) is None
+    assert lowered_step_cache(tmp_path, mesh, "", (Bias.__module__, Own.__module__)) is None
     assert (
         "are made by tests.jaxserve.compilation.test_lowered_step_cache, whose sources"
         in caplog.text
