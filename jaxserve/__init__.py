@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
     from jaxserve.async_llm_engine import AsyncLLMEngine
     from jaxserve.client.engine_client import EngineClient, LocalClient
-    from jaxserve.client.similarity import ScoringRequestOutput
+    from jaxserve.client.input_processor import Prompt as PromptType
     from jaxserve.config.engine_args import AsyncEngineArgs, EngineArgs
     from jaxserve.config.engine_config import EngineConfig, Isolation
     from jaxserve.config.flags import FlexibleArgumentParser
     from jaxserve.llm import LLM
+    from jaxserve.llm_engine import LLMEngine
+    from jaxserve.models.model_registry import ModelRegistry
     from jaxserve.outputs import (
         BeamSearchOutput,
         CompletionOutput,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
         PoolingOutput,
         PoolingRequestOutput,
         RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
     from jaxserve.params.beam_search_params import BeamSearchParams
     from jaxserve.params.lora_request import LoRARequest
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
     from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 
 __version__ = "0.1.0"
-# vLLM's import paths, such as `jaxserve.params.sampling_params`, are modules of this folder
+__version_tuple__ = (0, 1, 0)
+# vLLM's import paths, such as `jaxserve.sampling_params`, are modules of this folder
 __path__ = [*__path__, str(Path(__file__).with_name("vllm_paths"))]
 
 __all__ = [
@@ -58,14 +63,18 @@ __all__ = [
     "Feature",
     "FlexibleArgumentParser",
     "Isolation",
+    "LLMEngine",
     "LoRARequest",
     "LocalClient",
+    "ModelRegistry",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
@@ -73,7 +82,6 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "llm",
     "AsyncEngine": "async_engine",
     "AsyncEngineArgs": "config.engine_args",
     "AsyncLLMEngine": "async_llm_engine",
@@ -89,15 +97,20 @@ _MODULES = {
     "Feature": "execution.features.feature",
     "FlexibleArgumentParser": "config.flags",
     "Isolation": "config.engine_config",
+    "LLM": "llm",
+    "LLMEngine": "llm_engine",
     "LoRARequest": "params.lora_request",
     "LocalClient": "client.engine_client",
+    "ModelRegistry": "models.model_registry",
     "PoolingOutput": "outputs",
     "PoolingParams": "params.pooling_params",
     "PoolingRequestOutput": "outputs",
+    "PromptType": "vllm_paths.inputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "params.sampling_params",
     "SamplingParams": "params.sampling_params",
-    "ScoringRequestOutput": "client.similarity",
+    "ScoringOutput": "outputs",
+    "ScoringRequestOutput": "outputs",
     "StructuredOutputsParams": "params.structured_outputs_params",
     "TextPrompt": "params.prompts",
     "TokensPrompt": "params.prompts",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from flax import nnx
 from tqdm import tqdm
@@ -19,6 +20,7 @@ from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
 from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
 from jaxserve.client.sleep import Sleep
+from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.vllm_arguments import own_settings
 from jaxserve.errors import ValidationError
@@ -79,7 +81,12 @@ class LLM(Pictures):
         self._sleep = Sleep(self.client)
         self._profile = Profile()
 
-    def __enter__(self) -> LLM:
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """An engine of vLLM's arguments; raises ValidationError for one that cannot be served."""
+        return cls(**dataclasses.asdict(engine_args))
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

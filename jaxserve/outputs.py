@@ -196,3 +196,27 @@ class PoolingRequestOutput(_VectorOutput[PoolingOutput]):
     def of(cls, output: RequestOutput) -> Self:
         """Of the output of a request with `PoolingParams` that has finished."""
         return cls._of(output, PoolingOutput(np.array(output.embedding or [], np.float32)))
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """The cosine similarity of a pair, in [-1, 1]."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The result of `LLM.score` for one pair.
+
+    Attributes:
+        request_id: ids of both prompts, with a "_" between.
+        outputs: the score.
+        prompt_token_ids: the first prompt's, then the other's.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True

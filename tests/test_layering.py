@@ -52,6 +52,7 @@ FLOORS = (
     "ROOT:async_engine",
     "ROOT:async_llm_engine",
     "ROOT:llm",
+    "ROOT:llm_engine",
     "ROOT:__init__",
     "evaluation",
     "jobs",

@@ -52,7 +52,6 @@ from jaxserve.execution.features import FAST, FULL_DECODE, Facts, make_features,
 from jaxserve.execution.memory_plan import (
     CacheBudget,
     plan_num_pages,
-    table_bytes,
 )
 from jaxserve.execution.parameters import split_model
 from jaxserve.execution.programs import MOST_SPECIAL, lanes_for
@@ -151,20 +150,19 @@ def abstract_leaves(
 def abstract_state(setting: Setting, mesh: Mesh) -> DeviceState:
     """The engine's device state as ShapeDtypeStructs with their shardings."""
     assert setting.num_pages
-    shape = StateShape(
-        cache=setting.cache(),
-        max_num_seqs=setting.slots,
-        max_model_len=setting.max_model_len,
-        features={},
-    )
-    return shape.abstract(mesh)
+    return state_shape(setting).abstract(mesh)
+
+
+def state_shape(setting: Setting) -> StateShape:
+    """The sizes of the device state of an engine without features that keep any."""
+    return StateShape(setting.cache(), setting.slots, setting.max_model_len, features={})
 
 
 def with_pages(setting: Setting, weights: int) -> Setting:
     """The setting with the pages that the engine would plan, where none are given."""
     if setting.num_pages is not None:
         return setting
-    tables = table_bytes(setting.slots, setting.max_model_len, setting.page_size)
+    tables = state_shape(setting).table_bytes
     share = int(device_memory(setting.kind) * UTILIZATION) - (weights + tables + TEMPORARIES)
     pages = plan_num_pages(
         CacheBudget(share, "gpu_memory_utilization", UTILIZATION),

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from jaxserve.errors import ValidationError
-from jaxserve.outputs import PoolingRequestOutput
-
-
-@dataclass(slots=True)
-class ScoringOutput:
-    """The cosine similarity of a pair, in [-1, 1]."""
-
-    score: float
-
-
-@dataclass(slots=True)
-class ScoringRequestOutput:
-    """The result of `LLM.score` for one pair.
-
-    Attributes:
-        request_id: ids of both prompts, with a "_" between.
-        outputs: the score.
-        prompt_token_ids: the first prompt's, then the other's.
-        finished: True.
-    """
-
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
+from jaxserve.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
 
 
 def pair_up(first: int, second: int) -> list[tuple[int, int]]:

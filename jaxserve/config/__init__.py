@@ -2,4 +2,6 @@
 
 from jaxserve.config.engine_config import EngineConfig, Isolation
 
-__all__ = ["EngineConfig", "Isolation"]
+VllmConfig = EngineConfig  # vLLM's name, in annotations of scripts
+
+__all__ = ["EngineConfig", "Isolation", "VllmConfig"]

@@ -32,6 +32,13 @@ class Gauge(Metric):
 
 
 @dataclass(frozen=True, slots=True)
+class Vector(Metric):
+    """Numbers by place. vLLM has them for drafts; no metric here is one yet."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Histogram(Metric):
     """A distribution: `buckets` has the count of values up to each bound, as text."""
 

@@ -7,15 +7,20 @@ from importlib import import_module
 import pytest
 
 import jaxserve
+from checkpoints import bundled_model_path
+from jaxserve.errors import ValidationError
 
 PATHS = {
     "sampling_params": ("SamplingParams", "RequestOutputKind", "BeamSearchParams"),
     "pooling_params": ("PoolingParams",),
-    "inputs": ("TextPrompt", "TokensPrompt", "EmbedsPrompt"),
-    "outputs": ("RequestOutput", "CompletionOutput", "EmbeddingRequestOutput", "PoolingOutput"),
+    "inputs": ("TextPrompt", "TokensPrompt", "EmbedsPrompt", "PromptType"),
+    "outputs": ("RequestOutput", "CompletionOutput", "PoolingOutput", "ScoringRequestOutput"),
     "lora.request": ("LoRARequest",),
     "engine.arg_utils": ("EngineArgs", "AsyncEngineArgs"),
     "engine.async_llm_engine": ("AsyncLLMEngine",),
+    "engine.llm_engine": ("LLMEngine",),
+    "v1.engine.llm_engine": ("LLMEngine",),
+    "utils.argparse_utils": ("FlexibleArgumentParser",),
     "entrypoints.llm": ("LLM",),
     "config": ("EngineConfig", "Isolation"),
 }
@@ -28,6 +33,50 @@ def test_a_path_of_vllm_has_the_names_of_the_package(path: str) -> None:
         assert getattr(module, name) is getattr(jaxserve, name)
 
 
+# what has no name at the root
+OTHERS = {
+    "v1.engine.async_llm": "AsyncLLM",
+    "v1.metrics.reader": "Counter Gauge Histogram Metric Vector",
+    "utils.network_utils": "get_ip get_open_port",
+    "logprobs": "Logprob",
+    "tokenizers": "get_tokenizer TokenizerLike",
+    "distributed": "cleanup_dist_env_and_memory",
+    "logger": "init_logger",
+    "platforms": "current_platform Platform",
+    "config": "VllmConfig",
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_a_path_of_vllm_resolves(path: str) -> None:
+    module = import_module(f"jaxserve.{path}")
+    assert set(OTHERS[path].split()) <= set(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
 def test_every_name_of_the_package_loads() -> None:
     for name in jaxserve.__all__:
-        assert getattr(jaxserve, name).__name__ == name
+        found = getattr(jaxserve, name)
+        assert name == "PromptType" or found.__name__ == name
+
+
+def test_what_scripts_ask_of_the_machine() -> None:
+    platform = import_module("jaxserve.platforms").current_platform
+    assert platform.is_cpu() and not platform.is_cuda_alike() and platform.device_type == "cpu"
+    assert platform.get_device_name() and platform.device_count() >= 1
+    network = import_module("jaxserve.utils.network_utils")
+    assert 0 < network.get_open_port() < 65536 and network.get_ip().count(".") == 3
+
+
+def test_a_tokenizer_without_an_engine() -> None:
+    get_tokenizer = import_module("jaxserve.tokenizers").get_tokenizer
+    tokenizer = get_tokenizer(str(bundled_model_path()), tokenizer_mode="auto", revision=None)
+    assert tokenizer.decode(tokenizer.encode("one two")).endswith("one two")
+    with pytest.raises(ValidationError, match="trust_remote_code"):
+        get_tokenizer(str(bundled_model_path()), trust_remote_code=True)
+
+
+def test_the_registry_names_architectures_and_takes_none() -> None:
+    assert "LlamaForCausalLM" in jaxserve.ModelRegistry.get_supported_archs()
+    with pytest.raises(ValidationError, match="hf_overrides"):
+        jaxserve.ModelRegistry.register_model("Mine", object)

@@ -20,7 +20,7 @@ RECORD = '''
 from dataclasses import dataclass
 
 from pallas_kernels.backends.problems import Attention
-from pallas_kernels.backends.record import CPU, Backend, Implementation, Proven, Tuning
+from pallas_kernels.backends.record import CPU, Backend, Implementation, ProofCase, Tuning
 from pallas_kernels.errors import KernelError
 
 
@@ -41,7 +41,7 @@ BACKEND = Backend(
         Implementation("write_kv", "backends.fake", covers, (CPU,)),
         Implementation(
             "decode", "backends.fake", covers, (CPU,), True, FakeTuning, instruction="fake.mma",
-            chips=("h200",), proved=(Proven(Attention(3), quick=("h200",)),),
+            chips=("h200",), proved=(ProofCase(Attention(3), quick=("h200",)),),
         ),
     ),
 )

@@ -1,0 +1,54 @@
+"""`LLMEngine`: requests are added, the caller runs the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxserve import EngineArgs, LLMEngine, PoolingParams, PoolingRequestOutput, SamplingParams
+from jaxserve.errors import ValidationError
+from tests.jaxserve.test_sdk import GREEDY, PROMPTS, SMALL
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder) -> Iterator[LLMEngine]:
+    settings: dict[str, Any] = SMALL | {"enable_embeddings": True}
+    args = EngineArgs(model=str(model_folder("llama_gqa")), enforce_eager=True, **settings)
+    with LLMEngine.from_engine_args(args) as made:
+        yield made
+
+
+def finished(engine: LLMEngine) -> dict[str, Any]:
+    found = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = output
+    return found
+
+
+@pytest.mark.slow
+def test_steps_give_what_generate_gives(engine: LLMEngine) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        assert engine.add_request(f"r{number}", prompt, GREEDY) == f"r{number}"
+    engine.add_request("vector", PROMPTS[0], PoolingParams())
+    assert engine.get_num_unfinished_requests() == len(PROMPTS) + 1
+    found = finished(engine)
+    whole = engine.generate(PROMPTS, GREEDY, use_tqdm=False)
+    told = [found[f"r{number}"].outputs[0].token_ids for number in range(len(PROMPTS))]
+    assert told == [output.outputs[0].token_ids for output in whole]
+    assert isinstance(found["vector"], PoolingRequestOutput) and len(found["vector"].outputs.data)
+
+
+@pytest.mark.slow
+def test_requests_are_aborted_and_refused_by_their_ids(engine: LLMEngine) -> None:
+    engine.add_request("a", PROMPTS[0], SamplingParams(max_tokens=8))
+    with pytest.raises(ValidationError, match="request_id"):
+        engine.add_request("a", PROMPTS[0], GREEDY)
+    engine.step()
+    engine.abort_request(["a", "no such"])
+    assert not engine.has_unfinished_requests() and engine.step() == []
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    assert list(finished(engine)) == ["a"]
