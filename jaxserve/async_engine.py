@@ -85,7 +85,7 @@ class AsyncEngine:
     def _make_client(
         self, config: EngineConfig, isolation: Isolation | None, early: EarlyProcess | None
     ) -> ThreadClient | ProcessClient:
-        # imported here: who has the engine elsewhere needs no jax
+        # imported here: an engine in another process needs no jax in this one
         if isolation is None:
             from jaxserve.client.thread_client import ThreadClient
 
@@ -312,7 +312,7 @@ class AsyncEngine:
                 self.on_ended(prepared, last)
 
     def unread_bytes(self, request_id: str) -> int:
-        """About what a stream's outputs take that nobody has asked for yet; 0 without a stream."""
+        """About the bytes of a stream's outputs that are not read yet; 0 without a stream."""
         stream = self._streams.get(request_id)
         return 0 if stream is None else stream.num_bytes()
 
@@ -389,7 +389,7 @@ class AsyncEngine:
 
     def _deliver(self) -> None:
         """Hand out what the engine has sent."""
-        is_dead = self.client.is_dead  # nobody wakes the loop after that
+        is_dead = self.client.is_dead  # the loop is not woken after that
         try:
             outputs = self.client.outputs()
         except EngineDeadError:
@@ -448,5 +448,5 @@ class AsyncEngine:
         try:
             loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
-            # the loop was closed between the check and the call: nobody is listening any more
+            # the loop was closed between the check and the call: no stream is read any more
             logger.debug("event loop closed while a step ran")

@@ -58,7 +58,7 @@ class LLM(Pictures):
             (`vllm_arguments.py`).
 
     Attributes:
-        client: what serves its requests, for those who want them one step at a time.
+        client: serves its requests, one step a call of `outputs`.
 
     Raises:
         ValidationError: names the setting that cannot be served.
@@ -76,7 +76,7 @@ class LLM(Pictures):
         self.footprint = loaded.footprint
         self.startup_seconds = loaded.seconds
         self._ids = itertools.count()
-        self._enqueued: list[str] = []  # whose outputs nobody has waited for
+        self._enqueued: list[str] = []  # requests that no call has waited for yet
         self._finished: dict[str, RequestOutput | Exception] = {}
         self._sleep = Sleep(self.client)
         self._profile = Profile()

@@ -68,12 +68,12 @@ def create_app(
 
     Args:
         engine: shut down when the application ends.
-        api_keys: keys of which a request must bring one; empty lets everybody in.
+        api_keys: keys of which a request must bring one; empty: requests need none.
         allowed_origins: web origins that browsers may call from (CORS); empty means none.
         allowed_hosts: names in the Host header that are served; empty means any.
         limits: on what clients may ask for.
         options, parsers: see `Service`.
-        tracer: makes spans of requests; None: nobody wants them.
+        tracer: makes spans of requests; None: there are none.
         has_page: serve the page at `/`, and what it shows of the engine.
     """
 

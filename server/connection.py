@@ -172,7 +172,7 @@ class Connection(HttpToolsProtocol):
                 raise HttpParserError("too many headers")
             super().on_header(name, value)
             return
-        # behind a chunked body: of no use to anybody
+        # behind a chunked body: of no use
         self._trailer_bytes += len(name) + len(value) + 4
         if self._trailer_bytes > MAX_HEAD_BYTES:
             self._refuse(431, f"trailers are longer than {MAX_HEAD_BYTES} bytes")

@@ -11,7 +11,7 @@ EXTRA_CONNECTIONS = 1024  # beyond the limit, which may ask for the server's hea
 ACCEPTED_AT_A_TIME = 16  # connections, in a turn of the event loop
 # Pipes and sockets of the next engine while the last one's are there, files of /proc, batches.
 KEPT = (16, 64)  # at least and at most, else a sixteenth
-LEAST = 48  # of which a server that nobody is connected to has about 20 open
+LEAST = 48  # of which a server without connections has about 20 open
 OWN = 512  # generously, beside connections
 
 

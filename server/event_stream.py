@@ -117,7 +117,7 @@ class EventStream(Response):
     The first event is awaited before the headers are sent, so that an error which the engine raises
     at once still gets its own HTTP status. A stream that has nothing to say for a second, since it
     waits in the queue, gets its headers and a comment, and then one from time to time, so that
-    nobody on the way takes it for dead. A later error becomes an event, the last one.
+    no proxy on the way takes it for dead. A later error becomes an event, the last one.
 
     Args:
         events: the events.

@@ -9,7 +9,7 @@ from server.keys import Client
 
 
 class Holders:
-    """The clients of live requests; a request that nobody is said to hold is nobody's."""
+    """The clients of live requests; a request without a holder belongs to no client."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
@@ -20,7 +20,7 @@ class Holders:
 
     @contextmanager
     def holding(self, request_ids: Iterable[str], client: Client | None) -> Iterator[None]:
-        """Within the block the requests are the client's; None: nobody is asked for a key."""
+        """Within the block the requests are the client's; None: no keys are asked for."""
         ids = [] if client is None else [*request_ids]
         if client is not None:
             self._clients.update(dict.fromkeys(ids, client))

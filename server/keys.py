@@ -1,4 +1,4 @@
-"""API keys: who brought one, and how much of the server is theirs a minute."""
+"""API keys: the client of each, and its share of the server a minute."""
 
 from __future__ import annotations
 

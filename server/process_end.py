@@ -48,7 +48,7 @@ def exit_soon(code: int) -> NoReturn:
 def ended_by_ctrl_c() -> Iterator[None]:
     """Within, Ctrl-C ends the process at once and without a word, as SIGTERM does.
 
-    For imports, compilations and loading: a KeyboardInterrupt there is swallowed by whoever
+    For imports, compilations and loading: a KeyboardInterrupt there is swallowed by the code that
     catches it, or tears native modules apart.
     """
     if threading.current_thread() is not threading.main_thread():

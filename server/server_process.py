@@ -179,7 +179,7 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         """Let running requests finish, then close; a second signal ends the process at once."""
         if self.should_exit or self._engine.is_draining or not self._is_loaded:
-            # Loading cannot be interrupted, and nobody is being served yet.
+            # Loading cannot be interrupted, and no request is being served yet.
             exit_now(self.exit_code)
         exit_after(self._shutdown_timeout + EXIT_S, self.exit_code)
         self._tasks.append(asyncio.ensure_future(self._drain()))

@@ -49,7 +49,7 @@ class Service:
         limits: on what a request may ask for.
         options: what answers tell, and which routes there are.
         parsers: what reads calls and thoughts in answers.
-        api_keys: tell clients apart; none: everybody may ask.
+        api_keys: tell clients apart; none: requests need no key.
 
     Attributes:
         keys: those; None where there are none.
@@ -252,7 +252,7 @@ class Service:
             )
 
     def check_batch(self, num_prompts: int, field: str, num_tokens: int = 0) -> None:
-        """Refuse prompts of one request that could never wait at a time, with nobody before them.
+        """Refuse prompts of one request that could never wait at a time, with an empty queue.
 
         Raises:
             ValidationError: names `field`.
@@ -322,7 +322,7 @@ def queueing_of(request: Request, body: QueuedRequest) -> Queueing:
 
 
 def entry_of(request: Request) -> Entry | None:
-    """That a request was let in at the door; None where nobody has asked yet."""
+    """That a request was let in at the door; None where it was not asked yet."""
     return getattr(request.state, "entry", None)
 
 

@@ -1,6 +1,6 @@
-"""What those who watch the engine are sent: one look at it serves them all.
+"""The frames that watchers of the engine are sent: one look at it serves them all.
 
-Nothing is looked at while nobody watches. A look costs the engine's thread some time, so they come
+Nothing is looked at without a watcher. A look costs the engine's thread some time, so they come
 the more rarely the longer one takes, and seldom while the engine computes no step.
 """
 
@@ -39,8 +39,8 @@ class Frame:
     """One look at the engine, as server-sent events.
 
     Args:
-        number: 1, 2, ... while somebody watches.
-        common: what everybody is told, but for the map and the time before.
+        number: 1, 2, ... while there is a watcher.
+        common: the part for all watchers, without the map and the time before.
         whole, changed: the map and the timeline, all of them, which is asked for until there is
             another frame, and what is new in them.
         slots: of requests that run.
@@ -57,7 +57,7 @@ class Frame:
     _names: dict[Client | None, bytes] = field(default_factory=dict)
 
     def event(self, seen: int) -> bytes:
-        """What a watcher is sent who has seen the frame of that number, 0 for none."""
+        """The message to a watcher that has seen the frame of that number, 0 for none."""
         follows = seen == self.number - 1 and seen > 0
         if follows not in self._events:
             more = self.changed if follows else self.whole()
@@ -78,7 +78,7 @@ class Frame:
 
 
 class Watch:
-    """Looks at the engine as long as somebody watches.
+    """Looks at the engine as long as there is a watcher.
 
     Args:
         service: around the engine.
@@ -157,7 +157,7 @@ class Watch:
                 if has_news:
                     self._tell()
                 await asyncio.sleep(seconds)
-        except Exception:  # nobody awaits this task
+        except Exception:  # nothing awaits this task
             logger.exception("the engine cannot be watched")
             raise
         finally:

@@ -20,7 +20,7 @@ class BenchPrompt:
 
     Attributes:
         prompt: text, or token ids.
-        prompt_len: its tokens; None when nobody has counted them.
+        prompt_len: its tokens; None when they are not counted.
         output_len: tokens to generate.
     """
 

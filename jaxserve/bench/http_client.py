@@ -28,7 +28,7 @@ class RequestTimes:
         chunks: when each piece of output came.
         text: the output.
         error: why it failed; empty when it did not.
-        counted: whether somebody has counted the tokens.
+        counted: whether the tokens were counted.
         ended: whether the stream came to its end.
     """
 

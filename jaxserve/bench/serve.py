@@ -182,7 +182,7 @@ def make_prompts(options: argparse.Namespace, tokenizer: Any) -> list[BenchPromp
 
 
 def remarks(test: LoadTest) -> list[str]:
-    """What a reader of the figures should know: short outputs, tokens that nobody counted."""
+    """What a reader of the figures should know: short outputs, tokens without a count."""
     done = [(p, t) for p, t in zip(test.prompts, test.times) if not t.error]
     found = []
     if not all(t.counted for _, t in done):

@@ -102,7 +102,7 @@ def tidy(programs: Sequence[Path], used: Path | None) -> None:
             continue
         held = mark(folder)
         if held is None:
-            del found[folder]  # who else uses it cannot be told either
+            del found[folder]  # other users of it cannot be told either
         else:
             own.append(held.name)
     bound(found, own)

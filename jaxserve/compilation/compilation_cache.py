@@ -76,7 +76,7 @@ def use(setting: str) -> Path | None:
     entries = cache_format()
     folder = default_folder(entries.compression) if setting == "auto" else Path(setting)
     try:
-        own_folder.make(folder)  # compiled code is run as it is found: nobody else may write it
+        own_folder.make(folder)  # compiled code is run as it is found: no other user may write it
     except OSError as error:
         if setting != "auto":
             raise ValidationError(

@@ -49,7 +49,7 @@ PATHS = (
 _OF_LENGTH = ("length_classes", "output_classes", "length_shares", "max_overtaken_tokens")
 _TOKEN = re.compile(r"[!-~]+")  # others would be shown by the error of an HTTP library
 
-# who reads a setting
+# the parts that read settings
 MODEL, CACHE, SCHEDULER, PROGRAMS, SERVER = "model", "cache", "scheduler", "programs", "server"
 model_setting = partial(setting, reader=MODEL)
 cache_setting = partial(setting, reader=CACHE)

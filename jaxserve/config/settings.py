@@ -213,7 +213,7 @@ class Setting:
     Attributes:
         rule: the values that it may have.
         text: what it means, in one or two sentences; help of its flag and docs are made of it.
-        reader: who acts on it; docs are grouped by it.
+        reader: the part that acts on it; docs are grouped by it.
         optional: whether None is allowed, which `text` explains.
         flag: whether commands have a flag for it.
     """

@@ -88,7 +88,7 @@ def forget_zeros(arrays: Iterable[jax.Array]) -> int:
 
 
 def trim() -> None:
-    """Gives what malloc holds and nobody uses back to the system: compilers leave much of it."""
+    """Gives unused memory that malloc holds back to the system: compilers leave much of it."""
     trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim_heap is not None:
         trim_heap(ctypes.c_size_t(0))

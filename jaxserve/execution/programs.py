@@ -234,7 +234,7 @@ class ProgramTable:
                 try:
                     program = self._compile(shape)
                 except EngineDeadError:
-                    return  # nobody is left who would run it
+                    return  # no engine is left that would run it
                 except Exception:
                     # a larger program serves these steps, so the engine goes on without this one
                     logger.exception("compiling %s in the background failed", shape.name)

@@ -29,7 +29,7 @@ class StepInFlight(NamedTuple):
         plan: what it does.
         step: the plan as the operand of a program.
         result: see `ResultLayout`.
-        aside: arrays that features have set aside, by "feature.name"; nobody has to fetch them.
+        aside: arrays that features have set aside, by "feature.name"; they need not be fetched.
     """
 
     plan: StepPlan

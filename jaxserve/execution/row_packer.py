@@ -282,7 +282,7 @@ class RowPacker:
     def _pack_samples(
         self, plan: StepPlan, needs: StepNeeds, layout: BlobLayout, blob: Blob
     ) -> Sequence[int]:
-        """Say who samples from the region; where the program has each sample of the plan."""
+        """Write the slots that sample from the region; returns the places of samples."""
         shape, step, samples = layout.shape, blob.step, plan.samples
         decodes = plan.num_decode
         places: Sequence[int] = range(0, decodes * shape.num_queries, shape.num_queries)

@@ -607,7 +607,7 @@ class Runner:
 
 
 def _delete(state: DeviceState | None) -> None:
-    """Free device arrays now, whoever else refers to them."""
+    """Free device arrays now, whatever else refers to them."""
     for array in jax.tree.leaves(state):
         array.delete()
 

@@ -68,7 +68,7 @@ def run_step(
 
     Returns:
         The next device state; the result, int32, see `ResultLayout`; and what features have set
-        aside, which stays on the device until somebody asks for it.
+        aside, which stays on the device until it is fetched.
     """
     model = structure.merge(leaves)
     given = spec.layout.read(blob)

@@ -29,7 +29,7 @@ class StepInputs:
         lane_start, lane_length, lane_context: int32[N] see `pallas_kernels.PrefillLanes`.
         token, token_lane, token_position: int32[C] the region; unused tokens have lane N.
         prompt_len: int32[B + N] tokens of the prompt, of decode rows and lanes.
-        sample_slot: int32[N] who samples from the region; the trash row where unused.
+        sample_slot: int32[N] slots that sample from the region; the trash row where unused.
         sample_source: int32[N] from which of its tokens.
         special: int32[M] rows that the costly features work on; R where unused.
         wanted: int32[F] by place among the engine's features: 1 where a row or chunk needs it.

@@ -71,7 +71,7 @@ class GrammarCompiler:
         return self._tokenizer
 
     def close(self) -> None:
-        """Forget everything; what is being compiled is waited for by nobody."""
+        """Forget everything; compilations that run are not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._kept.clear()

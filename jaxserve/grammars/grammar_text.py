@@ -16,7 +16,7 @@ from jaxserve.params.structured_outputs_params import (
 MAX_TAGS = 1024
 # What may follow a backslash; with `u` a name could be written in a way that its schema misses.
 ESCAPES = 'nrbtf\\"'
-# what a JSON schema holds others under, by names that anybody may choose
+# what a JSON schema holds others under, by names that its author chooses
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 GBNF = "gbnf_grammar"  # for a grammar that llguidance's notation has no name for
 _LARK_LINE = re.compile(r"%llguidance\b|[?!]{0,2}start\s*(?:[.\[]|:(?!:=))")

@@ -17,7 +17,7 @@ from jaxserve.grammars.patterns import not_carried, without_look_ahead
 from jaxserve.grammars.string_formats import BUILT_IN, EXPRESSIONS, MAX_HOSTNAME
 from jaxserve.grammars.unsupported_keywords import SchemaError, check_keywords
 
-# what a schema holds others under: by names that anybody may choose, in a list, or alone
+# what a schema holds others under: by names that a schema's author chooses, in a list, or alone
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

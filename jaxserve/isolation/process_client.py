@@ -350,7 +350,7 @@ class ProcessClient(EngineClient):
             self._early_tokenizer = Tokenizer(folder, self.asked.chat_template)
 
     def _bind_ready(self, ready: Ready) -> None:
-        """The first engine is there; in the supervisor's thread, before anybody may add."""
+        """Called in the supervisor's thread when the first engine is ready, before any request."""
         config, tokenizer = ready.config, self._early_tokenizer
         if config.asked.skip_tokenizer_init:
             tokenizer = None

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 # by preset: factors of the device's slots and of its token budget. A step's prefill tokens delay
-# the tokens of everybody who decodes, and so does each row more; both raise the throughput.
+# the tokens of all decoding requests, and so does each row more; both raise the throughput.
 PRESET_FACTORS = {"chat": (0.5, 0.5), "balanced": (1.0, 1.0), "bulk": (2.0, 2.0)}
 
 

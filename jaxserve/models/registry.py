@@ -91,7 +91,7 @@ def find_family(
     Args:
         architectures: the `architectures` field; its first supported entry wins.
         model_type: the `model_type` field, looked at only when `architectures` is absent or empty.
-        may_be_own: whether the field is the operator's, who may name a family as `module:NAME`.
+        may_be_own: the field is the operator's and may name a family as `module:NAME`.
 
     Raises:
         UnsupportedModelError: no implemented architecture is named.

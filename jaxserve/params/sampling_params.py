@@ -68,7 +68,7 @@ class ExtraArgs:
         return dict(value)
 
 
-# who reads a parameter: the client, the scheduler, or features of the step by their files
+# the parts that read parameters: the client, the scheduler, or features of the step by their files
 CLIENT, SCHEDULER, SAMPLING, PENALTIES = "client", "scheduler", "sampling", "penalties"
 MASK, BIAS, LOGPROBS, SCORES = "mask", "bias", "logprobs", "prompt_scores"
 FEATURES = "own_features"

@@ -21,7 +21,7 @@ from jaxserve.tokenization.older_files import converted_tokenizer
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
 
-# where files lie is nobody's business
+# errors do not tell where files lie
 _UNTOLD = (
     "name_or_path",
     "is_local",
@@ -106,8 +106,7 @@ class Tokenizer:
                 template.
         """
         self.path = str(path)
-        # While transformers is imported it would tell everybody that PyTorch is missing, which
-        # nobody needs.
+        # While transformers is imported it would log that PyTorch is missing, which is not needed.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         self._renderer = gguf_tokenizer(Path(path)) if is_gguf(path) else _folder_tokenizer(path)
         if chat_template is not None:

@@ -1,4 +1,4 @@
-"""Flags of who a server's clients are, and what it takes from them: each field of `Limits`."""
+"""Flags of a server's clients: their keys, and each field of `Limits`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def edge_limits(args: argparse.Namespace) -> Limits:
 
 
 def api_keys(args: argparse.Namespace) -> list[ApiKey]:
-    """The keys of flags and file; none: everybody may ask.
+    """The keys of flags and file; none: requests need no key.
 
     Raises:
         ValidationError: one is empty or comes twice, the file is not as it should be, or a key has
@@ -92,7 +92,7 @@ def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
     """Names of the server in a request's Host header; none: any."""
     if args.allowed_hosts is not None:
         return () if "*" in args.allowed_hosts else tuple(args.allowed_hosts)
-    if args.uds is not None:  # whoever may open the socket; no browser can
+    if args.uds is not None:  # processes that may open the socket; no browser can
         return ()
     loopback = ("localhost", "127.0.0.1", "::1")
     return loopback if args.host in loopback or args.host.startswith("127.") else ()

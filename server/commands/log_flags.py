@@ -66,7 +66,7 @@ def unlogged_paths(args: argparse.Namespace) -> list[str]:
 
 
 def tracer(args: argparse.Namespace, model_name: str) -> RequestTracer | None:
-    """What makes spans of requests; None where nobody wants them.
+    """The maker of spans of requests; None where no endpoint for them is given.
 
     Raises:
         ValidationError: the endpoint is no URL, or the extra is not installed.

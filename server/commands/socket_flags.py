@@ -74,7 +74,7 @@ def listen_at(path: str) -> socket.socket:
     """A Unix socket that listens; one that a dead server has left behind is replaced.
 
     Raises:
-        OSError: something else is there, or somebody listens.
+        OSError: something else is there, or another process listens.
     """
     place = Path(path)
     if place.exists() and stat.S_ISSOCK(place.stat().st_mode):

@@ -38,7 +38,7 @@ from server.whole_answer import WholeResponse, coalesced
 
 
 async def create_response(request: Request) -> Response:
-    """Answer a conversation, streamed, or while nobody waits, or neither."""
+    """Answer a conversation: whole, streamed, or in the background."""
     return await answer(request, ResponsesRequest, Responses)
 
 
@@ -100,7 +100,7 @@ class Responses(PartsAnswer):
         await until_disconnect(request.receive, self._collect())
         return WholeResponse([*coalesced(with_tools(self._json, self._echoed.tools))])
 
-    # -- while nobody waits ---------------------------------------------------------------------
+    # -- in the background ----------------------------------------------------------------------
 
     async def _respond_at_once(self) -> Response:
         self._encode()
