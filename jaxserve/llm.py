@@ -22,6 +22,7 @@ from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
 from jaxserve.client.sleep import Sleep
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.engine_config import EngineConfig
+from jaxserve.config.profiler_config import ProfilerConfig
 from jaxserve.config.vllm_arguments import own_settings
 from jaxserve.errors import ValidationError
 from jaxserve.loading.engine_build import load_engine
@@ -65,7 +66,15 @@ class LLM(Pictures):
         checkpoints.CheckpointError: the weights cannot be read or do not fit the model.
     """
 
-    def __init__(self, model: str, *, use_tqdm_on_load: bool = True, **settings: Any):
+    def __init__(
+        self,
+        model: str,
+        *,
+        use_tqdm_on_load: bool = True,
+        profiler_config: ProfilerConfig | Mapping[str, Any] | None = None,
+        **settings: Any,
+    ):
+        self._profile_folder = ProfilerConfig.of(profiler_config).torch_profiler_dir
         asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
         loaded = load_engine(asked, shown=use_tqdm_on_load)
         self._folder = Path(loaded.decided.model_path)
@@ -127,8 +136,15 @@ class LLM(Pictures):
             print(f"{name:22} {value:<16,.10g} {text}")
         return {reading.name: reading.value for reading in readings}
 
-    def reset_prefix_cache(self) -> bool:
-        """Have nothing found any more that was computed so far; True, since nothing hinders it."""
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Have nothing found any more that was computed so far; True, since nothing hinders it.
+
+        Args:
+            reset_running_requests, reset_connector: vLLM's. Running requests hinder nothing and go
+                on with their pages, and there is no connector.
+        """
         self.client.check_alive()
         self.client.reset_prefix_cache()
         return True
@@ -141,9 +157,13 @@ class LLM(Pictures):
         """The values of `/metrics` as plain objects: `Counter`, `Gauge` and `Histogram`."""
         return metric_values(self.client.metrics.registry)
 
-    def start_profile(self, folder: str = "jaxserve-profile") -> None:
-        """Begin to record what host and device do; raises ValidationError if it goes on already."""
-        self._profile.start(folder)
+    def start_profile(self, folder: str | None = None) -> None:
+        """Begin to record the work of host and device; raises ValidationError if one is recorded.
+
+        Args:
+            folder: None: `profiler_config`'s, or "jaxserve-profile".
+        """
+        self._profile.start(folder or self._profile_folder)
 
     def stop_profile(self) -> Path:
         """End the recording; a file for https://ui.perfetto.dev."""

@@ -111,6 +111,7 @@ def test_imports_point_down(part: str, never: tuple[str, ...]) -> None:
                 assert name != bad and not name.startswith(bad + "."), f"{path} imports {name}"
 
 
+@functools.cache
 def imported_at_run_time(path: Path) -> set[str]:
     """The files of jaxserve that a file imports, those for annotations alone left out."""
     tree = ast.parse(path.read_text())

@@ -61,7 +61,7 @@ def own_settings(
             names that are in no table.
     """
     kept, passed = {}, []
-    for name, value in given.items():
+    for name, value in _with_own_context(given).items():
         argument = arguments.get(name)
         if name in RENAMED and value is not None:
             kept[RENAMED[name]] = value
@@ -80,6 +80,17 @@ def own_settings(
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
     return kept
+
+
+def _with_own_context(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A `max_model_len` among `hf_overrides` is the setting of that name, unless that is given."""
+    overrides = given.get("hf_overrides")
+    if not isinstance(overrides, Mapping) or "max_model_len" not in overrides:
+        return given
+    rest = {name: value for name, value in overrides.items() if name != "max_model_len"}
+    asked = given.get("max_model_len")
+    length = overrides["max_model_len"] if asked is None else asked
+    return {**given, "hf_overrides": rest or None, "max_model_len": length}
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -20,6 +20,7 @@ from jaxserve import (
     TokensPrompt,
 )
 from jaxserve.client.similarity import cosine, pair_up
+from jaxserve.config import ProfilerConfig
 from jaxserve.errors import EngineDeadError, ValidationError
 from jaxserve.observability.metric_values import Counter, Gauge, Histogram
 from jaxserve.params.sampling_params import RequestOutputKind
@@ -55,6 +56,16 @@ def llm(model_folder) -> Iterator[LLM]:
 
 def tokens(llm: LLM) -> list[list[int]]:
     return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+def test_where_a_profile_goes() -> None:
+    assert ProfilerConfig.of(None).torch_profiler_dir == "jaxserve-profile"
+    given = {"profiler": "torch", "torch_profiler_dir": "here"}
+    assert ProfilerConfig.of(given) == ProfilerConfig("torch", "here")
+    with pytest.raises(ValidationError, match=r"profiler_config\.max_iterations"):
+        ProfilerConfig.of({"max_iterations": 3})
+    with pytest.raises(ValidationError, match="profiler_config"):
+        ProfilerConfig.of({"no_such_field": 3})
 
 
 @pytest.mark.slow

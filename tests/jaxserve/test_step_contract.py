@@ -328,6 +328,7 @@ class Counter(Feature):
         return tokens.state.at[tokens.slot].add(1)
 
 
+@pytest.mark.slow
 def test_a_feature_keeps_state_between_steps(engine) -> None:
     counting = engine((Counter, {}), overlap=False)
     counts = []

@@ -177,6 +177,7 @@ async def collect(engine: AsyncEngine, prompt: Any, name: str, **options: Any) -
     return [output async for output in engine.generate(prompt, params, name)]
 
 
+@pytest.mark.slow
 def test_the_async_engine(llm, settings, monkeypatch) -> None:
     """One engine for all of it: loading dominates."""
     made = engines_made(monkeypatch)

@@ -105,6 +105,7 @@ def test_what_is_chosen_on_every_device_takes_every_problem(operation: str) -> N
         assert one.interprets or one.tuning is None, one
 
 
+@pytest.mark.slow
 def test_a_backend_is_one_file_and_one_name(tmp_path: Path) -> None:
     package = tmp_path / "pallas_kernels"
     ignored = shutil.ignore_patterns("__pycache__")

@@ -35,6 +35,13 @@ def test_every_default_of_vllms_asks_for_nothing() -> None:
         assert (argument.passes is None) == bool(argument.instead), name
 
 
+def test_a_context_among_the_overrides_is_the_setting() -> None:
+    given = {"hf_overrides": {"max_model_len": 64, "rope_theta": 5.0}}
+    assert own_settings(given) == {"hf_overrides": {"rope_theta": 5.0}, "max_model_len": 64}
+    assert own_settings(given | {"max_model_len": 32})["max_model_len"] == 32
+    assert own_settings({"hf_overrides": {"max_model_len": 64}})["hf_overrides"] is None
+
+
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     caplog.set_level(logging.INFO, "jaxserve")
     given = {"enforce_eager": True, "swap_space": 4, "max_num_seqs": 3, "speculative_config": None}

@@ -90,6 +90,7 @@ def test_no_token_is_dropped_when_all_go_to_the_same_experts() -> None:
     np.testing.assert_allclose(mlp(x, rows, 0), want, atol=3e-6 * np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_rows_without_a_token_go_to_no_expert() -> None:
     mlp, (x, rows) = make("xla"), inputs()
     live = jnp.array([[0, 5], [20, 22]], jnp.int32)
