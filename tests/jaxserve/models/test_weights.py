@@ -309,7 +309,8 @@ def run_python(code: str, *arguments: str) -> str:
 def test_loading_imports_neither_torch_nor_the_server(folder: Path) -> None:
     code = """
 import sys
-from jaxserve.models import ModelConfig, load_model
+from jaxserve.models import load_model
+from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.registry import FAMILIES
 from jaxserve.parallel import make_mesh
 config = read_model_config(sys.argv[1])
