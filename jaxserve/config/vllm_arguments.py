@@ -61,7 +61,7 @@ def own_settings(
             names that are in no table.
     """
     kept, passed = {}, []
-    for name, value in _with_own_context(given).items():
+    for name, value in _in_own_words(given).items():
         argument = arguments.get(name)
         if name in RENAMED and value is not None:
             kept[RENAMED[name]] = value
@@ -82,15 +82,21 @@ def own_settings(
     return kept
 
 
-def _with_own_context(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A `max_model_len` among `hf_overrides` is the setting of that name, unless that is given."""
+def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What vLLM's scripts say by another setting, where the setting itself is not given.
+
+    `runner="pooling"` asks for embeddings, a `max_model_len` among `hf_overrides` for a context.
+    """
+    said = dict(given)
+    if given.get("runner") == "pooling" and given.get("enable_embeddings") is None:
+        said["enable_embeddings"] = True
     overrides = given.get("hf_overrides")
-    if not isinstance(overrides, Mapping) or "max_model_len" not in overrides:
-        return given
-    rest = {name: value for name, value in overrides.items() if name != "max_model_len"}
-    asked = given.get("max_model_len")
-    length = overrides["max_model_len"] if asked is None else asked
-    return {**given, "hf_overrides": rest or None, "max_model_len": length}
+    if isinstance(overrides, Mapping) and "max_model_len" in overrides:
+        rest = {name: value for name, value in overrides.items() if name != "max_model_len"}
+        said["hf_overrides"] = rest or None
+        if given.get("max_model_len") is None:
+            said["max_model_len"] = overrides["max_model_len"]
+    return said
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -38,6 +38,7 @@ OTHERS = {
     "v1.engine.async_llm": "AsyncLLM",
     "v1.metrics.reader": "Counter Gauge Histogram Metric Vector",
     "utils.network_utils": "get_ip get_open_port",
+    "utils.print_utils": "print_embeddings",
     "logprobs": "Logprob",
     "tokenizers": "get_tokenizer TokenizerLike",
     "distributed": "cleanup_dist_env_and_memory",

@@ -42,6 +42,13 @@ def test_a_context_among_the_overrides_is_the_setting() -> None:
     assert own_settings({"hf_overrides": {"max_model_len": 64}})["hf_overrides"] is None
 
 
+def test_the_runner_of_embeddings_is_the_setting() -> None:
+    assert own_settings({"runner": "pooling"}) == {"enable_embeddings": True}
+    off = {"runner": "pooling", "enable_embeddings": False}
+    assert own_settings(off) == {"enable_embeddings": False}
+    assert own_settings({"runner": "generate"}) == {}
+
+
 def test_what_has_no_meaning_is_passed_over_with_one_line(caplog) -> None:
     caplog.set_level(logging.INFO, "jaxserve")
     given = {"enforce_eager": True, "swap_space": 4, "max_num_seqs": 3, "speculative_config": None}
