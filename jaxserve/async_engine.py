@@ -373,12 +373,16 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the engine; requests that have not finished end with a ShutdownError."""
+        self.begin_shutdown()
+        await asyncio.to_thread(self.client.join)
+
+    def begin_shutdown(self) -> None:
+        """The same without waiting for the end."""
         self.is_draining = True
         for request_id, stream in self._streams.items():
             self.client.abort(request_id)
             stream.put_nowait(ShutdownError("the engine was shut down before this was finished"))
         self.client.close()
-        await asyncio.to_thread(self.client.join)
 
     def _use_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that runs; what an earlier one was to do is gone with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from jaxserve.async_engine import AsyncEngine
@@ -101,6 +102,8 @@ class AsyncLLMEngine:
         """False: there are no adapters yet, so none of this number."""
         return False
 
-    async def shutdown(self) -> None:
-        """End the engine and every request."""
-        await self._engine.shutdown()
+    def shutdown(self) -> asyncio.Task[None]:
+        """Begin to end the engine and every request; the task that comes back has ended them."""
+        self._engine.begin_shutdown()
+        self._ending = asyncio.create_task(asyncio.to_thread(self._engine.client.join))
+        return self._ending
