@@ -70,13 +70,13 @@ class LLM(Pictures):
         self,
         model: str,
         *,
-        use_tqdm_on_load: bool = True,
+        use_tqdm_on_load: bool | None = True,
         profiler_config: ProfilerConfig | Mapping[str, Any] | None = None,
         **settings: Any,
     ):
         self._profile_folder = ProfilerConfig.of(profiler_config).torch_profiler_dir
         asked = EngineConfig.from_settings(model=str(model), **own_settings(settings))
-        loaded = load_engine(asked, shown=use_tqdm_on_load)
+        loaded = load_engine(asked, shown=use_tqdm_on_load is not False)
         self._folder = Path(loaded.decided.model_path)
         self.client = LocalClient(loaded)
         self.config = loaded.decided.config

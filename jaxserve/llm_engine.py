@@ -9,7 +9,7 @@ from jaxserve.client.input_processor import Params, Prompt
 from jaxserve.errors import ValidationError
 from jaxserve.llm import LLM
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
-from jaxserve.params.lora_request import LoRARequest, refuse_adapter
+from jaxserve.params.lora_request import LoRARequest
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.request.queueing import Queueing
 from jaxserve.tokenization.tokenizer import Tokenizer
@@ -32,6 +32,13 @@ class LLMEngine(LLM):
     def tokenizer(self) -> Tokenizer:
         return self.get_tokenizer()
 
+    def _check_ready(self, lora_request: LoRARequest | None) -> None:
+        """Refuse calls that run to their end while there are requests that `step` runs."""
+        super()._check_ready(lora_request)
+        if self._unfinished:
+            allowed = "none: run step until has_unfinished_requests is false"
+            raise ValidationError("unfinished requests", len(self._unfinished), allowed)
+
     def add_request(
         self,
         request_id: str,
@@ -48,18 +55,24 @@ class LLMEngine(LLM):
             request_id: of the caller's; no two unfinished requests have the same.
             prompt: as of `LLM.generate`.
             params: `SamplingParams` or `PoolingParams`.
-            arrival_time: seconds of `time.monotonic()`; None: now.
+            arrival_time: seconds of `time.time()`, not in the future; None: now.
             lora_request: None.
             priority: the smallest goes first, with `scheduling_policy="priority"`.
 
         Raises:
             ValidationError: a request that cannot be served.
         """
-        refuse_adapter(lora_request)
+        super()._check_ready(lora_request)
+        if self._enqueued:
+            allowed = "none: call wait_for_completion first"
+            raise ValidationError("enqueued requests", len(self._enqueued), allowed)
         if not isinstance(request_id, str) or request_id in self._unfinished:
             raise ValidationError("request_id", request_id, "text that no unfinished request has")
-        arrived = time.monotonic() if arrival_time is None else arrival_time
-        prepared = self.client.prepare(prompt, params, request_id, Queueing(arrived, priority))
+        waited = 0.0 if arrival_time is None else time.time() - arrival_time
+        if waited < 0:
+            raise ValidationError("arrival_time", arrival_time, "a time.time() that is past")
+        queueing = Queueing(time.monotonic() - waited, priority)
+        prepared = self.client.prepare(prompt, params, request_id, queueing)
         self.client.admit([prepared])
         self.client.add(prepared)
         self._unfinished[request_id] = isinstance(params, PoolingParams)

@@ -74,7 +74,7 @@ class Matrix(Protocol):
         """float32 [rows, groups]."""
 
     def zeros(self, rows: slice) -> np.ndarray:
-        """[rows, groups] of the type that `Stored.zeros` says; not called for "none"."""
+        """[rows, groups] of the type that `Encoding.zeros` says; not called for "none"."""
 
     def order(self) -> np.ndarray | None:
         """int32 [in] where `stored.ordered`, else None."""

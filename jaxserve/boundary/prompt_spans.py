@@ -81,7 +81,7 @@ def take_places(
         span = span_of(name, int(pair[0]), pair[1], model)
         end = span.start + span.length
         if not 0 <= span.start < end <= len(tokens) or NO_ID in tokens[span.start : end]:
-            allowed = f"one or more that no other span has, of {len(tokens)}"
+            allowed = f"places of the {len(tokens)} tokens that no other span has, one or more"
             raise ValidationError(name, f"{span.length} places from {span.start} on", allowed)
         tokens[span.start : end] = [NO_ID] * span.length
         spans.append(span)

@@ -60,15 +60,16 @@ def own_settings(
         ValidationError: an argument asks for what jaxserve does not do. `EngineConfig` refuses
             names that are in no table.
     """
-    kept, passed = {}, []
+    kept, renamed, passed = dict[str, Any](), dict[str, Any](), []
     for name, value in _in_own_words(given).items():
         argument = arguments.get(name)
-        if name in RENAMED and value is not None:
-            kept[RENAMED[name]] = value
+        if name in RENAMED:
+            renamed |= {} if value is None else {RENAMED[name]: value}
         elif argument is None:
-            kept.update({name: value} if name not in RENAMED else {})
+            kept[name] = value
         elif argument.passes is None:
-            if value not in UNASKED and not _same(value, argument.default):
+            is_unasked = value in UNASKED and argument.default is not True
+            if not (is_unasked or value is None or _same(value, argument.default)):
                 raise ValidationError(name, value, f"nothing: {argument.instead}")
         else:
             known = (argument.default, *argument.passes)
@@ -79,7 +80,7 @@ def own_settings(
                 passed.append(name)
     if passed:
         logger.info("arguments without a meaning here: %s", ", ".join(sorted(passed)))
-    return kept
+    return kept | renamed
 
 
 def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:

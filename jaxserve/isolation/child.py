@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     offer_to_oom_killer(OOM_SCORE)
     pulse = Pulse()
-    threading.Thread(target=_end_with, args=(os.getppid(), pulse), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(arguments[1]), pulse), daemon=True).start()
     channel = Channel(stream_of(arguments[0]))
     # a spare is told what to load when another one has died: this is done by then
     gc.disable()  # imports make hundreds of thousands of objects, and nearly no garbage

@@ -41,7 +41,7 @@ class Silence:
         self._is_asked, self._has_spoken = False, True
 
     def expect(self, seconds: float, *, compiles: bool) -> None:
-        """What its steps may take until more is said, see `jaxserve.boundary.messages.Expected`."""
+        """What its steps may take until more is said, see `StepEstimate`."""
         self._expected, self._compiles = seconds, compiles
 
     def tick(self, seconds: float, *, has_work: bool) -> None:

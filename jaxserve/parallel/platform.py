@@ -64,5 +64,6 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     Args:
         shutdown_ray: has no meaning here.
     """
+    gc.unfreeze()  # an engine that was dropped without `close` is frozen with what it held
     gc.collect()
     jax.clear_caches()

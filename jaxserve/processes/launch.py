@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -16,27 +17,34 @@ class EarlyProcess:
     The socket has no name: no other process can connect to it.
 
     Args:
-        module: what it runs; its argument is the number of its end's descriptor.
+        module: what it runs; its arguments are the number of its end's descriptor and the id of
+            this process, with which it ends.
 
     Raises:
         EngineDeadError: it cannot be started.
     """
 
     def __init__(self, module: str):
-        self._stream, theirs = socket.socketpair()
         # it imports what this process does, and nothing of the working folder beside that
-        command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         variables = {**os.environ, "PYTHONPATH": paths}
         try:
-            with theirs:
+            ours, theirs = socket.socketpair()
+            with contextlib.ExitStack() as unless_started, theirs:
+                unless_started.enter_context(ours)
+                for end in (ours, theirs):
+                    end.setblocking(True)  # whatever `socket.setdefaulttimeout` was told
+                words = [module, str(theirs.fileno()), str(os.getpid())]
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, env=variables, pass_fds=[theirs.fileno()]
+                    [sys.executable, "-P", "-m", *words],
+                    stdin=subprocess.DEVNULL,
+                    env=variables,
+                    pass_fds=[theirs.fileno()],
                 )
+                unless_started.pop_all()
         except OSError as error:
-            self._stream.close()
             raise EngineDeadError(f"the engine's process cannot be started: {error}") from error
-        self._is_taken = False
+        self._stream, self._is_taken = ours, False
 
     def take(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """The process and this end of the socket: the caller's from now on; once."""

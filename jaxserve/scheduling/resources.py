@@ -42,7 +42,7 @@ class Resources:
         self._parts = parts
 
     def _of(self, request: Request) -> list[StepResource]:
-        return [part for part in self._parts if part.takes(request)]
+        return [part for part in self._parts if request.takes_turns and part.takes(request)]
 
     def mark(self, request: Request) -> None:
         """A request comes: say whether it takes something."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import pytest
 
-from jaxserve import EngineArgs, LLMEngine, PoolingParams, PoolingRequestOutput, SamplingParams
+from jaxserve import (
+    LLM,
+    EngineArgs,
+    LLMEngine,
+    PoolingParams,
+    PoolingRequestOutput,
+    SamplingParams,
+)
 from jaxserve.errors import ValidationError
+from jaxserve.parallel.platform import cleanup_dist_env_and_memory
 from tests.jaxserve.test_sdk import GREEDY, PROMPTS, SMALL
 
 
@@ -52,3 +62,37 @@ def test_requests_are_aborted_and_refused_by_their_ids(engine: LLMEngine) -> Non
     assert not engine.has_unfinished_requests() and engine.step() == []
     engine.add_request("a", PROMPTS[0], GREEDY)
     assert list(finished(engine)) == ["a"]
+
+
+@pytest.mark.slow
+def test_calls_that_run_to_their_end_and_steps_do_not_mix(engine: LLMEngine) -> None:
+    engine.add_request("0", PROMPTS[0], GREEDY)
+    with pytest.raises(ValidationError, match="unfinished requests"):
+        engine.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert list(finished(engine)) == ["0"]
+    engine.enqueue(PROMPTS, GREEDY)
+    with pytest.raises(ValidationError, match="enqueued requests"):
+        engine.add_request("1", PROMPTS[0], GREEDY)
+    assert len(engine.wait_for_completion(use_tqdm=False)) == len(PROMPTS)
+
+
+@pytest.mark.slow
+def test_a_sleeping_engine_and_a_time_to_come_are_refused(engine: LLMEngine) -> None:
+    with pytest.raises(ValidationError, match="arrival_time"):
+        engine.add_request("late", PROMPTS[0], GREEDY, arrival_time=time.time() + 60)
+    engine.sleep()
+    with pytest.raises(ValidationError, match="wake_up"):
+        engine.add_request("asleep", PROMPTS[0], GREEDY)
+    engine.wake_up()
+    engine.add_request("awake", PROMPTS[0], GREEDY, arrival_time=time.time() - 1)
+    assert list(finished(engine)) == ["awake"]
+
+
+@pytest.mark.slow
+def test_an_engine_that_was_dropped_is_freed(model_folder) -> None:
+    before = sum(array.nbytes for array in jax.live_arrays())
+    llm = LLM(str(model_folder("llama_gqa")), **SMALL)
+    held = sum(array.nbytes for array in jax.live_arrays())
+    del llm
+    cleanup_dist_env_and_memory()
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < (held - before) / 10

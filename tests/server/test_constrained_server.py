@@ -316,7 +316,7 @@ def test_a_server_that_stops_waits_for_no_grammar_without_end() -> None:
 
         sent = [pool.submit(send, number) for number in range(20)]
         deadline = time.monotonic() + 60
-        while sum("grammars.child" in " ".join(one.cmdline()) for one in tree(server)) < 5:
+        while sum("grammars.trial_process" in " ".join(one.cmdline()) for one in tree(server)) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         processes = tree(server)

@@ -120,7 +120,7 @@ class TakenStep(NamedTuple):
         outputs: feature -> its outputs, of the features in the step's program.
         special: index among the plan's samples -> place among the special rows.
         chunks: of the prefill region, in its order.
-        step: has the arrays that features set aside by `Tokens.tap`, see `Dispatched.set_aside`.
+        step: has the arrays that features set aside by `Tokens.tap`, see `StepInFlight.set_aside`.
     """
 
     seen: SeenTokens

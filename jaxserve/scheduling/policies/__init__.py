@@ -1,6 +1,6 @@
 """Policies, one a file: the order of requests. `make_policy` chooses by name.
 
-One of the operator's own is a class that is imported by the name of its module (`named.py`).
+One of the operator's own is a class that is imported by the name of its module (`own_policy.py`).
 """
 
 from __future__ import annotations

@@ -42,6 +42,12 @@ def test_a_context_among_the_overrides_is_the_setting() -> None:
     assert own_settings({"hf_overrides": {"max_model_len": 64}})["hf_overrides"] is None
 
 
+def test_a_switch_that_is_on_cannot_be_turned_off() -> None:
+    assert ARGUMENTS["scheduler_reserve_full_isl"].default is True
+    with pytest.raises(ValidationError, match="scheduler_reserve_full_isl"):
+        own_settings({"scheduler_reserve_full_isl": False})
+
+
 def test_the_runner_of_embeddings_is_the_setting() -> None:
     assert own_settings({"runner": "pooling"}) == {"enable_embeddings": True}
     off = {"runner": "pooling", "enable_embeddings": False}

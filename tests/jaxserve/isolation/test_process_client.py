@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -111,6 +112,18 @@ def test_the_first_process_may_have_been_started_early() -> None:
     finally:
         client.close()
         client.join()
+
+
+def test_the_socket_waits_whatever_the_default_timeout_is() -> None:
+    socket.setdefaulttimeout(0.5)
+    try:
+        process, stream = EarlyProcess(MODULE).take()
+    finally:
+        socket.setdefaulttimeout(None)
+    with stream:
+        assert stream.gettimeout() is None
+        process.kill()
+        process.wait()
 
 
 def test_an_early_process_that_nobody_takes_is_ended() -> None:

@@ -16,7 +16,6 @@ from jaxserve.loading.engine_build import build, load_engine
 from jaxserve.loading.engine_plan import EnginePlan, decide
 from jaxserve.loading.hub import locate
 from jaxserve.loading.load_progress import LoadProgress
-from jaxserve.models.config import ModelConfig
 from jaxserve.parallel.mesh import make_mesh
 from tests.jaxserve import oracle
 from tests.jaxserve.plain_json import from_json, to_json
@@ -120,7 +119,7 @@ def test_another_process_builds_the_same_engine_from_it_and_decides_nothing(
     def fails(*args: Any, **kwargs: Any) -> None:
         pytest.fail("decided again")
 
-    monkeypatch.setattr(ModelConfig, "from_folder", fails)
+    monkeypatch.setattr(engine_plan, "read_model_config", fails)
     monkeypatch.setattr(pool_plan, "available_bytes", fails)
     monkeypatch.setattr(engine_plan, "open_checkpoint", fails)
     monkeypatch.setattr(engine_plan, "backends_for", fails)
