@@ -9,7 +9,7 @@ from jaxserve.config.settings import Integer, Number, Switch, check, setting
 from jaxserve.errors import ValidationError
 
 _limit = partial(setting, reader="clients")
-_SECONDS = Number(above=0.0, most=1e6, unit="seconds")
+_SECONDS = Number(above=0.0, most=1e6, unit="seconds", metavar="SECONDS")
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ _RESPONSE = _object(
         "store": {"type": "boolean"},
         "text": _OBJECT,
         "tools": _list(_OBJECT),
-    }
+    },
+    reports=_REPORTS,
 )
 _BLOCK = _object({"type": {"enum": ["text", "thinking", "tool_use"]}})
 _ANTHROPIC = _object(

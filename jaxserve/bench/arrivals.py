@@ -63,4 +63,6 @@ def _ramp(count: int, ramp_up: str, start_rate: float, end_rate: float) -> list[
     progress = [index / max(1, count - 1) for index in range(count)]
     if ramp_up == "linear":
         return [start_rate + (end_rate - start_rate) * part for part in progress]
+    if ramp_up != "exponential":
+        raise ValidationError("ramp_up", ramp_up, "linear or exponential")
     return [start_rate * (end_rate / start_rate) ** part for part in progress]

@@ -17,13 +17,13 @@ def in_a_line(name: str, run: Callable[[], int]) -> int:
     try:
         return run()
     except Exception as error:
-        # imported here: most commands read no checkpoint before they have begun
-        from checkpoints.errors import CheckpointError
-
+        # not imported here: without memory that would fail, and its error is none before it is
+        checkpoints = sys.modules.get("checkpoints.errors")
+        known = (JaxServeError, *([checkpoints.CheckpointError] if checkpoints else []))
         text, reason = str(error), lacks_memory(error)
-        if reason is not None and not isinstance(error, JaxServeError | CheckpointError):
+        if reason is not None and not isinstance(error, known):
             text = f"too little memory, or a limit on it (ulimit -v): {reason}"
-        elif not isinstance(error, JaxServeError | CheckpointError | OSError):
+        elif not isinstance(error, (*known, OSError)):
             raise
         print(f"{name}: {text}", file=sys.stderr)
         return 1

@@ -146,6 +146,10 @@ def help_of(item: Setting, default: Any) -> str:
             shown = "on" if default else "off"
         case tuple():
             shown = " ".join(map(str, default))
+        case int() if default >= 2**16 and default % 2**10 == 0:
+            shown = f"{default >> 20}M" if default % 2**20 == 0 else f"{default >> 10}K"
+        case float():
+            shown = f"{default:g}"
         case _:
             shown = str(default)
     return f"{text} (default: {shown})"

@@ -21,6 +21,8 @@ _ALL = ARGUMENTS | SERVER_ARGUMENTS
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for each name that the parser has not."""
     for name, argument in sorted(_ALL.items()):
+        if name.startswith("_"):
+            continue  # vLLM's own processes say these to one another
         how: dict[str, Any] = {"type": _value}
         if argument.switch or isinstance(argument.default, bool):
             how = {"action": argparse.BooleanOptionalAction}

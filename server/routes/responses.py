@@ -198,10 +198,13 @@ class Responses(PartsAnswer):
 
     async def _finish(self) -> None:
         """Encode what there is, and keep it with the conversation that it ends."""
-        if not self._asked.keeps and not self._all_logprobs:
+        reports = self.final is not None and self.final.reports is not None
+        if not self._asked.keeps and not self._all_logprobs and not reports:
             self._encode()
             return
         kept = await asyncio.to_thread(self._made)
+        if reports:
+            self._unread.keep(len(self._json))
         if self._asked.keeps:
             self.service.responses.put(self._owner, self.name, kept)
 

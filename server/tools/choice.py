@@ -35,6 +35,12 @@ class Parsers:
     reasoning: str | None = None
 
     def __post_init__(self) -> None:
+        for name, given, known in (
+            ("tool_call_parser", self.tools, TOOL_PARSERS),
+            ("reasoning_parser", self.reasoning, REASONING_PARSERS),
+        ):
+            if given is not None and given not in known:
+                raise ValidationError(name, given, f"one of {', '.join(known)}")
         if self.is_auto and self.tools is None:
             raise ValidationError("enable_auto_tool_choice", True, "only with tool_call_parser")
 
