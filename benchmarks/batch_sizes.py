@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.extras import require
+from benchmarks.model_shapes import SHAPES, write_config
 from benchmarks.peers import __main__ as peers
 from checkpoints import bundled_model_path
-from jaxserve.bench.model_shapes import SHAPES, write_config
 
 PAGE_SIZE = 16
 DUMMY = {"load_format": "dummy"}

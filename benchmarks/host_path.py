@@ -26,10 +26,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.model_shapes import write_config
 from checkpoints import bundled_model_path
 from jaxserve import LLM, RequestOutputKind, SamplingParams
 from jaxserve.bench.measure import environment
-from jaxserve.bench.model_shapes import write_config
 from jaxserve.boundary.step_times import StepTimes
 from jaxserve.execution.device_state import DeviceState
 from jaxserve.execution.programs import Program

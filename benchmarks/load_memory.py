@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import SHAPES, write_config
 from jaxserve.config.engine_config import QUANTIZATIONS, EngineConfig
 
 SIZES: dict[str, Any] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.load_memory import peak_bytes
-from jaxserve.bench.model_shapes import SHAPES, write_config
+from benchmarks.model_shapes import SHAPES, write_config
 from jaxserve.config.engine_config import EngineConfig
 
 ONLINE = ("int8",)

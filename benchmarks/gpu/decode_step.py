@@ -26,10 +26,10 @@ from benchmarks.gpu.engine import TINY, begin_decoding, make_llm
 from benchmarks.gpu.kernel_classes import by_class
 from benchmarks.gpu.roofline import least_by_kind, operations
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
 from jaxserve.bench.device_limits import MARGIN
 from jaxserve.bench.measure import run_workload
-from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, fixed, random_tokens, uniform
 from jaxserve.client.engine_client import EngineClient
 from jaxserve.config.device_defaults import device_defaults

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.model_shapes import write_config
 from jaxserve import LLM, SamplingParams
-from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, fixed
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.execution import runner

@@ -24,11 +24,11 @@ from benchmarks.gpu.decode_step import (
 )  # fmt: skip
 from benchmarks.gpu.engine import TINY
 from benchmarks.gpu.setting import Section, Setting
+from benchmarks.model_shapes import SHAPES, write_config
 from benchmarks.peers.limits import least_work
 from benchmarks.peers.process import Worker, WorkerError
 from benchmarks.peers.workload import Cell, fixed_batch, write_rounds
 from jaxserve.bench.device_limits import Limits, usable_cores
-from jaxserve.bench.model_shapes import SHAPES, write_config
 from jaxserve.config.device_defaults import device_defaults
 from jaxserve.models.config_reader import read_model_config
 

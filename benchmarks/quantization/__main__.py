@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.model_shapes import SHAPES
 from benchmarks.quantization.schemes import (
     UNCALIBRATED,
     calibration_text,
@@ -20,7 +21,6 @@ from benchmarks.quantization.schemes import (
 from benchmarks.quantization.worker import BATCHES, Job, Measured
 from checkpoints import bundled_model_path
 from jaxserve.bench.measure import describe
-from jaxserve.bench.model_shapes import SHAPES
 from jaxserve.jobs.quantize import Calibration, quantize
 
 BUNDLED = "bundled"

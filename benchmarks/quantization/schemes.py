@@ -9,12 +9,12 @@ from random import Random
 
 import jax.numpy as jnp
 
+from benchmarks.model_shapes import write_config
 from checkpoints.folder_writer import write_folder
 from checkpoints.quantize.layer_schemes import Policy, read_policy, uniform_policy
 from checkpoints.quantize.schemes import SCHEMES
 from checkpoints.tiny.docstrings import load_docstrings
 from checkpoints.tiny.tasks import training_pair
-from jaxserve.bench.model_shapes import write_config
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.loading.engine_build import load_bare
 from jaxserve.models.quantized_export import CheckpointExport

@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
 from benchmarks.memory_table import StepProof, memory_document
+from benchmarks.model_shapes import SHAPES
 from benchmarks.verify.prove import (
     KINDS,
     Cost,
@@ -44,7 +45,6 @@ from benchmarks.verify.prove import (
     write_json,
 )
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
-from jaxserve.bench.model_shapes import SHAPES
 from jaxserve.compilation.compiler_options import compiler_options
 from jaxserve.config.engine_config import KV_CACHE_DTYPES, ONLINE_QUANTIZATIONS
 from jaxserve.execution.device_state import DeviceState, StateShape

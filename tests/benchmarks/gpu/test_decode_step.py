@@ -8,7 +8,7 @@ import pytest
 from benchmarks.gpu import decode_step
 from benchmarks.gpu.decode_step import Case, SampledItem
 from benchmarks.gpu.engine import TINY, compiling_with, make_llm
-from jaxserve.bench.model_shapes import write_config
+from benchmarks.model_shapes import write_config
 from jaxserve.execution import runner
 from jaxserve.execution.features import FAST, FULL_DECODE
 from jaxserve.execution.programs import ProgramQuery

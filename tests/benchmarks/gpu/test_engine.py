@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import engine
 from benchmarks.gpu.setting import dry_setting
-from jaxserve.bench.model_shapes import write_config
+from benchmarks.model_shapes import write_config
 from pallas_kernels import Backends
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from benchmarks.model_shapes import write_config
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import limits as machine
 from benchmarks.peers.report import impossible, make_report, markdown
@@ -14,7 +15,6 @@ from benchmarks.peers.rounds import EngineRecord
 from benchmarks.peers.workload import Cell, fixed_batch, prefill
 from checkpoints import bundled_model_path
 from jaxserve.bench.device_limits import MARGIN, Limits, measure_limits
-from jaxserve.bench.model_shapes import write_config
 from jaxserve.models.config_reader import read_model_config
 
 MACHINE = Limits(flops_per_second=100e9, bytes_per_second=10e9, product="a product")

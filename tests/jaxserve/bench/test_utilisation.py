@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.model_shapes import write_config
 from jaxserve.bench import commands, device_limits, measure, sweep
 from jaxserve.bench.device_limits import Limits
-from jaxserve.bench.model_shapes import write_config
 from jaxserve.bench.workloads import WorkItem, flops_of_items
 from jaxserve.loading.engine_build import Footprint
 from jaxserve.models.config_reader import read_model_config

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.bench.model_shapes import SHAPES
+from benchmarks.model_shapes import SHAPES
 from jaxserve.errors import ValidationError
 from jaxserve.execution.device_state import StateShape
 from jaxserve.execution.features import FULL, FULL_DECODE

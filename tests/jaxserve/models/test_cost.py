@@ -7,7 +7,7 @@ import math
 import pytest
 from flax import nnx
 
-from jaxserve.bench.model_shapes import write_config
+from benchmarks.model_shapes import write_config
 from jaxserve.models.config_reader import read_model_config
 from jaxserve.models.cost import ModelCost, Row, flops_of, seen
 from jaxserve.models.registry import family_of
