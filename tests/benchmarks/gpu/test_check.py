@@ -116,6 +116,7 @@ def test_a_failing_section_is_reported_and_the_others_go_on(monkeypatch, tmp_pat
     assert "broken, wrong" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failing_case_does_not_cost_the_others_and_what_was_found_is_on_disk(
     monkeypatch, tmp_path
 ):

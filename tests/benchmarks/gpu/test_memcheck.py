@@ -44,6 +44,7 @@ def test_what_it_finds_is_a_failure(tool, status, told):
     assert section.failures == [f"decode: {told}: Invalid __global__ read of size 16"]
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_ends_with_its_children(tool, tmp_path):
     tool(f"sleep 600 & echo $! > {tmp_path}/child; wait")
     (failure,) = run(seconds=2.0).failures

@@ -13,6 +13,7 @@ from jaxserve.scheduling.beams import BeamGroups
 from jaxserve.scheduling.scheduler import Scheduler
 
 
+@pytest.mark.slow
 def test_what_was_done_is_printed(capsys) -> None:
     assert main(["--operations", "6000", "--seed", "2"]) == 0
     printed = capsys.readouterr().out

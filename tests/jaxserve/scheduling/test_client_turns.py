@@ -106,7 +106,8 @@ class SharedRun(Run):
 @settings(max_examples=40, deadline=None)
 @given(workloads)
 def test_slots_are_shared_and_change_hands_no_oftener_than_requests_come(w: Workload) -> None:
-    pages = w.max_num_seqs * -(-MAX_LEN // w.page_size)
+    # enough for every slot: only turns make requests lose one
+    pages = w.max_num_seqs * -(-MAX_LEN // w.page_size) * w.groups.num_groups
     run = SharedRun(replace(w, spare_pages=pages))
     run.to_the_end()
     assert run.scheduler.num_preemptions <= sum(arrival.n for arrival in w.arrivals)

@@ -124,6 +124,7 @@ def test_one_kernel_of_several_tokens_of_every_kind(shape, capfd):
     assert no_races(capfd)
 
 
+@pytest.mark.slow
 def test_one_kernel(capfd):
     check(QUICK, [66, 0, 33, 32], tuning=ONE_CORE, interpret=INTERPRETER)
     assert no_races(capfd)
