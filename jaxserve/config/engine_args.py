@@ -67,6 +67,8 @@ class EngineArgs(_Fields):
                 add_flag(parser, EngineConfig, name)
         group = parser.add_argument_group("of vLLM: passed over or refused, see docs/sdk.md")
         for name in _OTHERS:
+            if name.startswith("_"):
+                continue  # vLLM's own processes say these to one another
             flag = "--" + name.replace("_", "-")
             group.add_argument(flag, nargs="?", const=True, type=_value, metavar="VALUE")
         return parser

@@ -88,6 +88,8 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     parser.add_argument("--my-own", type=int)
     words = ["--model", "m", "--max_num_seqs=3", "--enforce_eager", "--my_own", "5"]
     args = parser.parse_args([*words, "--dtype", "half", "--swap-space", "4"])
+    given = {name: value for name, value in vars(args).items() if name != "my_own"}
+    assert EngineConfig.from_settings(**own_settings(given)).max_num_seqs == 3  # LLM(**vars(args))
     made = AsyncEngineArgs.from_cli_args(args)
     assert (made.max_num_seqs, made.enforce_eager, made.swap_space) == (3, True, 4)
     asked = made.create_engine_config()
