@@ -71,6 +71,7 @@ def test_what_is_generated_does_not_depend_on_the_cache(llm, model_folder, make_
     llm.client.engine.scheduler.check_integrity()
 
 
+@pytest.mark.slow
 def test_another_turn_of_a_chat_finds_question_and_answer(llm) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     question = oracle.prompts(1, VOCAB_SIZE, 1, seed=11)[0] * 20

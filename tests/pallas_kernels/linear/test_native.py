@@ -70,6 +70,7 @@ def live_ranges(rows: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 @example(ranges=[(7, 7)], seed=2)
 @examples(2)
 @given(ranges=live_ranges(40), seed=SEEDS)
+@pytest.mark.slow
 def test_only_live_rows_are_computed(dtype, ranges, seed):
     """Rows that do not count may hold anything; they cost nothing and come out as zeros."""
     rng = np.random.default_rng(seed)
