@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PORT ?= 8000
 MODEL ?=
+# one more than cores: tests wait for servers, timers and compilers
+WORKERS := $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
 .PHONY: serve test test-slow lint format clean
 
@@ -13,7 +15,7 @@ serve: $(VENV)/.server
 	$(BIN)/jaxserve serve $(MODEL) --port $(PORT)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # What serves on a CPU, at full optimisation: an empty XLA_FLAGS keeps tests/conftest.py from asking for
 # fast compilation, as it does for the rest: interpreted kernels, dry runs and commands.
@@ -21,7 +23,7 @@ OPTIMISED := tests/jaxserve tests/test_smoke.py \
 	tests/pallas_kernels/paged_attention/test_xla.py tests/pallas_kernels/quantized_matmul/test_api.py
 # SHARE=1/8: an eighth of the cases
 SHARE ?= 1/1
-SLOW := $(BIN)/python -m pytest -n auto --dist worksteal -m slow --share $(SHARE)
+SLOW := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow --share $(SHARE)
 
 test-slow: $(VENV)/.test .venv-clients/.clients
 	XLA_FLAGS= $(SLOW) $(OPTIMISED)
