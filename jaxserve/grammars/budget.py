@@ -34,7 +34,7 @@ class ThoughtBudget:
         end_tokens: list[int],
         token_bytes: Callable[[int], bytes],
     ):
-        self._begin, self._end = thoughts.begin.encode(), thoughts.end.encode()
+        self._begin, self._ends = thoughts.begin.encode(), thoughts.ends
         self._most, self._end_tokens, self._token_bytes = most, end_tokens, token_bytes
         self._phase = Phase.THOUGHTS if thoughts.is_open else Phase.FIRST
         self._text = b""  # what a tag may lie in
@@ -89,9 +89,10 @@ class ThoughtBudget:
             self._count += not is_forced
             self._last = (*self._last, token)[-len(self._end_tokens) :]
             self._num_ending = num_begun(self._last, self._end_tokens)
-        if self._end in self._text or self._num_ending == len(self._end_tokens):
+        is_said = any(end in self._text for end in self._ends)
+        if is_said or self._num_ending == len(self._end_tokens):
             self._phase = Phase.ANSWER
-        self._text = self._text[-len(self._end) :]
+        self._text = self._text[-max(map(len, self._ends)) :]
 
 
 def num_begun(tokens: Sequence[int], tag: Sequence[int]) -> int:

@@ -34,7 +34,7 @@ class ThoughtTracker:
     """
 
     def __init__(self, thoughts: Thoughts, begin: int | None, token_bytes: Callable[[int], bytes]):
-        self._end = thoughts.end.encode()
+        self._ends = thoughts.ends
         self._token_bytes = token_bytes
         self._tail = b""
         self.begin = begin
@@ -61,11 +61,11 @@ class ThoughtTracker:
                 self.phase = Phase.THOUGHTS
                 continue
             text = self._tail + self._token_bytes(token)
-            at = text.find(self._end)
-            if at < 0:
-                self._tail = text[1 - len(self._end) :] if len(self._end) > 1 else b""
+            found = [text.find(end) + len(end) for end in self._ends if end in text]
+            if not found:
+                self._tail = text[-max(map(len, self._ends)) :]
                 continue
             self.phase = Phase.ANSWER
-            if text[at + len(self._end) :].strip():
+            if text[min(found) :].strip():
                 return None
         return []

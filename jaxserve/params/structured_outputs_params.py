@@ -24,11 +24,18 @@ class Thoughts(NamedTuple):
         begin: the opening tag; a model that has it as one token may begin with it.
         end: the closing tag, behind which the constraint begins.
         is_open: the prompt ends in the middle of thoughts.
+        other_ends: what the model may write in the place of `end`.
     """
 
     begin: str
     end: str
     is_open: bool
+    other_ends: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> list[bytes]:
+        """All that ends thoughts, as bytes."""
+        return [end.encode() for end in (self.end, *self.other_ends)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,26 @@
-"""Tags of thoughts by the names of `--reasoning-parser`, which are vLLM's."""
+"""Tags of thoughts by the names of `--reasoning-parser`: vLLM's, and shorter ones."""
 
 from __future__ import annotations
 
+from server.reasoning.gpt_oss import HARMONY
 from server.reasoning.tags import Tags
+
+_THINK = Tags("<think>", "</think>")
 
 REASONING_PARSERS = {
     "deepseek_r1": Tags("<think>", "</think>", starts_open=True),  # and models made from it
+    "deepseek_v3": _THINK,
+    "glm": _THINK,
+    "glm45": _THINK,
+    "glm47": _THINK,
+    "gpt_oss": HARMONY,
+    "openai_gptoss": HARMONY,
+    "granite": Tags(
+        "Here is my thought process:",
+        "Here is my response:",
+        other_begins=("Here's my thought process:",),
+        other_ends=("Here's my response:",),
+    ),
     "mistral": Tags("[THINK]", "[/THINK]"),  # Magistral
-    "qwen3": Tags("<think>", "</think>"),
+    "qwen3": _THINK,
 }

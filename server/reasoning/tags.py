@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from jaxserve.params.structured_outputs_params import Thoughts
 from server.tools.reader import Reader, Steps
 
 
-class Tags(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tags:
     """How a model marks its thoughts.
 
     Attributes:
         begin, end: the tags; a template may have written the first.
+        other_begins, other_ends: what the model may write in their places.
         starts_open: the model thinks without saying so: all is thought up to the end.
     """
 
     begin: str
     end: str
+    other_begins: tuple[str, ...] = ()
+    other_ends: tuple[str, ...] = ()
     starts_open: bool = False
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin, *self.other_begins)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (self.end, *self.other_ends)
 
     def are_open(self, prompt: str) -> bool:
         """Whether an answer begins with thoughts, since the prompt ends behind the first tag."""
-        return self.starts_open or prompt.rstrip().endswith(self.begin)
+        return self.starts_open or prompt.rstrip().endswith(self.begins)
+
+    def are_closed(self, prompt: str) -> bool:
+        """Whether an answer has no thoughts, since the prompt ends behind the last tag."""
+        return prompt.rstrip().endswith(self.ends)
+
+    def thoughts(self, prompt: str) -> Thoughts:
+        """The same as the engine needs it, of an answer to a prompt."""
+        return Thoughts(self.begin, self.end, self.are_open(prompt), self.other_ends)
+
+    def reader(self, prompt: str) -> Reader:
+        """What tells the thoughts of an answer to a prompt."""
+        return ReasoningParser(self, self.are_open(prompt))
 
 
 class ReasoningParser(Reader):
@@ -38,25 +63,12 @@ class ReasoningParser(Reader):
 
     def read(self) -> Steps:
         space = yield from self.skip_space()
-        missed = yield from self.expect(self._tags.begin)
+        missed = yield from self.expect(*self._tags.begins)
         if missed is not None and not self._is_open:
             self.say(space + missed)
             return
-        held = space + missed if missed else ""
         if missed is None:
             yield from self.skip_space()
-        end = self._tags.end
-        while True:
-            # what may be the closing tag is kept until it is known not to be
-            while held and not end.startswith(held):
-                self.think(held[0])
-                held = held[1:]
-            if held == end:
-                yield from self.skip_space()
-                return
-            if self.char is None:
-                if held:
-                    self.think(held)
-                return
-            held += self.char
-            yield from self.next()
+        held = "" if missed is None else space + missed
+        if (yield from self.until(self._tags.ends, self.think, held=held)) is not None:
+            yield from self.skip_space()

@@ -17,7 +17,7 @@ class ThoughtCounter:
     """
 
     def __init__(self, tags: Tags, is_open: bool, token_text: Callable[[int], str]):
-        self._begin, self._end = tags.begin, tags.end
+        self._tags = tags
         self._token_text, self._is_open = token_text, is_open
         self._has_begun = self._is_over = False
         self._text = ""  # what the next tag may begin in
@@ -43,18 +43,20 @@ class ThoughtCounter:
 
     def _look_for_begin(self) -> None:
         text = self._text.lstrip()
-        if text.startswith(self._begin):
-            after = len(self._text) - len(text) + len(self._begin)
+        begin = next(filter(text.startswith, self._tags.begins), None)
+        if begin is not None:
+            after = len(self._text) - len(text) + len(begin)
             self._forget(after)
             self._has_begun = True
-        elif not self._begin.startswith(text):
+        elif not any(begin.startswith(text) for begin in self._tags.begins):
             self._has_begun, self._is_over = self._is_open, not self._is_open
 
     def _look_for_end(self) -> None:
-        end = self._text.find(self._end)
-        self._is_over = end >= 0
+        ends = self._tags.ends
+        found = [self._text.find(end) for end in ends if end in self._text]
+        self._is_over = bool(found)
         # behind this the closing tag may begin
-        safe = end if end >= 0 else max(0, len(self._text) - len(self._end) + 1)
+        safe = min(found) if found else max(0, len(self._text) - max(map(len, ends)) + 1)
         self._counted += sum(begin < safe for begin in self._held)
         self._forget(safe)
 

@@ -9,12 +9,13 @@ from jaxserve.errors import ValidationError
 from jaxserve.params.structured_outputs_params import Thoughts
 from server.protocol.tools import AUTO, NONE, REQUIRED, AskedTools
 from server.reasoning.registry import REASONING_PARSERS
-from server.reasoning.tags import ReasoningParser, Tags
+from server.reasoning.tags import Tags
 from server.reasoning.thought_counter import ThoughtCounter
 from server.tools.demanded_calls import ArgumentsParser, ListParser
+from server.tools.gpt_oss import HarmonyReader
 from server.tools.message import MessageReader
-from server.tools.reader import ToolParser
-from server.tools.registry import TOOL_PARSERS
+from server.tools.reader import Reader
+from server.tools.registry import TOOL_PARSERS, tool_parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,15 @@ class Parsers:
             thinks: False: the text is constrained and begins at once, so it has no thoughts.
             tells_reasoning: whether the client is told of thoughts.
         """
-        tags, reasoning = self._tags(prompt_end), None
-        if tags is not None and thinks:
-            reasoning = ReasoningParser(tags, tags.are_open(prompt_end))
+        tags, tools = self._tags(prompt_end), self._tool_parser(asked)
+        reasoning = tags.reader(prompt_end) if tags is not None and thinks else None
+        if isinstance(reasoning, HarmonyReader) and isinstance(tools, HarmonyReader):
+            reasoning, tools = tools, None  # which tells both
         return MessageReader(
             reasoning,
-            self._tool_parser(asked),
+            tools,
             parallel=asked.parallel,
-            tells_reasoning=tells_reasoning,
+            tells_reasoning=tells_reasoning and reasoning is not None,
         )
 
     def thoughts(self, prompt_end: str) -> Thoughts | None:
@@ -90,9 +92,7 @@ class Parsers:
             prompt_end: the last tokens of the prompt as text.
         """
         tags = self._tags(prompt_end)
-        if tags is None:
-            return None
-        return Thoughts(tags.begin, tags.end, tags.are_open(prompt_end))
+        return None if tags is None else tags.thoughts(prompt_end)
 
     def counter(
         self, prompt_end: str, token_text: Callable[[int], str], *, thinks: bool
@@ -108,14 +108,14 @@ class Parsers:
         if self.reasoning is None:
             return None
         tags = REASONING_PARSERS[self.reasoning]
-        return None if prompt_end.rstrip().endswith(tags.end) else tags
+        return None if tags.are_closed(prompt_end) else tags
 
-    def _tool_parser(self, asked: AskedTools) -> ToolParser | None:
+    def _tool_parser(self, asked: AskedTools) -> Reader | None:
         if asked.name is not None:
             return ArgumentsParser(asked.name)
         if asked.choice == REQUIRED:
             return ListParser()
         if asked.choice == AUTO:
             assert self.tools is not None
-            return TOOL_PARSERS[self.tools]()
+            return tool_parser(self.tools, asked.tools)
         return None

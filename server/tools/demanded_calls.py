@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from server.tools.json_text import read_call, read_value
-from server.tools.reader import Steps, ToolParser
+from server.tools.reader import Reader, Steps
 
 
-class ListParser(ToolParser):
+class ListParser(Reader):
     """`tool_choice` "required": a JSON list of calls, of which the last may be cut off."""
 
     def say(self, text: str) -> None:
@@ -26,7 +26,7 @@ class ListParser(ToolParser):
             yield from self.next()
 
 
-class ArgumentsParser(ToolParser):
+class ArgumentsParser(Reader):
     """A function that is named: the text is its arguments."""
 
     def __init__(self, name: str):

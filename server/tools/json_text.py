@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Sequence
 
-from server.tools.reader import ToolParser
+from server.tools.reader import Reader
 
 MAX_DEPTH = 128
 MAX_NAME = 256  # characters
@@ -18,7 +18,7 @@ Take = Callable[[str], None]
 Validity = Generator[None, str | None, bool]
 
 
-def read_value(reader: ToolParser, take: Take) -> Validity:
+def read_value(reader: Reader, take: Take) -> Validity:
     """Read one value from the current character on.
 
     Args:
@@ -68,7 +68,7 @@ def read_value(reader: ToolParser, take: Take) -> Validity:
             return True
 
 
-def read_string(reader: ToolParser, take: Take) -> Validity:
+def read_string(reader: Reader, take: Take) -> Validity:
     """Read a string from its quotation mark on."""
     yield from _step(reader, take)
     while (char := reader.char) is not None:
@@ -89,9 +89,7 @@ def read_string(reader: ToolParser, take: Take) -> Validity:
     return False
 
 
-def read_call(
-    reader: ToolParser, arguments: Sequence[str] = ("arguments", "parameters")
-) -> Validity:
+def read_call(reader: Reader, arguments: Sequence[str] = ("arguments", "parameters")) -> Validity:
     """Read a call `{"name": ..., "arguments": {...}}`, whose arguments are told as they come.
 
     Args:
@@ -113,7 +111,7 @@ def read_call(
     return whole
 
 
-def read_calls(reader: ToolParser, separator: str) -> Validity:
+def read_calls(reader: Reader, separator: str) -> Validity:
     """Read calls from the opening brace of the first on, with a separator between them.
 
     Returns:
@@ -132,7 +130,7 @@ def read_calls(reader: ToolParser, separator: str) -> Validity:
 class _Call:
     """What is known of a call. Until it is one its text is kept."""
 
-    def __init__(self, reader: ToolParser):
+    def __init__(self, reader: Reader):
         self._reader = reader
         self.raw: list[str] = []
         self.name: str | None = None
@@ -160,7 +158,7 @@ class _Call:
             self._reader.add_arguments(self.index, "".join(self.held))
 
 
-def _read_members(reader: ToolParser, call: _Call, arguments: Sequence[str]) -> Validity:
+def _read_members(reader: Reader, call: _Call, arguments: Sequence[str]) -> Validity:
     yield from _step(reader, call.take)
     yield from _space(reader, call.take)
     if reader.char == "}":
@@ -203,18 +201,18 @@ def _both(one: Take, other: Take) -> Take:
     return take
 
 
-def _step(reader: ToolParser, take: Take) -> Generator[None, str | None, None]:
+def _step(reader: Reader, take: Take) -> Generator[None, str | None, None]:
     assert reader.char is not None
     take(reader.char)
     yield from reader.next()
 
 
-def _space(reader: ToolParser, take: Take) -> Generator[None, str | None, None]:
+def _space(reader: Reader, take: Take) -> Generator[None, str | None, None]:
     while reader.char is not None and reader.char in " \t\r\n":
         yield from _step(reader, take)
 
 
-def _key(reader: ToolParser, take: Take) -> Validity:
+def _key(reader: Reader, take: Take) -> Validity:
     """A key of an object and the colon behind it."""
     if reader.char != '"' or not (yield from read_string(reader, take)):
         return False
@@ -230,7 +228,7 @@ def _is_encodable(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _scalar(reader: ToolParser, take: Take) -> Validity:
+def _scalar(reader: Reader, take: Take) -> Validity:
     """A number, true, false or null."""
     text = ""
     while reader.char is not None and (reader.char in _NUMBER or reader.char.isalpha()):

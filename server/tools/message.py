@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from server.reasoning.tags import ReasoningParser
 from server.tools.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
-from server.tools.reader import ToolParser
+from server.tools.reader import Reader
 
 
 @dataclass(eq=False, slots=True)
@@ -15,7 +14,8 @@ class MessageReader:
     """Reads the text of one choice, whole or in pieces, by the same steps.
 
     Args:
-        reasoning: tells thoughts from the answer; None: there are none.
+        reasoning: tells thoughts from the answer, and calls where one notation has both; None:
+            there are no thoughts.
         tools: finds calls in the answer; None: there are none.
         parallel: False: calls behind the first are left out.
         tells_reasoning: False: thoughts are left out.
@@ -24,8 +24,8 @@ class MessageReader:
         num_calls: calls that were found.
     """
 
-    reasoning: ReasoningParser | None
-    tools: ToolParser | None
+    reasoning: Reader | None
+    tools: Reader | None
     parallel: bool
     tells_reasoning: bool
     num_calls: int = 0
@@ -51,8 +51,9 @@ class MessageReader:
 
     def new_call_id(self) -> str:
         """An id for a call that was found."""
-        assert self.tools is not None
-        return self.tools.new_id()
+        finder = self.tools or self.reasoning
+        assert finder is not None
+        return finder.new_id()
 
     def message(self, text: str) -> dict[str, Any]:
         """What a whole text says, as fields of a message."""

@@ -6,7 +6,7 @@ import ast
 import json
 from typing import Any
 
-from server.tools.reader import Steps, ToolParser
+from server.tools.reader import Reader, Steps
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 MAX_CALL = 1 << 16  # characters
@@ -14,7 +14,7 @@ MAX_NESTED = 64  # brackets
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-class PythonicParser(ToolParser):
+class PythonicParser(Reader):
     """Calls have names and keyword arguments that are literals. What is no such list is text."""
 
     def read(self) -> Steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from server.tools.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
@@ -27,7 +27,7 @@ class Reader(ABC):
         self.char: str | None = ""
         # what was found since the last call: what it is, and its text in pieces
         self._found: list[tuple[Delta, list[str]]] = []
-        self._space: list[str] = []  # that is dropped if a call follows
+        self._held: list[str] = []  # space and tags, dropped if a call follows
         self._num_calls = 0
         self._steps = self._run()
         next(self._steps)
@@ -56,8 +56,8 @@ class Reader(ABC):
         while self.char is not None:
             self.say(self.char)
             yield from self.next()
-        if not self._num_calls and self._space:
-            self._add(Content(""), "".join(self._space))
+        if not self._num_calls and self._held:
+            self._add(Content(""), "".join(self._held))
 
     def _take(self) -> list[Delta]:
         found, self._found = self._found, []
@@ -70,19 +70,27 @@ class Reader(ABC):
         else:
             self._found.append((delta, [text]))
 
+    def new_id(self) -> str:
+        """An id for a call that was found."""
+        return f"call_{secrets.token_hex(12)}"
+
     # -- for parsers ----------------------------------------------------------------------------
 
     def next(self) -> Steps:
         """Go to the next character."""
         self.char = yield
 
+    def hold(self, tag: str) -> None:
+        """A tag around calls. Where no call follows, the user reads it before what does follow."""
+        self._held.append(tag)
+
     def say(self, text: str) -> None:
         """Text for the user. Space before and behind calls is none."""
         for char in text:
-            self._space.append(char)
+            self._held.append(char)
             if not char.isspace():
-                self._add(Content(""), "".join(self._space))
-                self._space.clear()
+                self._add(Content(""), "".join(self._held))
+                self._held.clear()
 
     def think(self, text: str) -> None:
         """Text that is not for the user."""
@@ -90,7 +98,7 @@ class Reader(ABC):
 
     def begin_call(self, name: str) -> int:
         """A call begins; its index."""
-        self._space.clear()
+        self._held.clear()
         index = self._num_calls
         self._num_calls += 1
         self._add(CallBegin(index, name), "")
@@ -109,27 +117,55 @@ class Reader(ABC):
             yield from self.next()
         return skipped
 
-    def say_until(self, markers: Sequence[str]) -> Finding:
-        """Say what comes before one of the markers, and go behind it; None at the end."""
-        held = ""
-        while self.char is not None:
-            held += self.char
-            yield from self.next()
-            while held and not any(marker.startswith(held) for marker in markers):
-                self.say(held[0])
-                held = held[1:]
-            if held in markers:
-                return held
-        self.say(held)
-        return None
+    def until(
+        self,
+        tags: Sequence[str],
+        take: Callable[[str], None],
+        *,
+        held: str = "",
+        stop: str = "",
+        most: int | None = None,
+    ) -> Finding:
+        """Read what comes before one of the tags, and go behind it.
 
-    def expect(self, text: str) -> Finding:
-        """Go behind a text if it comes now: None. Else what was read in vain."""
+        Args:
+            tags: none of them begins with another.
+            take: told of each character that is of no tag.
+            held: the text was read before, and may be the begin of a tag.
+            stop: a character that ends the text too, and stays the current one.
+            most: characters that are read at most; None: any number.
+
+        Returns:
+            The tag or `stop`; None: neither has come.
+        """
+        firsts = {tag[0] for tag in tags}
+        while True:
+            while held and not any(tag.startswith(held) for tag in tags):
+                take(held[0])
+                held = held[1:]
+            if held and held in tags:
+                return held
+            if stop and not held and self.char == stop:
+                return stop
+            if self.char is None or most == 0:
+                for char in held:
+                    take(char)
+                return None
+            if held or self.char in firsts:
+                held += self.char
+            else:
+                take(self.char)
+            most = None if most is None else most - 1
+            yield from self.next()
+
+    def expect(self, *texts: str) -> Finding:
+        """Go behind one of the texts if it comes now: None. Else what was read in vain."""
         read = ""
-        for wanted in text:
-            if self.char != wanted:
+        while read not in texts:
+            wanted = read + (self.char or "")
+            if self.char is None or not any(text.startswith(wanted) for text in texts):
                 return read
-            read += wanted
+            read = wanted
             yield from self.next()
         return None
 
@@ -142,12 +178,3 @@ def _whole(delta: Delta, pieces: list[str]) -> Delta:
             return CallArguments(index, "".join(pieces))
         case _:
             return type(delta)("".join(pieces))
-
-
-class ToolParser(Reader):
-    """A reader of one model family's notation of calls."""
-
-    @staticmethod
-    def new_id() -> str:
-        """An id for a call."""
-        return f"call_{secrets.token_hex(12)}"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from server.protocol.tools import asked_tools
 from server.reasoning.registry import REASONING_PARSERS
-from server.reasoning.tags import ReasoningParser
 from server.tools.choice import Parsers
+from server.tools.reader import Reader
 from tests.server.tools.reading import Read, read
 
 CASES = [
@@ -24,9 +24,9 @@ CASES = [
 ]
 
 
-def parser(name: str, is_open: bool) -> ReasoningParser:
+def parser(name: str, is_open: bool) -> Reader:
     tags = REASONING_PARSERS[name]
-    return ReasoningParser(tags, is_open or tags.starts_open)
+    return tags.reader(tags.begin if is_open else "")
 
 
 @pytest.mark.parametrize(("name", "is_open", "text", "expected"), CASES)

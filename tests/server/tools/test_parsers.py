@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.tools.demanded_calls import ArgumentsParser, ListParser
-from server.tools.reader import ToolParser
-from server.tools.registry import TOOL_PARSERS
+from server.tools.reader import Reader
+from server.tools.registry import TOOL_PARSERS, tool_parser
 from tests.server.tools.reading import Read, read
 
 F, G = '{"a": 1, "b": [{}, "x}\\"", null]}', "{}"
@@ -33,14 +34,14 @@ CASES = [
     (
         "hermes",
         '<tool_call>{"name":"\\ud800"}</tool_call>',
-        Read('{"name":"\\ud800"}</tool_call>', "", []),
+        Read('<tool_call>{"name":"\\ud800"}</tool_call>', "", []),
     ),
     # cut off in the middle of its arguments, as max_tokens does
     ("hermes", '<tool_call>{"name":"f","arguments":{"a', Read("", "", [("f", '{"a')])),
-    ("hermes", '<tool_call>{"name":"f","argu', Read('{"name":"f","argu', "", [])),
+    ("hermes", '<tool_call>{"name":"f","argu', Read('<tool_call>{"name":"f","argu', "", [])),
     ("hermes", "<tool_call>none</tool_call>", Read("<tool_call>none</tool_call>", "", [])),
-    ("hermes", '<tool_call>{"a":1}</tool_call>', Read('{"a":1}</tool_call>', "", [])),
-    ("hermes", '<tool_call>{"name":3}', Read('{"name":3}', "", [])),
+    ("hermes", '<tool_call>{"a":1}</tool_call>', Read('<tool_call>{"a":1}</tool_call>', "", [])),
+    ("hermes", '<tool_call>{"name":3}', Read('<tool_call>{"name":3}', "", [])),
     ("hermes", "a <tool_ca", Read("a <tool_ca", "", [])),
     ("llama3_json", f'{{"name": "f", "parameters": {F}}}', Read("", "", [("f", F)])),
     (
@@ -76,13 +77,82 @@ CASES = [
         Read("[f(a=__import__('os').getpid())]", "", []),
     ),
     ("pythonic", "[f(a=b'x')]", Read("[f(a=b'x')]", "", [])),
+    (
+        "llama4_pythonic",
+        "<|python_start|>[f(a=1)]<|python_end|>",
+        Read("", "", [("f", '{"a": 1}')]),
+    ),
+    ("mistral", "[TOOL_CALLS] [1, 2]", Read("[TOOL_CALLS] [1, 2]", "", [])),
+    ("mistral", "[TOOL_CALLS]one [TOOL_CALLS]f{}", Read("[TOOL_CALLS]one", "", [("f", G)])),
+    (
+        "phi4_mini_json",
+        f'Now\nfunctools[\n{{"name": "f", "arguments": {F}}}, {{"name": "g"}}\n]\nDone',
+        Read("Now\nDone", "", [("f", F), ("g", G)]),
+    ),
+    ("phi4_mini", "functools[] and functools[ 1 ]", Read("functools[] and functools[ 1 ]", "", [])),
+    (
+        "deepseek_v3",
+        "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        + F
+        + "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Read("Hm.", "", [("f", F), ("g", G)]),
+    ),
+    (
+        "deepseek_v31",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{F}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Read("", "", [("f", F), ("g", G)]),
+    ),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>f", Read("<｜tool▁call▁begin｜>f", "", [])),
+    (
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="a" string="true">5</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="false">[5]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="c">é"</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="g"></｜DSML｜invoke></｜DSML｜function_calls>',
+        Read("", "", [("f", '{"a": "5", "b": [5], "c": "é\\""}'), ("g", G)]),
+    ),
+    (
+        "qwen3_coder",
+        "Hm.\n<tool_call>\n<function=f>\n<parameter=a>\nx\n\ny</z>\n</parameter>\n"
+        "<parameter=b></parameter>\n</function>\n</tool_call>\n<function=g></function>",
+        Read("Hm.", "", [("f", '{"a": "x\\n\\ny</z>", "b": ""}'), ("g", G)]),
+    ),
+    # closing tags that are missing
+    (
+        "qwen3_xml",
+        "<tool_call><function=f><parameter=a>1<parameter=b>\n2\n</tool_call><tool_call>"
+        "<function=g><function=h>x",
+        Read("", "", [("f", '{"a": "1", "b": "2"}'), ("g", G), ("h", "{")]),
+    ),
+    ("qwen3_coder", "<function=f><parameter=a>b<c", Read("", "", [("f", '{"a": "b<c')])),
+    (
+        "qwen3_coder",
+        "<tool_call> is a tag, <function=f</function> none",
+        Read("<tool_call> is a tag, <function=f</function> none", "", []),
+    ),
+    (
+        "glm45",
+        "Hm.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value> 1\n</arg_value>\n</tool_call>"
+        "<tool_call>g</tool_call>",
+        Read("Hm.", "", [("f", '{"a": " 1\\n"}'), ("g", G)]),
+    ),
+    (
+        "glm47",
+        "<tool_call>a few words</tool_call><tool_call>f<tool_call>",
+        Read("<tool_call>a few words</tool_call><tool_call>f<tool_call>", "", []),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
 def test_what_is_found(name: str, text: str, expected: Read) -> None:
-    assert read(TOOL_PARSERS[name](), text) == expected
-    assert read(TOOL_PARSERS[name](), *text) == expected
+    assert read(tool_parser(name), text) == expected
+    for cut in range(len(text)):
+        assert read(tool_parser(name), text[:cut], text[cut:]) == expected
+    assert read(tool_parser(name), *text) == expected
 
 
 def test_calls_that_are_demanded() -> None:
@@ -94,9 +164,18 @@ def test_calls_that_are_demanded() -> None:
 
 
 # pieces of all notations, so that most texts are nearly calls
+ANY_TOOL = {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}
 WORDS = (
     "<tool_call> </tool_call> <tool_ [TOOL_CALLS] [ARGS] [CALL_ID] <|python_tag|> [ ] { } f{} g()"
 )
+WORDS += " functools[ <function=f> <parameter=a> </parameter> </function> <arg_key> </arg_key>"
+WORDS += (
+    " <arg_value> </arg_value> <｜tool▁call▁begin｜> <｜tool▁sep｜> ```json <｜tool▁call▁end｜>"
+)
+WORDS += (
+    ' <｜DSML｜invoke name="f"> </｜DSML｜parameter> <｜DSML｜parameter name="a" string="false">'
+)
+WORDS += " <|channel|>analysis<|message|> <|end|> <|start|> <|channel|>final <|message|> to=f"
 WORDS += ' <|python_start|> <|python_end|> " \\ ; : , text é 1e null "a" [f(a=1,b=\'c\')'
 CALLS = [
     '{"name": "f", "arguments": {"a": [1, "b"]}}',
@@ -105,7 +184,12 @@ CALLS = [
 ]
 PIECES = st.sampled_from([*WORDS.split(), *CALLS, " ", "\n"])
 TEXTS = st.lists(PIECES, max_size=8).map("".join)
-KINDS = [*TOOL_PARSERS.values(), ListParser, lambda: ArgumentsParser("f")]
+ONE_OF_EACH = {id(kind): name for name, kind in TOOL_PARSERS.items()}.values()
+KINDS = [
+    *(partial(tool_parser, name) for name in TOOL_PARSERS),
+    ListParser,
+    lambda: ArgumentsParser("f"),
+]
 
 
 @settings(max_examples=120, deadline=None)
@@ -147,13 +231,13 @@ def test_calls_come_back(calls, indent) -> None:
     def dumped(key: str) -> list[str]:
         return [json.dumps({"name": n, key: a}, indent=indent) for n, a in calls]
 
-    texts: list[tuple[ToolParser, str]] = [
+    texts: list[tuple[Reader, str]] = [
         (
-            TOOL_PARSERS["hermes"](),
+            tool_parser("hermes"),
             "".join(f"<tool_call>{c}</tool_call>" for c in dumped("arguments")),
         ),
-        (TOOL_PARSERS["llama3_json"](), "; ".join(dumped("parameters"))),
-        (TOOL_PARSERS["mistral"](), "[TOOL_CALLS][" + ", ".join(dumped("arguments")) + "]"),
+        (tool_parser("llama3_json"), "; ".join(dumped("parameters"))),
+        (tool_parser("mistral"), "[TOOL_CALLS][" + ", ".join(dumped("arguments")) + "]"),
         (ListParser(), "[" + ",".join(dumped("parameters")) + "]"),
     ]
     for parser, text in texts:
@@ -162,22 +246,46 @@ def test_calls_come_back(calls, indent) -> None:
         assert found.content == ""
 
 
-@pytest.mark.parametrize("name", TOOL_PARSERS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 50_000,
-        "<tool_call>{" + '"a":[' * 20_000,
-        "[f(a=" + "[" * 50_000,
-        "[f(a=" + "-" * 20_000 + "1)]",
-        "[TOOL_CALLS]" * 4_000,
-        "<" * 50_000,
-        " " * 50_000,
-        '{"name": "f", "parameters": ' + '{"a":' * 20_000,
-    ],
-    ids=lambda text: text[:12],
-)
-def test_hostile_text_is_read_in_time(name: str, text: str) -> None:
-    begin = time.process_time()
-    read(TOOL_PARSERS[name](), text)
-    assert time.process_time() - begin < 2.0
+HOSTILE = [
+    "[",
+    '<tool_call>{"a":[',
+    "[f(a=",
+    "[f(a=-",
+    "[TOOL_CALLS]",
+    "<",
+    " ",
+    '{"name": "f", "parameters": {"a":',
+    "<function=f><parameter=a>",
+    "<function=f><parameter=a>\n",
+    "<function=",
+    "<tool_call>f",
+    "<tool_call>f<arg_key>a</arg_key>",
+    "<tool_call>f<arg_key>a</arg_key><arg_value>[",
+    "<｜tool▁call▁begin｜>f<｜tool▁sep｜>",
+    '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a',
+    '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">[',
+    "<|channel|>",
+    "<|channel|>commentary to=f<|message|>",
+    "\n```",
+    "functools[",
+]
+
+
+def read_in_time(name: str, size: int) -> None:
+    """Read texts that go on as they begin, or repeat themselves."""
+    for piece in HOSTILE:
+        for text in (piece * (size // len(piece)), piece + piece[-1] * size):
+            begin = time.process_time()
+            read(tool_parser(name, [ANY_TOOL]), text)
+            assert time.process_time() - begin < 3.0, piece
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_hostile_text_is_read(name: str) -> None:
+    read_in_time(name, 2_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_hostile_text_is_read_in_time(name: str) -> None:
+    read_in_time(name, 100_000)

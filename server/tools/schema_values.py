@@ -1,0 +1,88 @@
+"""Values that a model has written as plain text, as JSON of the types that a schema names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+TEXT = frozenset({"string"})
+_KINDS: Mapping[type, frozenset[str]] = {
+    str: TEXT,
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+    type(None): frozenset({"null"}),
+}
+_BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
+_BRANCHES = ("anyOf", "oneOf", "allOf")
+
+
+def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Types of a property, as JSON schemas name them; empty: the schema tells none."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return frozenset()
+    found, seen, left = set[str](), set[str](), [properties.get(name)]
+    while left:
+        one = left.pop()
+        if not isinstance(one, dict):
+            continue
+        kinds = one.get("type")
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        found.update(kind for kind in kinds if isinstance(kind, str))
+        for value in _listed(one, "enum"):
+            found |= _KINDS[type(value)]
+        for branch in _BRANCHES:
+            left += _listed(one, branch)
+        reference = one.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            left.append(_referred(schema, reference))
+    return frozenset(found)
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """A value as JSON. What is none of the types stays as it is, as a text or as JSON.
+
+    Args:
+        text: as the model has written it.
+        types: it may have; empty: any.
+    """
+    plain = text.strip()
+    word = plain.lower()
+    try:
+        value = json.loads(plain, parse_float=_finite, parse_constant=_finite)
+        kinds = _KINDS[type(value)]
+    except (ValueError, RecursionError):
+        kinds = frozenset()
+    if kinds & types - TEXT:
+        return plain
+    if "boolean" in types and word in _BOOLEANS:
+        return _BOOLEANS[word]
+    if "null" in types and word == "null":
+        return word
+    return json.dumps(text, ensure_ascii=False) if "string" in types or not kinds else plain
+
+
+def _listed(schema: dict[str, Any], key: str) -> list[Any]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError: no response could hold the number."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _referred(schema: Any, reference: str) -> Any:
+    """What `#/a/b` is in a schema; None: nothing."""
+    for part in reference.removeprefix("#").split("/")[1:]:
+        schema = schema.get(part) if isinstance(schema, dict) else None
+    return schema

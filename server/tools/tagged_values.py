@@ -1,0 +1,132 @@
+"""Arguments that are tagged values, read character by character; they are told as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from server.tools.json_text import Take
+from server.tools.reader import Finding, Reader
+from server.tools.schema_values import TEXT, json_of, types_of
+
+MAX_HEADER = 512  # characters of a name or of a key, and of what stands around it
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before arguments or before a value, and tells its name.
+
+    Attributes:
+        end: what ends it; empty: the tag of what follows.
+        pattern: of what comes before its end. `name` is a group, and `is_text` of keys that tell
+            texts ("true") from JSON ("false").
+    """
+
+    end: str
+    pattern: str = r"\s*(?P<name>[^\s<>]+)\s*"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The tags of such a notation.
+
+    Attributes:
+        begin: before a key.
+        key: the key, up to its value.
+        end: behind a value. Where it is missing the next parameter, or the end of the call, ends
+            the value.
+        call_end: behind the last value.
+        is_padded: a line break before a value and one behind it are none of it.
+    """
+
+    begin: str
+    key: Header
+    end: str
+    call_end: str
+    is_padded: bool = False
+
+
+def read_parameters(
+    reader: Reader,
+    add: Take,
+    parameters: Parameters,
+    outer: Sequence[str],
+    schema: Mapping[str, Any],
+    tag: str | None,
+) -> Finding:
+    """Read arguments up to the end of their call. Cut off in the middle they are not whole.
+
+    Args:
+        reader: stands behind the name of the call.
+        add: told of the arguments as JSON, as they come.
+        parameters: the notation.
+        outer: tags that end a call too, since its own end is missing.
+        schema: of the arguments.
+        tag: one of the notation that has been read; None: none.
+
+    Returns:
+        The tag of `outer` that has ended them; None: their own, or the end of the text.
+    """
+    tags = (parameters.begin, parameters.call_end, *outer)
+    separator = ""
+    add("{")
+    while reader.char is not None or tag is not None:
+        if tag is None:  # text between values is none of them
+            tag = yield from reader.until(tags, lambda char: None)
+        elif tag != parameters.begin:
+            add("}")
+            return tag if tag in outer else None
+        else:
+            text: list[str] = []
+            key_tags = (parameters.key.end, *tags)
+            tag = yield from reader.until(key_tags, text.append, most=MAX_HEADER)
+            found = re.fullmatch(parameters.key.pattern, "".join(text), re.DOTALL)
+            if tag == parameters.key.end:
+                tag = None
+                if found is not None:
+                    add(f"{separator}{_quoted(found['name'])}: ")
+                    separator = ", "
+                    types = _types(found, schema)
+                    tag = yield from _read_value(reader, add, parameters, tags, types)
+    return None
+
+
+def _types(key: re.Match[str], schema: Mapping[str, Any]) -> frozenset[str]:
+    """Types that a value may have; empty: any."""
+    told = key.groupdict()
+    if told.get("is_text") == "true":
+        return TEXT
+    types = types_of(schema, key["name"])
+    return types if types or "is_text" in told else TEXT
+
+
+def _read_value(
+    reader: Reader,
+    add: Take,
+    parameters: Parameters,
+    tags: Sequence[str],
+    types: frozenset[str],
+) -> Finding:
+    """A value; the tag that has ended it, if that is not its own."""
+    ends = [parameters.end, *tags]
+    if parameters.is_padded:
+        ends += [f"\n{end}" for end in ends]
+        if reader.char == "\n":
+            yield from reader.next()
+    if types == TEXT:
+        add('"')
+        tag = yield from reader.until(ends, lambda char: add(_quoted(char)[1:-1]))
+        add('"' if tag is not None else "")
+    else:
+        text: list[str] = []
+        tag = yield from reader.until(ends, text.append)
+        add(json_of("".join(text), types) if tag is not None else "")
+    tag = tag and tag.lstrip("\n")
+    return None if tag == parameters.end else tag
+
+
+_quoted = partial(json.dumps, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""Arguments that are tagged values: they come back as JSON of the types that the schema names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.tools.deltas import CallArguments
+from server.tools.registry import tool_parser
+from tests.server.tools.reading import read
+
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "number": {"type": "number"},
+    "flag": {"type": "boolean"},
+    "list": {"type": "array"},
+    "nested": {"$ref": "#/$defs/Nested"},
+    "any": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "$defs": {"Nested": {"type": "object"}}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+
+PIECES = st.text(st.sampled_from('<>/\n\\"{é parmetucn=_'), max_size=8)
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": PIECES,
+        "number": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+        "flag": st.booleans(),
+        "list": st.lists(st.none() | PIECES, max_size=3),
+        "nested": st.dictionaries(PIECES, st.integers(), max_size=2),
+        "any": st.none() | st.integers(),
+    },
+)
+
+
+def written(name: str, arguments: dict[str, Any]) -> str:
+    """A call as models of the notation write it: texts as they are, all else as JSON."""
+
+    def plain(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    told = [(key, plain(value)) for key, value in arguments.items()]
+    if name == "qwen3_coder":
+        inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in told)
+        return f"<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>"
+    if name == "glm":
+        tag = "\n<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>"
+        return f"<tool_call>f{''.join(tag.format(*one) for one in told)}\n</tool_call>"
+    tag = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>\n'
+    kinds = (("true" if isinstance(arguments[k], str) else "false", k, v) for k, v in told)
+    inner = "".join(tag.format(key, kind, value) for kind, key, value in kinds)
+    frame = "<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>"
+    return frame.format(f'<｜DSML｜invoke name="f">\n{inner}</｜DSML｜invoke>\n')
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "deepseek_v32"])
+@settings(max_examples=50, deadline=None)
+@given(arguments=VALUES, data=st.data())
+def test_values_come_back(name: str, arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = written(name, arguments)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for way in ([text], pieces, [*text]):
+        found = read(tool_parser(name, TOOLS), *way)
+        ((called, told),) = found.calls
+        assert called == "f" and json.loads(told) == arguments and found.content == ""
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_without_a_schema_values_are_texts(name: str) -> None:
+    text = written(name, {"number": 1, "other": [None]})
+    for tools in ([], [{"function": {"name": "f"}}], [{"function": {"name": "g"}}]):
+        ((_, told),) = read(tool_parser(name, tools), text).calls
+        assert json.loads(told) == {"number": "1", "other": "[null]"}
+    ((_, told),) = read(tool_parser(name, TOOLS), text).calls
+    assert json.loads(told) == {"number": 1, "other": "[null]"}
+
+
+def test_texts_come_as_they_are_written_and_other_values_whole() -> None:
+    reader = tool_parser("qwen3_coder", TOOLS)
+    # the last character is held until the next one shows that no tag has begun, or has ended
+    told = [reader.feed(text) for text in ("<function=f><parameter=text>", "xy", 'z"b', "</")]
+    assert [[one.text for one in found] for found in told[1:]] == [['"text": "x'], ['yz\\"'], ["b"]]
+    assert reader.feed("parameter><parameter=list>") == [CallArguments(0, '"')]
+    assert reader.feed("[1,") == [CallArguments(0, ', "list": ')]
+    assert reader.feed("2]</parameter>") == [] and reader.feed(" ") == [CallArguments(0, "[1,2]")]
