@@ -81,6 +81,15 @@ def test_thoughts_that_end_themselves() -> None:
         assert made.is_over and not made.waits(1)
 
 
+def test_thoughts_may_end_in_several_ways() -> None:
+    tags = Thoughts("<t>", "</t>", True, ("<a",))
+    made = ThoughtBudget(tags, 4, PARTS, PIECES.__getitem__)
+    wanted = [A, 2, *[A] * 6]
+    assert run(made, wanted) == wanted
+    made.take(wanted)
+    assert made.is_over
+
+
 def test_tokens_are_waited_for_when_one_may_be_too_many() -> None:
     made = budget(3, is_open=True)
     assert not made.waits(1) and made.waits(3)

@@ -73,6 +73,13 @@ def test_sequences_think_for_themselves() -> None:
     assert not words[1, 0] & 1 and other.forced([A, A]) == []
 
 
+def test_thoughts_may_end_in_several_ways() -> None:
+    tags = Thoughts("<t>", "|end|", True, ("</t>", "."))
+    for end, rest in (([X, Y, Z], [A]), ([A], [B])):
+        thinking = ThoughtTracker(tags, None, (PIECES | {A: b".", B: b"b"}).__getitem__)
+        assert thinking.answer([B, *end, *rest]) == rest
+
+
 def test_a_token_of_both_is_told_and_space_is_not() -> None:
     for after, is_fine in ((b">\n ", True), (b">a", False)):
         pieces = {X: b"</t", Y: after}

@@ -78,7 +78,7 @@ ADD = AddGroup(
     [PromptSpan("a", 0, 2, (1, 4), b"\x00\xff\x80?"), PromptSpan("b", 2, 1, (), b"")],
     "start: x",
     [8, 9],
-    Thoughts("<t>", "</t>", True),
+    Thoughts("<t>", "</t>", True, ("<s>", "")),
 )
 PAGES = PageStats(9, 8, 7, 6, 5, 4, 3, 2)
 OUTPUT = StepOutput(

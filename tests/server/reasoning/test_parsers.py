@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxserve.grammars.thoughts import ThoughtTracker
 from server.protocol.tools import asked_tools
 from server.reasoning.registry import REASONING_PARSERS
 from server.tools.choice import Parsers
 from server.tools.reader import Reader
 from tests.server.tools.reading import Read, read
 
+HARMONY = ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>"]
+HARMONY += ["<|start|>", "assistant", "<|channel|>", "final"]
 CASES = [
     ("qwen3", False, "<think>\nHm.\n</think>\n\nYes.", Read("Yes.", "Hm.\n", [])),
     ("qwen3", True, "Hm.</think>Yes.", Read("Yes.", "Hm.", [])),
@@ -20,6 +23,22 @@ CASES = [
     ("deepseek_r1", False, "Hm.</think>Yes.", Read("Yes.", "Hm.", [])),
     ("deepseek_r1", False, "<think>Hm.</think>Yes.", Read("Yes.", "Hm.", [])),
     ("deepseek_r1", False, "Hm. </thi", Read("", "Hm. </thi", [])),
+    ("glm45", True, "\nHm.</think>\nYes.", Read("Yes.", "\nHm.", [])),
+    ("deepseek_v3", False, "<think></think>Yes.", Read("Yes.", "", [])),
+    (
+        "granite",
+        False,
+        "Here is my thought process: Hm. Here is my\nHere's my response: Yes.",
+        Read("Yes.", "Hm. Here is my\n", []),
+    ),
+    ("granite", False, "Here's my thought process:Hm", Read("", "Hm", [])),
+    ("granite", False, "Here's my thought", Read("Here's my thought", "", [])),
+    (
+        "openai_gptoss",
+        False,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        Read("Yes.", "Hm.", []),
+    ),
     ("mistral", False, "[THINK]a[/THINK]b </think>", Read("b </think>", "a", [])),
 ]
 
@@ -40,6 +59,7 @@ def test_what_a_template_leaves_open() -> None:
     assert tags.are_open("...<think>\n")
     assert not tags.are_open("<think>\n\n</think>\n\n")
     assert not tags.are_open("<think> is a tag")
+    assert tags.are_closed("<|assistant|>\n<think></think>") and not tags.are_closed("<think>")
 
 
 def test_thoughts_that_the_prompt_has_closed() -> None:
@@ -55,10 +75,47 @@ def test_thoughts_that_the_prompt_has_closed() -> None:
         assert (parsers.counter(end, str, thinks=True) is None) == (expected.reasoning == "")
 
 
+PIECES = ["<think>", "</think>", "[THINK]", "[/THINK]", "a", " ", "<", "/", "\n", "<|message|>"]
+PIECES += ["Here is", "Here's", " my thought process:", " my response:", "<|end|>", "<|start|>"]
+PIECES += ["<|channel|>analysis", "<|channel|>final", "<|channel|>commentary to=f"]
+
+
+@pytest.mark.parametrize(
+    "header", ["final", "final json", "final <|constrain|>json", "commentary", "analysis"]
+)
+def test_a_constraint_begins_in_the_final_message(header: str) -> None:
+    found = REASONING_PARSERS["gpt_oss"].thoughts("<|start|>assistant")
+    pieces = [*HARMONY[:-1], header, "<|message|>", "{}"]
+    tracker = ThoughtTracker(found, None, lambda token: pieces[token].encode())
+    answer = tracker.answer([*range(len(pieces))])
+    assert answer == ([len(pieces) - 1] if header.startswith("final") else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "count"),
+    [
+        ("qwen3", ["<think>", "a", "b", "</think>", "c"], 2),
+        ("granite", ["Here's", " my thought process:", "a", "Here is my", " response:", "b"], 1),
+        (
+            "openai_gptoss",
+            [*HARMONY, " <|constrain|>", "json", "<|message|>", "c"],
+            5,  # the end of the thoughts is seen in the header of the final message alone
+        ),
+        ("openai_gptoss", ["<|channel|>", "final", "<|message|>", "a"], 0),
+    ],
+)
+def test_tokens_of_thoughts(name: str, tokens: list[str], count: int) -> None:
+    counter = Parsers(reasoning=name).counter("", tokens.__getitem__, thinks=True)
+    assert counter is not None
+    for token in range(len(tokens)):
+        counter.feed([token])
+    assert counter.count == count
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.lists(
-        st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "a", " ", "<", "/", "\n"]),
+        st.sampled_from(PIECES),
         max_size=8,
     ).map("".join),
     name=st.sampled_from(sorted(REASONING_PARSERS)),

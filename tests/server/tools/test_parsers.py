@@ -186,7 +186,7 @@ PIECES = st.sampled_from([*WORDS.split(), *CALLS, " ", "\n"])
 TEXTS = st.lists(PIECES, max_size=8).map("".join)
 ONE_OF_EACH = {id(kind): name for name, kind in TOOL_PARSERS.items()}.values()
 KINDS = [
-    *(partial(tool_parser, name) for name in TOOL_PARSERS),
+    *(partial(tool_parser, name) for name in ONE_OF_EACH),
     ListParser,
     lambda: ArgumentsParser("f"),
 ]
@@ -264,6 +264,7 @@ HOSTILE = [
     "<｜tool▁call▁begin｜>f<｜tool▁sep｜>",
     '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a',
     '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">[',
+    "<tool_call>f<arg_key>" + " " * 480 + "</arg_key>",
     "<|channel|>",
     "<|channel|>commentary to=f<|message|>",
     "\n```",

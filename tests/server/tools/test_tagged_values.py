@@ -83,9 +83,9 @@ def test_without_a_schema_values_are_texts(name: str) -> None:
 
 def test_texts_come_as_they_are_written_and_other_values_whole() -> None:
     reader = tool_parser("qwen3_coder", TOOLS)
-    # the last character is held until the next one shows that no tag has begun, or has ended
     told = [reader.feed(text) for text in ("<function=f><parameter=text>", "xy", 'z"b', "</")]
-    assert [[one.text for one in found] for found in told[1:]] == [['"text": "x'], ['yz\\"'], ["b"]]
+    assert told[1:] == [[CallArguments(0, one)] for one in ('"text": "xy', 'z\\"b')] + [[]]
+    # a tag has ended when the next character comes
     assert reader.feed("parameter><parameter=list>") == [CallArguments(0, '"')]
     assert reader.feed("[1,") == [CallArguments(0, ', "list": ')]
     assert reader.feed("2]</parameter>") == [] and reader.feed(" ") == [CallArguments(0, "[1,2]")]
