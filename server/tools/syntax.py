@@ -125,5 +125,5 @@ class SyntaxParser(Reader):
 
     def _schema(self, name: str) -> Mapping[str, Any]:
         functions = [tool["function"] for tool in self._tools]
-        found = next((one for one in functions if one["name"] == name), {})
+        found: Mapping[str, Any] = next((one for one in functions if one["name"] == name), {})
         return found.get("parameters") or {}
