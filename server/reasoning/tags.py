@@ -69,6 +69,8 @@ class ReasoningParser(Reader):
             return
         if missed is None:
             yield from self.skip_space()
-        held = "" if missed is None else space + missed
+        else:
+            self.think(space)
+        held = missed or ""
         if (yield from self.until(self._tags.ends, self.think, held=held)) is not None:
             yield from self.skip_space()

@@ -36,7 +36,8 @@ class HarmonyReader(Reader):
         missed = yield from self.expect(RECIPIENT)
         tag: str | None = RECIPIENT
         if missed is not None:
-            tag = yield from self.until(TAGS, self.say, held=space + missed)
+            self.say(space)
+            tag = yield from self.until(TAGS, self.say, held=missed)
         while tag is not None:
             take: Take = self.say
             if tag not in ENDS:

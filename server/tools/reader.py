@@ -94,7 +94,8 @@ class Reader(ABC):
 
     def think(self, text: str) -> None:
         """Text that is not for the user."""
-        self._add(Reasoning(""), text)
+        if text:
+            self._add(Reasoning(""), text)
 
     def begin_call(self, name: str) -> int:
         """A call begins; its index."""
@@ -131,7 +132,7 @@ class Reader(ABC):
         Args:
             tags: none of them begins with another.
             take: told of each character that is of no tag.
-            held: the text was read before, and may be the begin of a tag.
+            held: was read before and may be the begin of a tag; no longer than one.
             stop: a character that ends the text too, and stays the current one.
             most: characters that are read at most; None: any number.
 

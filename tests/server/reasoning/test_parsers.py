@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,3 +128,14 @@ def test_where_it_is_cut_does_not_matter(text, name, is_open, data) -> None:
     cut = data.draw(st.integers(0, len(text)))
     whole = read(parser(name, is_open), text)
     assert read(parser(name, is_open), text[:cut], text[cut:]) == whole
+
+
+@pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
+@pytest.mark.parametrize("piece", [" ", "<", "</think", "Here is my ", "<|channel|>analysis"])
+def test_hostile_text_is_read_in_time(name: str, piece: str) -> None:
+    text = piece * (20_000 // len(piece))
+    begin = time.process_time()
+    for is_open in (False, True):
+        found = read(parser(name, is_open), text)
+        assert found.content + found.reasoning == text
+    assert time.process_time() - begin < 2.0

@@ -65,8 +65,13 @@ def test_a_message(reasoning: str | None, tells_reasoning: bool) -> None:
         asked = asked_tools(tools, None, None)
         if not parsers.reads(asked):
             continue
-        reader = parsers.reader(asked, NEXT, thinks=True, tells_reasoning=tells_reasoning)
-        told = reader.message(THOUGHT + NEXT + text)
+        whole, streamed = (
+            parsers.reader(asked, NEXT, thinks=True, tells_reasoning=tells_reasoning)
+            for _ in range(2)
+        )
+        told = whole.message(THOUGHT + NEXT + text)
+        delta = streamed.feed(THOUGHT + NEXT + text, last=True)
+        assert delta.get("reasoning") == told.get("reasoning")
         assert bool(told.get("tool_calls")) == (tools is not None and text == CALL)
         assert told.get("reasoning") == ("Hm." if reasoning and tells_reasoning else None)
         assert (told["content"] or "") == ("Yes." if text == FINAL else "")
