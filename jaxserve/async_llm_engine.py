@@ -117,7 +117,7 @@ class AsyncLLMEngine:
         await self.engine.wait_ready()
         if tokenization_kwargs:
             how = Tokenization.of(tokenization_kwargs, self.engine.max_model_len)
-            prompt = how.apply(prompt, self.engine.tokenizer)
+            prompt = how.apply(prompt, self.engine.client)
         outputs = self.engine.generate(prompt, sampling_params, request_id, priority=priority)
         try:
             async for output in outputs:

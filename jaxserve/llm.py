@@ -553,9 +553,8 @@ class LLM(Pictures):
         self, prompts: Prompt | Sequence[Prompt], given: Mapping[str, Any] | None
     ) -> list[Prompt]:
         """The prompts of one call, as tokens where `tokenization_kwargs` say how."""
-        how, has_none = self._tokenization(given), self.config.asked.skip_tokenizer_init
-        tokenizer = None if has_none else self.client.tokenizer
-        return [how.apply(prompt, tokenizer) for prompt in _as_list(prompts)]
+        how = self._tokenization(given)
+        return [how.apply(prompt, self.client) for prompt in _as_list(prompts)]
 
     def _tokenization(self, given: Mapping[str, Any] | None) -> Tokenization:
         return Tokenization.of(given, self.config.scheduler.max_model_len)

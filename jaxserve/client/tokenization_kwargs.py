@@ -10,8 +10,8 @@ from jaxserve.errors import ValidationError
 from jaxserve.tokenization.truncation import Cut, asked_cut
 
 if TYPE_CHECKING:
+    from jaxserve.client.engine_client import EngineClient
     from jaxserve.client.input_processor import Prompt
-    from jaxserve.tokenization.tokenizer import Tokenizer
 
 FIELD = "tokenization_kwargs"
 NAMES = (
@@ -66,12 +66,15 @@ class Tokenization(NamedTuple):
             Integer(-1).checked(f"{FIELD}.truncate_prompt_tokens", most)
         return cls(asked.get("add_special_tokens"), asked_cut(most, side, max_model_len, 1))
 
-    def apply(self, prompt: Prompt, tokenizer: Tokenizer | None) -> Prompt:
+    def apply(self, prompt: Prompt, client: EngineClient) -> Prompt:
         """A prompt whose text has become tokens by these rules.
 
         Args:
             prompt: of any kind; embeddings stay as they are.
-            tokenizer: None where prompts are token ids.
+            client: has the tokenizer.
+
+        Raises:
+            ValidationError: it is text, and the engine has no tokenizer.
         """
         if self == Tokenization():
             return prompt
@@ -80,7 +83,8 @@ class Tokenization(NamedTuple):
         ids = named.get("prompt_token_ids") if named else prompt
         if isinstance(ids, list):
             kept = ids if self.cut is None else self.cut.of(ids)
-        elif isinstance(text, str) and tokenizer is not None:
+        elif isinstance(text, str):
+            tokenizer = client.tokenizer
             special = self.add_special_tokens is not False
             if self.cut is None:
                 kept = tokenizer.encode(text, add_special_tokens=special)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,10 @@ def tokenizer() -> Tokenizer:
 def test_text_is_cut_with_the_tokens_around_it_or_without(tokenizer: Tokenizer) -> None:
     whole, bare = tokenizer.encode(TEXT), tokenizer.encode(TEXT, add_special_tokens=False)
 
+    client: Any = SimpleNamespace(tokenizer=tokenizer)
+
     def kept(**given: Any) -> list[int]:
-        found: Any = Tokenization.of(given, CONTEXT).apply(TEXT, tokenizer)
+        found: Any = Tokenization.of(given, CONTEXT).apply(TEXT, client)
         assert found["prompt"] == TEXT
         return found["prompt_token_ids"]
 
@@ -40,10 +43,11 @@ def test_text_is_cut_with_the_tokens_around_it_or_without(tokenizer: Tokenizer) 
 def test_mappings_keep_what_else_they_say() -> None:
     cut = Tokenization.of({"truncate_prompt_tokens": 2}, CONTEXT)
     given = {"prompt_token_ids": [1, 2, 3], "cache_salt": "s"}
-    assert cut.apply(given, None) == {"prompt_token_ids": [2, 3], "cache_salt": "s"}
+    unasked: Any = None
+    assert cut.apply(given, unasked) == {"prompt_token_ids": [2, 3], "cache_salt": "s"}
     embeds = {"prompt_embeds": object()}
-    assert cut.apply(embeds, None) is embeds
-    assert Tokenization.of({"padding": False}, CONTEXT).apply(TEXT, None) is TEXT
+    assert cut.apply(embeds, unasked) is embeds
+    assert Tokenization.of({"padding": False}, CONTEXT).apply(TEXT, unasked) is TEXT
 
 
 @pytest.mark.parametrize(
