@@ -28,7 +28,7 @@ class Argument(NamedTuple):
     Attributes:
         default: vLLM's, which every argument may have.
         passes: the values that are passed over, or ANY; None: the argument is refused.
-        instead: why it is refused, or what to do instead.
+        instead: why it is refused, or why other values are, or what to do instead.
         switch: its flag takes no value, though its default is none.
     """
 
@@ -74,8 +74,9 @@ def own_settings(
         else:
             known = (argument.default, *argument.passes)
             if argument.passes != ANY and not any(_same(value, one) for one in known):
-                shown = ", ".join(map(repr, argument.passes))
-                raise ValidationError(name, value, f"one of {shown}")
+                shown = f"one of {', '.join(map(repr, argument.passes))}"
+                why = f" ({argument.instead})" if argument.instead else ""
+                raise ValidationError(name, value, shown + why)
             if value is not None:
                 passed.append(name)
     if passed:
@@ -89,7 +90,7 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     `runner="pooling"` asks for embeddings, a `max_model_len` among `hf_overrides` for a context.
     """
     said = dict(given)
-    if given.get("runner") == "pooling" and given.get("enable_embeddings") is None:
+    if given.get("runner") == "pooling":  # False is what flags say that were not given
         said["enable_embeddings"] = True
     overrides = given.get("hf_overrides")
     if isinstance(overrides, Mapping) and "max_model_len" in overrides:

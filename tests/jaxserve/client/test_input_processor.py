@@ -14,6 +14,7 @@ from jaxserve.boundary.prompt_spans import NO_ID, PromptSpan
 from jaxserve.client.input_processor import InputProcessor
 from jaxserve.errors import ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.resolved_config import resolved_config
@@ -113,6 +114,12 @@ def test_keys_of_a_prompt_that_ask_for_nothing_are_accepted() -> None:
     prompt = {"prompt": "", "prompt_token_ids": [5, 6], "multi_modal_data": None}
     prepared = processor().prepare(prompt, SamplingParams(), "r")
     assert (prepared.prompt, prepared.group.prompt_token_ids) == ("", [5, 6])
+
+
+def test_what_ends_a_repetition_is_in_the_stop_rule() -> None:
+    asked = RepetitionDetectionParams(2, 1, 3)
+    group = processor().prepare([5], SamplingParams(repetition_detection=asked), "r").group
+    assert group.stop_rule.repetition == asked and group.params.repetition_detection is None
 
 
 def test_parameters_must_leave_a_token_to_sample() -> None:

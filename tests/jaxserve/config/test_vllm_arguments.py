@@ -32,7 +32,7 @@ def test_every_default_of_vllms_asks_for_nothing() -> None:
     assert own_settings(others) == {}
     for name, argument in ARGUMENTS.items():
         assert own_settings({name: None}) == {}
-        assert (argument.passes is None) == bool(argument.instead), name
+        assert argument.passes is not None or argument.instead, name
 
 
 def test_a_context_among_the_overrides_is_the_setting() -> None:
@@ -51,7 +51,7 @@ def test_a_switch_that_is_on_cannot_be_turned_off() -> None:
 def test_the_runner_of_embeddings_is_the_setting() -> None:
     assert own_settings({"runner": "pooling"}) == {"enable_embeddings": True}
     off = {"runner": "pooling", "enable_embeddings": False}
-    assert own_settings(off) == {"enable_embeddings": False}
+    assert own_settings(off) == {"enable_embeddings": True}, "as flags that were not given"
     assert own_settings({"runner": "generate"}) == {}
 
 
@@ -81,6 +81,12 @@ def test_what_cannot_be_done_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         EngineConfig.from_settings(**own_settings({"model": "m", name: value}))
     assert caught.value.field == name
+
+
+def test_a_value_that_is_refused_has_its_reason() -> None:
+    for name, why in (("tokenizer_mode", "mistral-common"), ("config_format", "params.json")):
+        with pytest.raises(ValidationError, match=f"{name}='mistral'.*{why}"):
+            own_settings({name: "mistral"})
 
 
 def test_engine_args_are_a_dataclass_with_flags() -> None:
