@@ -14,7 +14,7 @@ from server.protocol.anthropic_request import CountTokensRequest, MessagesReques
 from server.protocol.chat import ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.responses_request import ResponsesRequest
+from server.protocol.responses_request import InputTokensRequest, ResponsesRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
@@ -30,6 +30,7 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/detokenize": (DetokenizeRequest,),
     "/invocations": (ChatCompletionRequest, CompletionRequest, EmbeddingRequest),
     "/v1/responses": (ResponsesRequest,),
+    "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
 }
@@ -64,6 +65,7 @@ _SYSTEM = _maybe(_CONTENT)
 # of single models, by their names
 _TYPES_OF: dict[str, dict[str, Schema]] = {
     "ResponsesRequest": {"input": {"anyOf": [SOME_TEXT, _TURNS]}},
+    "InputTokensRequest": {"input": {"anyOf": [SOME_TEXT, _TURNS]}},
     "MessagesRequest": {"messages": _TURNS, "system": _SYSTEM},
     "CountTokensRequest": {"messages": _TURNS, "system": _SYSTEM},
 }
@@ -193,6 +195,9 @@ ANSWERS: dict[str, Schema] = {
     "/v1/embeddings": _EMBEDDINGS,
     "/v1/responses": _RESPONSE,
     "/v1/responses/{response_id}": _RESPONSE,
+    "/v1/responses/input_tokens": _object(
+        {"object": {"const": "response.input_tokens"}, "input_tokens": WHOLE}
+    ),
     "DELETE /v1/responses/{response_id}": _object(
         {"id": TEXT, "object": {"const": "response.deleted"}, "deleted": {"const": True}}
     ),

@@ -130,10 +130,12 @@ class Service:
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with: the default one when the request gives none.
 
+        The model's folder, as the server was given it, is another name of the default one.
+
         Raises:
             ApiError: 404, no model has this name.
         """
-        if name is None:
+        if name is None or name == self.engine.asked.model:
             return self.model_names[0]
         if name not in self.model_names:
             known = ", ".join(self.model_names)

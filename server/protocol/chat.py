@@ -123,11 +123,11 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
 
     def constraint(self) -> FormatFields | None:
         asked, demanded = super().constraint(), self.asked_tools().constraint()
-        if asked is not None and demanded is not None:
+        if self.structured_outputs and demanded is not None:
             raise ValidationError(
                 "tool_choice", self.tool_choice, "none or auto beside a constraint of the text"
             )
-        return asked or demanded
+        return demanded or asked  # a format is that of texts, which a demanded call is not
 
     @property
     def max_tokens_field(self) -> str:

@@ -14,7 +14,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from jaxserve.client.input_processor import InputProcessor, PreparedRequest
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import EngineDeadError
-from jaxserve.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from jaxserve.outputs import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
@@ -31,6 +37,7 @@ class FakeTokenizer:
     vocab_size = 256
     chat_template = "fake"
     eos_token_id = None
+    takes_late_system = True
 
     def __init__(self) -> None:
         self.byte_table = _Bytes()
@@ -81,6 +88,7 @@ class FakeEngine:
     """Answers every prompt with `reply`, one character a token.
 
     Attributes:
+        times: of each request.
         reply: the text of completion 0; completion i starts with the digit i when n > 1.
         delay: seconds before each token.
         replies: the texts of all completions, in place of `reply`.
@@ -135,6 +143,7 @@ class FakeEngine:
         self.ledger = Ledger(self.config)
         self.refusal: Exception | None = None
         self.turns: list[Queueing] = []
+        self.times = RequestMetrics(0.0, 1.0, None, 2.0, 3.0)
 
     async def wait_ready(self) -> None:
         while not self.is_ready:
@@ -219,7 +228,7 @@ class FakeEngine:
                 scored = [_logprobs(one, params.prompt_logprobs) for one in token_ids[1:]]
                 prompt_logprobs = [None, *scored]
             return RequestOutput(
-                request_id, None, token_ids, outputs, finished, prompt_logprobs, None, 3
+                request_id, None, token_ids, outputs, finished, prompt_logprobs, self.times, 3
             )
 
         def completion(index: int, text: str, last: bool) -> CompletionOutput:

@@ -163,6 +163,8 @@ def test_timings_of_one_choice(engine: FakeEngine) -> None:
         "tokens_per_second",
     }
     assert client.post(COMPLETIONS, json={"prompt": "a"}).json()["metrics"].keys() == names
+    one = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).json()["metrics"]
+    assert one.keys() == names - {"mean_itl_ms"}
     assert "metrics" not in client.post(COMPLETIONS, json={"prompt": "a", "n": 2}).json()
     assert "metrics" not in client_of(engine).post(COMPLETIONS, json={"prompt": "a"}).json()
     asked = {**MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
