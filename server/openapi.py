@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 import jaxserve
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
-from server.protocol.chat import ChatCompletionRequest, ChatTokenizeRequest
+from server.protocol.chat import BatchChatRequest, ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.responses_request import InputTokensRequest, ResponsesRequest
@@ -25,6 +25,7 @@ REF = "#/components/schemas/{model}"
 BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/chat/completions/batch": (BatchChatRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
     "/tokenize": (TokenizeRequest, ChatTokenizeRequest),
     "/detokenize": (DetokenizeRequest,),
@@ -191,6 +192,7 @@ _FACTS = _object(
 ANSWERS: dict[str, Schema] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
+    "/v1/chat/completions/batch": _CHAT,
     "/invocations": {"anyOf": [_COMPLETION, _CHAT, _EMBEDDINGS]},
     "/v1/embeddings": _EMBEDDINGS,
     "/v1/responses": _RESPONSE,

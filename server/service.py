@@ -201,8 +201,13 @@ class Service:
         """Token ids of a conversation, or what is to be kept of them, by the model's template.
 
         Raises:
-            ValidationError: the template refuses the messages, or they cannot fit.
+            ValidationError: the template refuses the messages, or they cannot fit; the request
+                brings a template of its own, and the server takes none.
         """
+        template = request.chat_template
+        if template is not None and not self.options.trusts_templates:
+            allowed = "null: this server was started without --trust-request-chat-template"
+            raise ValidationError("chat_template", template, allowed)
         keep, most = self.limits.allow_control_tokens, self.engine.max_model_len
         variables = {**self.options.template_variables, **request.template_variables()}
         if cut is not None:
@@ -214,6 +219,7 @@ class Service:
                 request.render_messages(),
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
+                chat_template=template,
                 mark=not keep,
                 tools=tools,
                 **variables,
@@ -222,7 +228,9 @@ class Service:
             if keep:
                 tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
             else:
-                tokens = tokenizer.encode_chat(text, add_special_tokens=add_special_tokens)
+                tokens = tokenizer.encode_chat(
+                    text, template, add_special_tokens=add_special_tokens
+                )
             return tokens if cut is None else cut.of(tokens)
 
         return await asyncio.to_thread(encode)

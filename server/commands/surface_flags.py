@@ -37,6 +37,10 @@ _SWITCHES = {
         "has_control_routes",
         "let clients empty the prefix cache: POST /reset_prefix_cache",
     ),
+    "--trust-request-chat-template": (
+        "trusts_templates",
+        "render a chat_template that a request brings, in the sandbox of the server's own",
+    ),
     "--metrics-need-key": (
         "guards_metrics",
         "ask for a key at /metrics and /version too, as at other routes",

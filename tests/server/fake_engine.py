@@ -61,11 +61,13 @@ class FakeTokenizer:
         add_generation_prompt: bool,
         continue_final_message: bool,
         mark: bool,
+        chat_template: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
         **kwargs: Any,
     ) -> str:
         turns = "".join(f"({tool['function']['name']})" for tool in tools)
         turns += "".join(f"[{one['role']}]{one['content']}" for one in messages)
+        turns = (chat_template or "") + turns
         return (
             turns
             + "".join(str(one) for one in kwargs.values())
@@ -75,7 +77,9 @@ class FakeTokenizer:
     def info(self) -> dict[str, Any]:
         return {"tokenizer_class": "Fake", "chat_template": self.chat_template}
 
-    def encode_chat(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_chat(
+        self, text: str, chat_template: str | None = None, *, add_special_tokens: bool = False
+    ) -> list[int]:
         return self.encode(text, add_special_tokens)
 
 

@@ -294,3 +294,15 @@ def test_thoughts_are_counted(engine: FakeEngine, stream: bool, reply: str, coun
     response = TestClient(app).post(CHAT, json=asked)
     usage = (events(response.content)[-1] if stream else response.json())["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": count}
+
+
+def test_templates_of_requests(engine: FakeEngine) -> None:
+    asked = {**MESSAGES, "chat_template": "T"}
+    for path in (CHAT, "/tokenize"):
+        refused = client_of(engine).post(path, json=asked)
+        assert refused.status_code == 400 and "--trust-request-chat-template" in refused.text
+        client = client_of(engine, trusts_templates=True)
+        assert client.post(path, json=asked).status_code == 200
+        long = client.post(path, json={**asked, "chat_template": "T" * 65_537})
+        assert long.json()["error"]["param"] == "chat_template"
+    assert "".join(map(chr, engine.prompts[-1])).startswith("T[user]")
