@@ -56,6 +56,7 @@ class AsyncEngine:
         is_isolated: the engine has a process of its own.
         is_draining: True once `drain` or `shutdown` has been called.
         on_ended: told of each request that has ended, with its last output if it had one.
+        refusal: why requests are refused for now; None: they are not.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class AsyncEngine:
         self.metrics.watch_processes(self.client.processes)
         self.on_ended: Callable[[PreparedRequest, RequestOutput | None], None] | None = None
         self.is_draining = False
+        self.refusal: str | None = None
         self._preparing = RequestPreparation()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, OutputQueue] = {}
@@ -289,6 +291,8 @@ class AsyncEngine:
             prepared = await prepare()
             stream.kind = prepared.params.output_kind
             self.client.check_alive()
+            if self.refusal is not None:
+                raise ValidationError("engine", self.refusal, "one that takes requests")
             self.client.add(prepared)
             self._set_timer()
             if request_id in self._aborted_early:
@@ -350,6 +354,17 @@ class AsyncEngine:
             if self._looking is looking:  # an engine that has died takes the question with it
                 self._looking = None
             return None
+
+    @property
+    def live_requests(self) -> list[str]:
+        """Ids of the requests that are streamed, or prepared for it."""
+        return [*self._streams]
+
+    async def settle(self) -> None:
+        """Wait until the engine has done all that it was sent; raises EngineDeadError."""
+        for _ in range(2):  # the first view may have been asked for before
+            while await self.view() is None:
+                self.client.check_alive()
 
     async def drain(self, seconds: float, is_entering: Callable[[], bool] = bool) -> bool:
         """Wait until running requests have finished; False if some have not after that time.

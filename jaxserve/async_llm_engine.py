@@ -3,32 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from jaxserve.async_engine import AsyncEngine
+from jaxserve.boundary.messages import Action
 from jaxserve.client.input_processor import Params, Prompt
+from jaxserve.client.sleep import Sleep
+from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
-from jaxserve.errors import EngineDeadError
+from jaxserve.config.profiler_config import FOLDER, ProfilerConfig
+from jaxserve.config.settings import Integer, OneOf
+from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.observability.profiler_trace import Profile
 from jaxserve.outputs import PoolingRequestOutput, RequestOutput
 from jaxserve.params.lora_request import LoRARequest, refuse_adapter
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.tokenization.tokenizer import Tokenizer
 
+POLL_S = 0.02
+ABORT, WAIT, KEEP = "abort", "wait", "keep"
+MODES = OneOf((ABORT, WAIT, KEEP))
+SCHEDULING = "scheduling"  # a tag of `wake_up` beside those of memory
+
 
 class AsyncLLMEngine:
-    """Serves requests from one event loop; every call waits until the engine is ready.
+    """Serves requests from one event loop.
 
     Args:
         engine: what does it.
+        profile_folder: where `start_profile` records to.
     """
 
-    def __init__(self, engine: AsyncEngine):
+    def __init__(self, engine: AsyncEngine, profile_folder: str = FOLDER):
         self._engine = engine
+        self._sleep = Sleep(engine.client)
+        self._profile, self._profile_folder = Profile(), profile_folder
+        self._is_paused = False
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLMEngine:
-        """Begin to load; raises ValidationError for a setting that cannot be served."""
-        return cls(AsyncEngine(engine_args.create_engine_config()))
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: None = None,
+    ) -> AsyncLLMEngine:
+        """An engine of vLLM's arguments; returns once it is ready.
+
+        Args:
+            engine_args: the arguments.
+            start_engine_loop, usage_context: vLLM's, passed over.
+            stat_loggers: None: `/metrics` and `AsyncEngine.metrics` are there.
+
+        Raises:
+            ValidationError: a setting that cannot be served.
+            Whatever loading raised.
+        """
+        if stat_loggers is not None:
+            raise ValidationError("stat_loggers", stat_loggers, "None")
+        folder = ProfilerConfig.of(engine_args.profiler_config).torch_profiler_dir
+        engine = AsyncEngine(replace(engine_args, profiler_config=None).create_engine_config())
+        while not engine.is_ready:
+            if engine.is_dead:
+                raise engine.error or EngineDeadError("the engine was shut down while it loaded")
+            time.sleep(POLL_S)
+        return cls(engine, folder)
 
     @property
     def is_running(self) -> bool:
@@ -47,16 +90,31 @@ class AsyncLLMEngine:
         request_id: str,
         *,
         lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
+        **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request as they come; leaving the loop aborts it.
 
+        Args:
+            prompt, sampling_params, priority: as of `AsyncEngine.generate`.
+            request_id: of the caller's; no two live requests have the same.
+            lora_request, tokenization_kwargs: as of `LLM.generate`.
+            others: what vLLM has beside; None each.
+
         Raises:
-            ValidationError: a prompt or parameter that cannot be served.
+            ValidationError: a prompt or parameter that cannot be served, or the engine is paused
+                or sleeps.
             EngineDeadError: the engine has ended.
         """
         refuse_adapter(lora_request)
+        for name, value in others.items():
+            if value is not None:
+                raise ValidationError(name, value, "None")
         await self._engine.wait_ready()
+        if tokenization_kwargs:
+            how = Tokenization.of(tokenization_kwargs, self._engine.max_model_len)
+            prompt = how.apply(prompt, self._engine.tokenizer)
         outputs = self._engine.generate(prompt, sampling_params, request_id, priority=priority)
         try:
             async for output in outputs:
@@ -65,16 +123,119 @@ class AsyncLLMEngine:
             await outputs.aclose()
 
     async def encode(
-        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        **others: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """The vector of one prompt, once."""
-        async for output in self.generate(prompt, pooling_params, request_id):
+        """The vector of one prompt, once; further arguments are those of `generate`."""
+        outputs = self.generate(
+            prompt, pooling_params, request_id, lora_request=lora_request, **others
+        )
+        async for output in outputs:
             if output.finished:
                 yield PoolingRequestOutput.of(output)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request, if it is live."""
-        await self._engine.abort(request_id)
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request or several, those that are live."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            await self._engine.abort(one)
+
+    async def pause_generation(self, *, mode: str = ABORT, clear_cache: bool = True) -> None:
+        """Hold requests back until `resume_generation`.
+
+        Args:
+            mode: "abort" ends the live ones now, "wait" waits for them; both refuse others. With
+                "keep" they stand still, and others wait behind them.
+            clear_cache: whether the prefix cache is emptied.
+
+        Raises:
+            ValidationError: another mode.
+            EngineDeadError: the engine has ended.
+        """
+        MODES.checked("mode", mode)
+        await self._engine.wait_ready()
+        engine, self._is_paused = self._engine, True
+        if mode == KEEP:
+            engine.client.control(Action.PAUSE)
+        else:
+            engine.refusal = "paused"
+            await self.abort(engine.live_requests if mode == ABORT else ())
+            while mode == WAIT and engine.live_requests:
+                await self.check_health()
+                await asyncio.sleep(POLL_S)
+        await engine.settle()
+        if clear_cache:
+            await engine.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`.
+
+        Raises:
+            ValidationError: the engine sleeps.
+        """
+        self._sleep.check_awake()
+        self._engine.refusal, self._is_paused = None, False
+        self._engine.client.control(Action.RESUME)
+
+    async def is_paused(self) -> bool:
+        """Whether requests are held back."""
+        return self._is_paused
+
+    async def sleep(self, level: int = 1, mode: str = ABORT) -> None:
+        """Pause, and give device memory away; programs stay compiled.
+
+        Args:
+            level: 0 pauses alone; 1 frees pages and weights, which host memory keeps; with 2
+                `wake_up` reads the weights again.
+            mode: as of `pause_generation`; "keep" goes with level 0.
+
+        Raises:
+            ValidationError: another level or mode.
+            EngineDeadError: the engine has ended.
+        """
+        Integer(0, 2).checked("level", level)
+        if level and mode == KEEP:
+            raise ValidationError("mode", mode, f"{ABORT} or {WAIT}: pages are freed")
+        await self.pause_generation(mode=mode, clear_cache=level != 0)
+        if level != 0:
+            self._sleep.sleep(level)
+            await self._engine.settle()
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Take the memory again, and go on once all of it is there; whether all is.
+
+        Args:
+            tags: some of "weights", "kv_cache" and "scheduling", which takes no memory; None: all.
+
+        Raises:
+            ValidationError: another tag.
+            EngineDeadError: the engine has ended.
+        """
+        memory = None if tags is None else [tag for tag in tags if tag != SCHEDULING]
+        self._sleep.wake_up(memory)
+        await self._engine.settle()
+        if not self._sleep.is_sleeping:
+            await self.resume_generation()
+        return not self._sleep.is_sleeping
+
+    async def is_sleeping(self) -> bool:
+        """Whether `wake_up` is needed before anything can be run."""
+        return self._sleep.is_sleeping
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin to record the work of host and device; raises ValidationError if one is recorded.
+
+        Args:
+            profile_prefix: a folder for this record, in `profiler_config`'s.
+        """
+        self._profile.start(Path(self._profile_folder, profile_prefix or ""))
+
+    async def stop_profile(self) -> Path:
+        """End the recording; a file for https://ui.perfetto.dev."""
+        return await asyncio.to_thread(self._profile.stop)
 
     async def check_health(self) -> None:
         """Raises EngineDeadError once the engine has ended."""
@@ -82,13 +243,19 @@ class AsyncLLMEngine:
             error = self._engine.error
             raise EngineDeadError(str(error or "the engine was shut down")) from error
 
-    async def get_tokenizer(self) -> Tokenizer:
+    @property
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer; raises ValidationError where the engine has none."""
-        await self._engine.wait_ready()
         return self._engine.tokenizer
 
-    async def reset_prefix_cache(self) -> bool:
-        """Have nothing found any more that was computed so far."""
+    def get_tokenizer(self) -> Tokenizer:
+        """The same."""
+        return self.tokenizer
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Have nothing found any more that was computed so far; the arguments are `LLM`'s."""
         await self._engine.wait_ready()
         await self._engine.reset_prefix_cache()
         return True

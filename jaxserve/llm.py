@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from flax import nnx
 from tqdm import tqdm
@@ -20,6 +20,7 @@ from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
 from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
 from jaxserve.client.sleep import Sleep
+from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.profiler_config import ProfilerConfig
@@ -45,6 +46,9 @@ from jaxserve.params.prompts import TokensPrompt
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.request.queueing import Queueing
 from jaxserve.tokenization.tokenizer import Tokenizer
+
+Found = TypeVar("Found")
+Bar = bool | Callable[..., tqdm]  # whether a progress bar is shown, or what makes it
 
 
 class LLM(Pictures):
@@ -121,6 +125,29 @@ class LLM(Pictures):
         params: dict[str, Any] = nnx.to_pure_dict(nnx.state(self.client.engine.runner.weights()))
         return params
 
+    def apply_model(self, func: Callable[[dict[str, Any]], Found]) -> list[Found]:
+        """What a function finds in the model's parameters, in a list of one.
+
+        Args:
+            func: given `params`; what it returns changes nothing.
+
+        Raises:
+            ValidationError: the LLM sleeps.
+            EngineDeadError: the engine was closed.
+        """
+        self._check_ready(None)
+        return [func(self.params)]
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], timeout: float | None = None, *given: Any, **kw: Any
+    ) -> None:
+        """Raises ValidationError: there are no workers; `apply_model` and features are there."""
+        allowed = (
+            "nothing: there are no workers. apply_model(func) reads the parameters, "
+            "features=[...] run inside the step (docs/research.md)"
+        )
+        raise ValidationError("collective_rpc", method, allowed)
+
     def stats(self) -> EngineStats:
         """A snapshot of the engine: queues, pages, steps so far, where their time went."""
         return self.client.stats()
@@ -180,9 +207,10 @@ class LLM(Pictures):
         """
         self._sleep.sleep(level)
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take the memory again: "weights", "kv_cache" or, when None, both."""
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Take the memory again: "weights", "kv_cache" or, when None, both; whether it has all."""
         self._sleep.wake_up(tags)
+        return not self._sleep.is_sleeping
 
     @property
     def is_sleeping(self) -> bool:
@@ -194,9 +222,10 @@ class LLM(Pictures):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         lora_request: LoRARequest | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; returns one output a prompt, in the order of the prompts.
@@ -205,9 +234,12 @@ class LLM(Pictures):
             prompts: one prompt or a list. A prompt is text, a list of token ids, or a mapping of
                 one of the kinds in `jaxserve.params.prompts`.
             sampling_params: for all prompts, or one for each; defaults when None.
-            use_tqdm: show a progress bar.
+            use_tqdm: show a progress bar; or what makes it, as `functools.partial(tqdm, ...)`.
             lora_request: None, there are no adapters yet.
-            priority: one a prompt, the smallest goes first; needs `scheduling_policy="priority"`.
+            priority: of all prompts or one a prompt, the smallest goes first; needs
+                `scheduling_policy="priority"`.
+            tokenization_kwargs: how prompts become tokens, see `Tokenization`: `add_special_tokens`
+                of text, `truncate_prompt_tokens` and `truncation_side` of all.
             timeout: seconds after which every request ends wherever it is, with the tokens that it
                 has, finish_reason "abort" and stop_reason "timeout".
 
@@ -216,26 +248,30 @@ class LLM(Pictures):
             QueueFullError: more prompts than a limit on the queue allows, if one was set.
             EngineDeadError: the device failed, in this call or before, or the LLM was closed.
         """
-        return self._run(
-            self._prepare_all(prompts, sampling_params, lora_request, priority, timeout), use_tqdm
+        prepared = self._prepare_all(
+            prompts, sampling_params, lora_request, priority, timeout, tokenization_kwargs
         )
+        return self._run(prepared, use_tqdm)
 
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         lora_request: LoRARequest | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: Bar = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        *,
         timeout: float | None = None,
-        use_tqdm: bool = True,
     ) -> list[str]:
         """Begin requests that `wait_for_completion` answers; their ids, in order.
 
         They run when something waits: this call returns at once. Arguments and errors are those of
         `generate`; `use_tqdm` has no meaning here.
         """
-        prepared = self._prepare_all(prompts, sampling_params, lora_request, priority, timeout)
+        prepared = self._prepare_all(
+            prompts, sampling_params, lora_request, priority, timeout, tokenization_kwargs
+        )
         ids = self._add_all(prepared)
         self._enqueued += ids
         return ids
@@ -249,10 +285,12 @@ class LLM(Pictures):
         """The same for conversations; `how` are further arguments of `chat`."""
         names = ("lora_request", "priority", "timeout", "use_tqdm")
         queueing = {name: how.pop(name) for name in names if name in how}
-        return self.enqueue(self._chat_prompts(messages, **how), sampling_params, **queueing)
+        cut = how.get("tokenization_kwargs")
+        prompts = self._chat_prompts(messages, **how)
+        return self.enqueue(prompts, sampling_params, tokenization_kwargs=cut, **queueing)
 
     def wait_for_completion(
-        self, output_type: type | None = None, *, use_tqdm: bool = True
+        self, output_type: type | None = None, *, use_tqdm: Bar = True
     ) -> list[RequestOutput]:
         """The outputs of all requests that were enqueued, in that order.
 
@@ -347,21 +385,24 @@ class LLM(Pictures):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         lora_request: LoRARequest | None = None,
-        priority: Sequence[int] | None = None,
-        timeout: float | None = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
         keep_control_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them through the model's chat template.
 
-        Control tokens in the messages' text are text, unless `keep_control_tokens`.
+        Control tokens in the messages' text are text, unless `keep_control_tokens`. The template
+        gets contents as text, with the `chat_template_content_format` "openai" as lists of parts.
 
         Raises:
             ValidationError: messages that the template refuses, besides what `generate` raises.
@@ -369,10 +410,12 @@ class LLM(Pictures):
         prompts = self._chat_prompts(
             messages,
             chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
             keep_control_tokens=keep_control_tokens,
         )
         return self.generate(
@@ -381,6 +424,7 @@ class LLM(Pictures):
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
             timeout=timeout,
         )
 
@@ -389,16 +433,20 @@ class LLM(Pictures):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         keep_control_tokens: bool = False,
     ) -> list[TokensPrompt]:
         return chat_prompts(
             self.get_tokenizer(),
             messages,
             chat_template_kwargs,
+            add_special_tokens=bool(self._tokenization(tokenization_kwargs).add_special_tokens),
+            content_format=chat_template_content_format,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -410,15 +458,15 @@ class LLM(Pictures):
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        *,
-        use_tqdm: bool = False,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: Bar = False,
     ) -> list[BeamSearchOutput]:
         """The most likely continuations of each prompt, the best first.
 
         Args:
             prompts: as for `generate`.
             params: of all prompts.
-            use_tqdm: show a progress bar.
+            lora_request, use_tqdm: as for `generate`.
 
         Raises:
             ValidationError: as `generate`; also for a `beam_width` that `max_logprobs` forbids.
@@ -426,6 +474,7 @@ class LLM(Pictures):
         """
         if not isinstance(params, BeamSearchParams):
             raise ValidationError("params", params, "BeamSearchParams")
+        refuse_adapter(lora_request)
         prepared = self._prepare_alike(prompts, params)
         return [self._beams(output, params) for output in self._run(prepared, use_tqdm)]
 
@@ -475,11 +524,12 @@ class LLM(Pictures):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         lora_request: LoRARequest | None,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         timeout: float | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
     ) -> list[PreparedRequest]:
         self._check_ready(lora_request)
-        items = _as_list(prompts)
+        items = self._tokenised(prompts, tokenization_kwargs)
         params = self._params_for(items, sampling_params)
         now, urgency = time.monotonic(), _priorities(priority, len(items))
         prepared = []
@@ -498,6 +548,17 @@ class LLM(Pictures):
         self._check_ready(None)
         queueing = Queueing(time.monotonic(), timeout=timeout)
         return [self._prepare(prompt, params, queueing) for prompt in _as_list(prompts)]
+
+    def _tokenised(
+        self, prompts: Prompt | Sequence[Prompt], given: Mapping[str, Any] | None
+    ) -> list[Prompt]:
+        """The prompts of one call, as tokens where `tokenization_kwargs` say how."""
+        how, has_none = self._tokenization(given), self.config.asked.skip_tokenizer_init
+        tokenizer = None if has_none else self.client.tokenizer
+        return [how.apply(prompt, tokenizer) for prompt in _as_list(prompts)]
+
+    def _tokenization(self, given: Mapping[str, Any] | None) -> Tokenization:
+        return Tokenization.of(given, self.config.scheduler.max_model_len)
 
     def _prepare(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
         return self.client.prepare(prompt, params, str(next(self._ids)), queueing)
@@ -518,7 +579,7 @@ class LLM(Pictures):
             raise ValidationError("sampling_params", f"{len(params)} items", allowed)
         return list(params)
 
-    def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, prepared: list[PreparedRequest], use_tqdm: Bar) -> list[RequestOutput]:
         return self._wait(self._add_all(prepared), use_tqdm)
 
     def _add_all(self, prepared: list[PreparedRequest]) -> list[str]:
@@ -534,10 +595,11 @@ class LLM(Pictures):
             raise
         return ids
 
-    def _wait(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+    def _wait(self, ids: list[str], use_tqdm: Bar) -> list[RequestOutput]:
         """Step until these requests have finished; what comes of others is kept for them."""
         left = set(ids) - self._finished.keys()
-        bar = tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm)
+        make = use_tqdm if callable(use_tqdm) else tqdm
+        bar = make(total=len(ids), desc="Processed prompts", disable=not use_tqdm)
         bar.update(len(ids) - len(left))
         try:
             # without others, all steps are run to their end: nothing is left in flight
@@ -568,9 +630,9 @@ def _served(found: RequestOutput | Exception) -> RequestOutput:
     return found
 
 
-def _priorities(priority: Sequence[int] | None, count: int) -> Sequence[int]:
-    if priority is None:
-        return [0] * count
+def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int]:
+    if priority is None or isinstance(priority, int):
+        return [priority or 0] * count
     if not isinstance(priority, Sequence) or len(priority) != count:
         raise ValidationError("priority", priority, f"a list with one integer a prompt ({count})")
     return priority

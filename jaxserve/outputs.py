@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import numpy as np
 
@@ -12,6 +13,7 @@ Vector = TypeVar("Vector")
 ERROR = "error"  # the finish_reason of what an error of its own has ended
 GRAMMAR = "grammar"  # the stop_reason of it where its grammar allows no token
 NOT_COMPILED = "grammar_not_compiled"  # where the engine did not compile in time what is no mistake
+REPEATED = "repetition_detected"  # the stop_reason of a text that repeats itself
 TIMEOUT = "timeout"  # the stop_reason of what was aborted because its time was over
 
 
@@ -33,6 +35,68 @@ class Logprob:
 
 # One position: token id -> Logprob. The first prompt position has no logprobs and is None.
 PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class FlatLogprobs(Sequence[PositionLogprobs]):
+    """Positions of a text as a few long lists, which the garbage collector need not walk.
+
+    It reads as a list of one dict a position; one without log-probabilities is an empty dict.
+
+    Attributes:
+        start_indices, end_indices: of each position, where its entries lie in the other lists.
+        token_ids, logprobs, ranks, decoded_tokens: of the entries of all positions.
+    """
+
+    start_indices: list[int] = field(default_factory=list)
+    end_indices: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+    decoded_tokens: list[str | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, positions: Iterable[PositionLogprobs | None]) -> Self:
+        """The same positions."""
+        made = cls()
+        made.extend(positions)
+        return made
+
+    def append(self, position: PositionLogprobs | None) -> None:
+        """Add a position behind the others."""
+        self.start_indices.append(len(self.token_ids))
+        for token, entry in (position or {}).items():
+            self.token_ids.append(token)
+            self.logprobs.append(entry.logprob)
+            self.ranks.append(entry.rank)
+            self.decoded_tokens.append(entry.decoded_token)
+        self.end_indices.append(len(self.token_ids))
+
+    def extend(self, positions: Iterable[PositionLogprobs | None]) -> None:
+        """Add positions behind the others."""
+        for position in positions:
+            self.append(position)
+
+    def copy(self) -> FlatLogprobs:
+        """The same, in lists of its own."""
+        return FlatLogprobs(*(getattr(self, item.name).copy() for item in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> PositionLogprobs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, index: int | slice) -> PositionLogprobs | FlatLogprobs:
+        if isinstance(index, slice):
+            return FlatLogprobs.of(self[place] for place in range(*index.indices(len(self))))
+        return {
+            self.token_ids[at]: Logprob(self.logprobs[at], self.ranks[at], self.decoded_tokens[at])
+            for at in range(self.start_indices[index], self.end_indices[index])
+        }
 
 
 @dataclass(slots=True)
@@ -62,23 +126,31 @@ class CompletionOutput:
         cumulative_logprob: sum of the tokens' logprobs, None unless logprobs were asked for or
             beams were searched.
         logprobs: one dict a generated token, None unless logprobs were asked for.
-        finish_reason: None while running, then "stop", "length", "abort" or "error": one of this
-            request alone, which the log tells.
+        finish_reason: None while running, then "stop", "length", "repetition", "abort" or "error":
+            one of this request alone, which the log tells.
         stop_reason: the stop string or stop token id that ended it, None for EOS; "timeout" where
-            finish_reason is "abort" because the request's time was over.
+            finish_reason is "abort" because the request's time was over; "repetition_detected" by
+            `repetition_detection`.
         reports: by the names of features what each has told, an entry a step; None where none has,
             and before the last output when `output_kind` is DELTA. Logprobs and vectors have fields
             of their own.
+        lora_request, routed_experts, sampling_mask, spec_decode_metrics, weight_versions: vLLM's,
+            of what there is not: None.
     """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     reports: dict[str, list[Any]] | None = None
+    lora_request: ClassVar[None] = None
+    routed_experts: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -101,6 +173,9 @@ class RequestOutput:
         num_cached_tokens: prompt tokens whose keys and values the prefix cache had when the request
             began to run.
         embedding: of a request with `PoolingParams`, once it has finished; None of others.
+        lora_request, encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens,
+            prompt_token_id_logprobs, kv_transfer_params, ec_transfer_params: vLLM's, of what there
+            is not: None.
     """
 
     request_id: str
@@ -108,10 +183,17 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | FlatLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     embedding: list[float] | None = None
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    num_cache_creation_tokens: ClassVar[None] = None
+    prompt_token_id_logprobs: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
 
 
 @dataclass(slots=True)

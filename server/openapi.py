@@ -76,7 +76,7 @@ _USAGE = _object(
     prompt_tokens_details=_maybe(_OBJECT),
     completion_tokens_details=_OBJECT,
 )
-_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
+_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "repetition", "abort"]})
 _TOKENS = _maybe(_list(WHOLE))
 _REPORTS: Schema = {"type": "object", "additionalProperties": _list({})}
 

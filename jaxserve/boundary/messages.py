@@ -88,6 +88,12 @@ class Action(StrEnum):
     CLOSE = "close"  # end every sequence, give back the device
     RESET_PREFIX_CACHE = "reset_prefix_cache"  # nothing computed so far is found any more
     LOOK = "look"  # the next output brings a view of the engine
+    PAUSE = "pause"  # no step begins; requests are taken and wait
+    RESUME = "resume"
+    SLEEP = "sleep"  # free pages and weights, which host memory keeps; nothing may run
+    DEEP_SLEEP = "deep_sleep"  # the same, but the weights are read again
+    WAKE_WEIGHTS = "wake_weights"
+    WAKE_KV_CACHE = "wake_kv_cache"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,17 @@ def checked_embeds(given: Any, model: ModelFacts) -> np.ndarray:
     """A caller's embeddings as little-endian float32[T, hidden_size].
 
     Args:
-        given: a NumPy or JAX array of floating numbers.
+        given: a NumPy or JAX array of floating numbers, or a tensor of torch's.
         model: its hidden size is the wanted one.
 
     Raises:
         ValidationError: anything else, an array of another shape, or numbers that are not finite.
     """
-    if not (isinstance(given, np.ndarray) or _is_jax_array(given)):
-        raise ValidationError(FIELD, type(given).__name__, "a NumPy or JAX array")
+    if _is_of("torch", "Tensor", given) and given.is_floating_point():
+        given = given.detach().float().cpu().numpy()  # NumPy knows no bfloat16 of torch's
+    if not (isinstance(given, np.ndarray) or _is_of("jax", "Array", given)):
+        allowed = "a NumPy or JAX array, or a floating tensor of torch's"
+        raise ValidationError(FIELD, type(given).__name__, allowed)
     shown = f"{given.dtype}{list(given.shape)}"
     # types that NumPy does not know, such as bfloat16, have kind V and a name
     if given.dtype.kind != "f" and "float" not in given.dtype.name:
@@ -40,6 +43,7 @@ def checked_embeds(given: Any, model: ModelFacts) -> np.ndarray:
     return embeds
 
 
-def _is_jax_array(given: Any) -> bool:
-    jax = sys.modules.get("jax")  # a process without an engine has no reason to import it
-    return jax is not None and isinstance(given, jax.Array)
+def _is_of(module: str, kind: str, given: Any) -> bool:
+    """Whether it is of a type of a module, which there is no reason to import if it is not."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(given, getattr(found, kind))

@@ -21,6 +21,7 @@ def chat_prompts(
     *,
     chat_template: str | None,
     keep_control_tokens: bool,
+    add_special_tokens: bool = False,
     **how: Any,
 ) -> list[TokensPrompt]:
     """Render each conversation to one prompt.
@@ -31,6 +32,7 @@ def chat_prompts(
         variables: further variables of the template.
         chat_template: replaces the tokenizer's; None: the tokenizer's.
         keep_control_tokens: whether names of control tokens in messages become control tokens.
+        add_special_tokens: put the tokenizer's own around what the template has written.
         **how: other arguments of `Tokenizer.render_chat`.
 
     Raises:
@@ -55,11 +57,12 @@ def chat_prompts(
             **how,
             **(variables or {}),
         )
-        # the template has placed the special tokens already
+        # as a rule the template has placed the special tokens already
         if keep_control_tokens:
-            tokens = tokenizer.encode(text, add_special_tokens=False)
+            tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
-            tokens = tokenizer.encode_chat(text, chat_template)
+            special = add_special_tokens
+            tokens = tokenizer.encode_chat(text, chat_template, add_special_tokens=special)
         prompts.append({"prompt": unmarked(text), "prompt_token_ids": tokens})
     return prompts
 

@@ -58,6 +58,7 @@ class EngineClient(ABC):
         metrics: of the requests and the engine.
         history: the engine's last steps.
         ledger: the admitted requests, and the room for more.
+        is_paused: the engine was told to begin no step.
     """
 
     config: ResolvedConfig
@@ -73,6 +74,7 @@ class EngineClient(ABC):
         self._queue_deadlines = Deadlines()  # of first steps
         self._failures: dict[str, Exception] = {}
         self._view: EngineView | None = None
+        self.is_paused = False
         self._inputs: InputProcessor | None = None
 
     def _bind(
@@ -219,13 +221,19 @@ class EngineClient(ABC):
         """The engine's newest snapshot: queues, pages, steps, where their time went."""
         return self.metrics.stats
 
+    def control(self, action: Action) -> None:
+        """Ask for something of the engine as a whole."""
+        if action in (Action.PAUSE, Action.RESUME):
+            self.is_paused = action is Action.PAUSE
+        self._post(Control(action))
+
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running requests go on."""
-        self._post(Control(Action.RESET_PREFIX_CACHE))
+        self.control(Action.RESET_PREFIX_CACHE)
 
     def look(self) -> None:
         """Ask for a view of the engine, which comes with the outputs of a step."""
-        self._post(Control(Action.LOOK))
+        self.control(Action.LOOK)
 
     def take_view(self) -> EngineView | None:
         """The view that came since the last call, or None; its slots bear the ids of requests."""

@@ -275,6 +275,7 @@ class InputProcessor:
             min_tokens=params.min_tokens if grammar is None else 0,
             max_tokens=max_tokens,
             ignore_eos=params.ignore_eos and grammar is None,
+            repetition=params.repetition_detection,
         )
         number = next(self._numbers)
         seed = self._seed(params, number)

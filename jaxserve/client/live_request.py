@@ -7,6 +7,7 @@ from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import (
     ERROR,
     CompletionOutput,
+    FlatLogprobs,
     PositionLogprobs,
     RequestMetrics,
 )
@@ -20,9 +21,10 @@ def empty_output(
     index: int, params: SamplingParams, finish_reason: str | None = None
 ) -> CompletionOutput:
     """The output of a sequence without a token."""
-    if params.logprobs is None:
+    if not params.needs_logprobs:
         return CompletionOutput(index, "", [], finish_reason=finish_reason)
-    return CompletionOutput(index, "", [], 0.0, [], finish_reason)
+    logprobs = FlatLogprobs() if params.flat_logprobs else list[PositionLogprobs]()
+    return CompletionOutput(index, "", [], 0.0, logprobs, finish_reason)
 
 
 class _Text:
@@ -122,7 +124,7 @@ class LiveSequence:
         taken = self.output
         if taken.finish_reason is None:
             self._taken += taken.token_ids
-            logprobs: list[PositionLogprobs] | None = None if taken.logprobs is None else []
+            logprobs = None if taken.logprobs is None else type(taken.logprobs)()
             self.output = CompletionOutput(taken.index, "", [], taken.cumulative_logprob, logprobs)
             if taken.reports is not None:  # the last delta has the reports of all steps
                 self.output.reports, taken.reports = taken.reports, None
@@ -160,12 +162,17 @@ class LiveRequest:
         self.metrics = RequestMetrics(group.queueing.arrival_time)
         self.num_prompt = len(group.prompt_token_ids)
         self.num_cached_tokens = 0
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.prompt_logprobs: list[PositionLogprobs | None] | FlatLogprobs | None = None
         if self.params.prompt_logprobs is not None and len(group.prompt_token_ids) == 1:
-            self.prompt_logprobs = [None]  # nothing comes before the only token
+            self.take_prompt_logprobs([None])  # nothing comes before the only token
         # made at their first tokens: there may be thousands, of which few run at once
         self.sequences: list[LiveSequence | None] = [None] * len(group.sequence_ids)
         self.num_unfinished = len(group.sequence_ids)
+
+    def take_prompt_logprobs(self, positions: list[PositionLogprobs | None]) -> None:
+        """Keep what is told of the prompt's tokens, in the form that was asked for."""
+        is_flat = self.params.flat_logprobs
+        self.prompt_logprobs = FlatLogprobs.of(positions) if is_flat else positions
 
     def sequence(self, index: int, tokenizer: Tokenizer | None) -> LiveSequence:
         """One of the sequences."""

@@ -17,6 +17,7 @@ from jaxserve.outputs import (
     ERROR,
     GRAMMAR,
     NOT_COMPILED,
+    REPEATED,
     TIMEOUT,
     CompletionOutput,
     Logprob,
@@ -325,9 +326,9 @@ class OutputProcessor:
         """Append the step's reports on a sequence's tokens."""
         prompt = reports.get(PROMPT_SCORES, {}).get(sequence.sequence_id)
         if prompt is not None and live.prompt_logprobs is None:
-            live.prompt_logprobs = [
-                None if item is None else self._logprobs(sequence, item) for item in (None, *prompt)
-            ]
+            live.take_prompt_logprobs(
+                [None if one is None else self._logprobs(sequence, one) for one in (None, *prompt)]
+            )
         sampled = reports.get(LOGPROBS, {}).get(sequence.sequence_id)
         output = sequence.output
         if sampled is not None and output.logprobs is not None:
@@ -409,5 +410,7 @@ def _told(end: End) -> tuple[str, int | str | None]:
             return ERROR, GRAMMAR
         case FinishReason.NOT_COMPILED:
             return ERROR, NOT_COMPILED
+        case FinishReason.REPETITION:
+            return end.reason.value, REPEATED
         case _:
             return end.reason.value, end.stop_token

@@ -79,7 +79,7 @@ def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
         old.text += new.text
         old.token_ids += new.token_ids
         if old.logprobs is not None and new.logprobs is not None:
-            old.logprobs += new.logprobs
+            old.logprobs.extend(new.logprobs)
         old.reports = new.reports
         old.cumulative_logprob = new.cumulative_logprob
         old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxserve.client.engine_client import LocalClient
+from jaxserve.boundary.messages import Action
+from jaxserve.client.engine_client import EngineClient
 from jaxserve.errors import ValidationError
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
-TAGS = (WEIGHTS, KV_CACHE)
+TAGS = {WEIGHTS: Action.WAKE_WEIGHTS, KV_CACHE: Action.WAKE_KV_CACHE}
 
 
 class Sleep:
     """Sleep mode of one client's engine."""
 
-    def __init__(self, client: LocalClient):
+    def __init__(self, client: EngineClient):
         self._client = client
         self._away: set[str] = set()  # of TAGS
 
@@ -44,10 +45,7 @@ class Sleep:
             raise ValidationError("level", level, "no sleep while requests run")
         if self._away:
             return
-        self._client.reset_prefix_cache()
-        runner = self._client.engine.runner
-        runner.drop_state()
-        runner.put_away_weights(keep=level == 1)
+        self._client.control(Action.SLEEP if level == 1 else Action.DEEP_SLEEP)
         self._away = set(TAGS)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
@@ -59,15 +57,12 @@ class Sleep:
         Raises:
             ValidationError: another tag.
         """
-        wanted = TAGS if tags is None else tags
+        wanted = [*TAGS] if tags is None else tags
         for tag in wanted:
             if tag not in TAGS:
                 raise ValidationError("tags", tag, f"some of {', '.join(TAGS)}")
         self._client.check_alive()
-        runner = self._client.engine.runner
-        if WEIGHTS in wanted and WEIGHTS in self._away:
-            runner.take_back_weights()
-            self._away.discard(WEIGHTS)
-        if KV_CACHE in wanted and KV_CACHE in self._away:
-            runner.make_state()
-            self._away.discard(KV_CACHE)
+        for tag, action in TAGS.items():
+            if tag in wanted and tag in self._away:
+                self._client.control(action)
+                self._away.discard(tag)

@@ -144,7 +144,7 @@ class ThreadClient(EngineClient):
     def _serve(self, engine: Engine) -> None:
         while True:
             # an idle engine blocks here until a message comes
-            self._handle_sent(engine, wait=not engine.has_work)
+            self._handle_sent(engine, wait=engine.is_idle)
             if engine.is_closed:
                 return
             self._received.append(engine.step())
@@ -167,5 +167,5 @@ class ThreadClient(EngineClient):
     def _watch(self) -> None:
         while not self._ended.wait(BEAT_S):
             # outputs that are not taken yet may be all that requests wait for
-            has_work = self.has_work and not self._received
+            has_work = self.has_work and not self._received and not self.is_paused
             self._silence.tick(self._pulse.beat(), has_work=has_work)

@@ -28,7 +28,7 @@ class Argument(NamedTuple):
     Attributes:
         default: vLLM's, which every argument may have.
         passes: the values that are passed over, or ANY; None: the argument is refused.
-        instead: why it is refused, or what to do instead.
+        instead: why it is refused, or why other values are, or what to do instead.
         switch: its flag takes no value, though its default is none.
     """
 
@@ -74,8 +74,9 @@ def own_settings(
         else:
             known = (argument.default, *argument.passes)
             if argument.passes != ANY and not any(_same(value, one) for one in known):
-                shown = ", ".join(map(repr, argument.passes))
-                raise ValidationError(name, value, f"one of {shown}")
+                shown = f"one of {', '.join(map(repr, argument.passes))}"
+                why = f" ({argument.instead})" if argument.instead else ""
+                raise ValidationError(name, value, shown + why)
             if value is not None:
                 passed.append(name)
     if passed:

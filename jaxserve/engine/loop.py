@@ -76,7 +76,7 @@ class Engine:
     ):
         self.scheduler = scheduler
         self.runner = runner
-        self.is_closed = False
+        self.is_closed = self.is_paused = False
         self.announce: Callable[[FirstSteps], None] | None = None
         self.pace: Pace | None = None
         self.on_dispatch: Callable[[int, StepPlan], None] | None = None
@@ -100,6 +100,11 @@ class Engine:
         """True while a request is unfinished, a step is in flight or an output is not sent."""
         waits = self.scheduler.has_unfinished or bool(self._arrivals) or bool(self._beams)
         return waits or self._in_flight is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """True while a step would do nothing before a message comes."""
+        return not self.has_work or (self.is_paused and self._in_flight is None)
 
     def check_alive(self) -> None:
         """Raises EngineDeadError once a step has failed or the engine was closed."""
@@ -125,8 +130,23 @@ class Engine:
                 self.scheduler.reset_prefix_cache()
             case Control(action=Action.LOOK):
                 self._is_watched = True
+            case Control(action=Action.PAUSE | Action.RESUME):
+                self.is_paused = body.action is Action.PAUSE
+            case Control(action=Action.SLEEP | Action.DEEP_SLEEP):
+                self._sleep(keep=body.action is Action.SLEEP)
+            case Control(action=Action.WAKE_WEIGHTS):
+                self.runner.take_back_weights()
+            case Control(action=Action.WAKE_KV_CACHE):
+                self.runner.make_state()
             case _:
                 raise MessageError(f"a message of kind {body.kind} to an engine")
+
+    def _sleep(self, *, keep: bool) -> None:
+        while self.has_work:  # requests were aborted whose last step is in flight
+            self.step()
+        self.scheduler.reset_prefix_cache()
+        self.runner.drop_state()
+        self.runner.put_away_weights(keep=keep)
 
     def step(self) -> StepOutput:
         """Dispatch the next step; what the last one that has run did, perhaps nothing.
@@ -139,7 +159,7 @@ class Engine:
         self._arrivals.begin_step(idle=not scheduler.has_unfinished and self._in_flight is None)
         dispatched = self._begin_step()
         is_stuck = dispatched is None and self._in_flight is None and scheduler.has_unfinished
-        if is_stuck and not self._arrivals.has_news:
+        if is_stuck and not self.is_paused and not self._arrivals.has_news:
             raise RuntimeError("no request can run and none is in flight: the scheduler stalled")
         if self._overlap:
             done, self._in_flight = self._in_flight, dispatched
@@ -183,6 +203,8 @@ class Engine:
 
     def _begin_step(self) -> StepInFlight | None:
         """Plan the next step and hand it over; None if nothing can run before a commit."""
+        if self.is_paused:
+            return None
         clock, scheduler = self._clock, self.scheduler
         clock.start()
         if self._beams:

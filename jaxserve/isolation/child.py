@@ -79,7 +79,7 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     folders = decided.model_path, decided.tokenizer_path
     channel.send(Ready(decided.config, sizes, *folders, loaded.page_bytes))
     while True:
-        for body in _sent(channel, wait=not engine.has_work):
+        for body in _sent(channel, wait=engine.is_idle):
             if isinstance(body, Sync):
                 channel.send(body)
                 continue

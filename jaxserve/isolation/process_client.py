@@ -74,7 +74,7 @@ class ProcessClient(EngineClient):
             isolation,
             on_start=self._load_tokenizer,
             on_ready=self._bind_ready,
-            has_work=lambda: self.has_work,
+            has_work=lambda: self.has_work and not self.is_paused,
             notify=notify,
             early=early,
         )

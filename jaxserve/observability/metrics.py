@@ -89,7 +89,7 @@ class Metrics:
         self._finished = counters(
             "request_success", "Finished requests by reason.", "finished_reason"
         )
-        for reason in ("stop", "length", "abort", ERROR, TIMEOUT):
+        for reason in ("stop", "length", "repetition", "abort", ERROR, TIMEOUT):
             self._finished.labels(*names.values, reason)
         self._restarts = counter("engine_restarts", "Times that a dead engine was started again.")
         self._refused = counters(

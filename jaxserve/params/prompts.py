@@ -21,7 +21,7 @@ class TokensPrompt(TypedDict):
 
 
 class EmbedsPrompt(TypedDict):
-    """A prompt as input embeddings: a floating NumPy or JAX array [tokens, hidden size].
+    """A prompt as input embeddings: a floating array of NumPy, JAX or torch [tokens, hidden size].
 
     Beside token ids: pairs (start, array) whose rows take the places of some of them. It needs
     `enable_prompt_embeds`.

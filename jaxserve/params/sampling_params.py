@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from jaxserve.config.settings import Integer, Number, Switch, Texts, check, setting, settings_of
 from jaxserve.errors import ValidationError
+from jaxserve.params.repetition_detection import Repetition, RepetitionDetectionParams
 from jaxserve.params.sampling_rules import LogitBias, TokenIds
 from jaxserve.params.structured_outputs_params import (
     Constraint,
@@ -201,9 +202,15 @@ class SamplingParams:
     logprob_token_ids: list[int] | None = setting(
         None,
         TokenIds(most=MAX_LOGPROB_TOKEN_IDS),
-        "Tokens whose log-probabilities are returned beside those that logprobs asks for, which "
-        "must be set.",
+        "Log-probabilities of exactly these tokens, and of the generated one, are returned for "
+        "each generated token; `logprobs` is none then, or their number.",
         reader=LOGPROBS,
+    )
+    flat_logprobs: bool = setting(
+        False,
+        Switch(),
+        "Log-probabilities are returned as `FlatLogprobs`, a few long lists; not over HTTP.",
+        reader=CLIENT,
     )
     epsilon_cutoff: float = setting(
         0.0,
@@ -223,6 +230,19 @@ class SamplingParams:
         Integer(-1, 2**63 - 1),
         "Most tokens of thoughts, behind which their closing tag is forced; -1: any number.",
         reader=MASK,
+    )
+    repetition_detection: RepetitionDetectionParams | None = setting(
+        None,
+        Repetition(),
+        "End a text that repeats itself, with the finish_reason `repetition`: when its last "
+        "`min_pattern_size` to `max_pattern_size` tokens stand there `min_count` times.",
+        reader=SCHEDULER,
+    )
+    skip_reading_prefix_cache: bool | None = setting(
+        None,
+        Switch(),
+        "Compute the whole prompt, whatever the prefix cache has of it; none: no.",
+        reader=SCHEDULER,
     )
     extra_args: dict[str, Any] | None = setting(
         None,
@@ -251,10 +271,9 @@ class SamplingParams:
             )
         if self.stop and not self.detokenize:
             raise ValidationError("stop", self.stop, "stop strings need detokenize=True")
-        if self.logprob_token_ids and self.logprobs is None:
-            raise ValidationError(
-                "logprob_token_ids", self.logprob_token_ids, "None where logprobs is not set"
-            )
+        if self.logprob_token_ids and self.logprobs not in (None, len(self.logprob_token_ids)):
+            allowed = f"None or {len(self.logprob_token_ids)}, the number of logprob_token_ids"
+            raise ValidationError("logprobs", self.logprobs, allowed)
         if 0.0 < self.temperature < SMALLEST_TEMPERATURE:
             logger.warning(
                 "temperature %g may overflow the logits and was raised to %g",
@@ -299,7 +318,7 @@ class SamplingParams:
     @property
     def needs_logprobs(self) -> bool:
         """Log-probabilities of generated tokens are returned."""
-        return self.logprobs is not None
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     def verify(
         self,
@@ -362,9 +381,11 @@ class SamplingParams:
         if self.stop or self.bad_words:
             twin.stop = twin.bad_words = []
         twin.structured_outputs = twin.thoughts = None  # travel as a grammar, and beside it
+        twin.repetition_detection = None  # is in the stop rule
         twin.output_kind = RequestOutputKind.CUMULATIVE
         twin.detokenize = twin.skip_special_tokens = twin.spaces_between_special_tokens = True
-        twin.include_stop_str_in_output, twin.stream_interval = False, None
+        twin.include_stop_str_in_output = twin.flat_logprobs = False
+        twin.stream_interval = None
         return twin
 
 

@@ -199,10 +199,11 @@ class Request:
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether no token of its prompt may be left out, because something is said of each."""
-        pooling = self.asked.pooling
+        """Whether no token of its prompt may be left out: something is said of each, or asked."""
+        pooling, params = self.asked.pooling, self.asked.params
         pools = pooling is not None and pooling.reads_whole_prompt
-        return pools or self.asked.params.prompt_logprobs is not None
+        told = params.prompt_logprobs is not None
+        return pools or told or bool(params.skip_reading_prefix_cache)
 
     @property
     def is_prefilling(self) -> bool:

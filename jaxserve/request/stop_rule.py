@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
+
 
 class FinishReason(StrEnum):
     """How a token may end a request, in the words of the OpenAI and vLLM APIs."""
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     ERROR = "error"  # its grammar allows no token, or has become too complex
     NOT_COMPILED = "not compiled"  # the engine had no time for its grammar; told as an error
 
@@ -20,7 +23,7 @@ class End(NamedTuple):
     """How a token ended its request."""
 
     reason: FinishReason
-    stop_token: int | None  # None for EOS and for length
+    stop_token: int | None  # None but for a stop token
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class StopRule:
         min_tokens: neither kind is generated before that many tokens.
         max_tokens: it ends with "length" at that many generated tokens.
         ignore_eos: `eos_token_ids` are held back by `min_tokens` and end nothing.
+        repetition: the repetitions that end it, from `min_tokens` on; None: none do.
         end_token_ids: what ends it; made here, so that most tokens need one look-up.
     """
 
@@ -41,6 +45,7 @@ class StopRule:
     min_tokens: int
     max_tokens: int
     ignore_eos: bool = False
+    repetition: RepetitionDetectionParams | None = None
     end_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,3 +62,10 @@ class StopRule:
         if num_output >= self.max_tokens:
             return End(FinishReason.LENGTH, None)
         return None
+
+    def check_repetition(self, tokens: list[int]) -> End | None:
+        """Whether the last of the generated tokens ends the request by repetition."""
+        asked = self.repetition
+        if asked is None or len(tokens) < self.min_tokens or not asked.ends(tokens):
+            return None
+        return End(FinishReason.REPETITION, None)

@@ -260,8 +260,9 @@ class Scheduler:
                 continue
             output, rule = request.output_token_ids, request.asked.stop_rule
             output.append(token)
-            if token in rule.end_token_ids or len(output) >= rule.max_tokens:
-                end = rule.check(token, len(output))
+            is_end = token in rule.end_token_ids or len(output) >= rule.max_tokens
+            if is_end or rule.repetition is not None:
+                end = rule.check(token, len(output)) or rule.check_repetition(output)
                 if end is not None:
                     self._finish(request)
                     ends[entry - len(dropped)] = end

@@ -1,4 +1,4 @@
-"""The content of chat messages as text."""
+"""The content of chat messages as text, or as parts of text."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def content_text(content: Any, where: str) -> str:
     if not isinstance(content, list):
         raise ValidationError(where, type(content).__name__, "a string or a list of text parts")
     return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def content_parts(content: Any, where: str) -> list[dict[str, str]] | None:
+    """The same as OpenAI's list of text parts; None stays None."""
+    if content is None:
+        return None
+    given = content if isinstance(content, list) else [content_text(content, where)]
+    texts = (_part_text(part, f"{where}[{i}]") for i, part in enumerate(given))
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _part_text(part: Any, where: str) -> str:

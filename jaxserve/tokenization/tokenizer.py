@@ -13,10 +13,11 @@ from typing import Any
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf import is_gguf
 from checkpoints.json_file import read_object
+from jaxserve.config.settings import OneOf
 from jaxserve.errors import TemplateRefusal, ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
 from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
-from jaxserve.tokenization.message_text import content_text
+from jaxserve.tokenization.message_text import content_parts, content_text
 from jaxserve.tokenization.older_files import converted_tokenizer
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
@@ -40,6 +41,7 @@ FILES = (
 RENDER_TIMEOUT_S = 10.0
 MAX_TEMPLATE_ERROR = 200  # characters that are told of what a template says of messages
 KEPT_TEMPLATES = 8
+CONTENT_FORMATS = ("auto", "string", "openai")
 LONG_TEXT = 2048  # characters from which other threads may run while a text is tokenised
 _INTERNALS = re.compile(r"\b0x[0-9a-fA-F]+\b|(?:/[\w.+-]+){2,}")  # addresses and paths
 # Arguments of `apply_chat_template`, ours and transformers', and what templates are given: a
@@ -230,9 +232,14 @@ class Tokenizer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         mark: bool = True,
+        content_format: str = "auto",
         **kwargs: Any,
     ) -> str:
         """The text of `apply_chat_template`; for `encode_chat` if control tokens are to be marked.
+
+        Args:
+            content_format: "openai": templates get each content as a list of text parts; "string"
+                or "auto": as one text.
 
         Raises:
             ValidationError: see `apply_chat_template`.
@@ -252,7 +259,9 @@ class Tokenizer:
             raise ValidationError(
                 "chat_template", None, "a template, because the tokenizer brings none"
             )
-        conversation: Any = [_with_text(message, index) for index, message in enumerate(messages)]
+        OneOf(CONTENT_FORMATS).checked("chat_template_content_format", content_format)
+        with_content = _with_parts if content_format == "openai" else _with_text
+        conversation: Any = [with_content(one, index) for index, one in enumerate(messages)]
         if "developer" not in self._source(chat_template):  # OpenAI's newer name of "system"
             conversation = [_as_system(message) for message in conversation]
         if mark:
@@ -388,6 +397,12 @@ def _with_text(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     if not isinstance(message.get("content"), list):
         return message
     return {**message, "content": content_text(message["content"], f"messages[{index}].content")}
+
+
+def _with_parts(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """A message whose content is a list of parts, for templates that go through them."""
+    parts = content_parts(message.get("content"), f"messages[{index}].content")
+    return {**message, "content": parts}
 
 
 def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
-"""`Logprob`, at the path that vLLM has it."""
+"""`Logprob` and `FlatLogprobs`, at the path that vLLM has them."""
 
-from jaxserve.outputs import Logprob
+from jaxserve.outputs import FlatLogprobs, Logprob
 
-__all__ = ["Logprob"]
+__all__ = ["FlatLogprobs", "Logprob"]

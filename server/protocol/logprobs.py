@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ def completion_logprobs(
     top: int,
     first_offset: int,
     show: TokenText,
-    named: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The `logprobs` object of a completion choice.
 
@@ -31,7 +31,6 @@ def completion_logprobs(
         top: alternatives a position, -1 for all; the token itself is listed in any case.
         first_offset: characters of the choice's text before the first position.
         show: text of a token.
-        named: tokens that were asked for by their ids, listed in any case.
     """
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -49,7 +48,7 @@ def completion_logprobs(
             top_logprobs.append(None)
             continue
         listed = {} if own is None else {text: _finite(own.logprob)}
-        for other_id, other in _best(alternatives, top, named):
+        for other_id, other in _best(alternatives, top):
             listed.setdefault(show(other_id), _finite(other.logprob))
         top_logprobs.append(listed)
     return {
@@ -66,12 +65,10 @@ def chat_logprobs(
     top: int,
     show: TokenText,
     token_bytes: Callable[[int], bytes],
-    named: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The `logprobs` object of a chat choice: `top` alternatives a position, all for -1.
 
     Args:
-        named: tokens that were asked for by their ids, behind those.
         token_bytes: what a token adds to the text, which need not be UTF-8 by itself.
     """
 
@@ -86,7 +83,7 @@ def chat_logprobs(
     for token_id, alternatives in positions:
         known = alternatives or {}
         own = known[token_id].logprob if token_id in known else LOWEST
-        best = [entry(i, other.logprob) for i, other in _best(known, top, named)]
+        best = [entry(i, other.logprob) for i, other in _best(known, top)]
         content.append({**entry(token_id, own), "top_logprobs": best})
     return {"content": content}
 
@@ -108,17 +105,10 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[s
     ]
 
 
-def _best(
-    alternatives: PositionLogprobs, top: int, named: Sequence[int]
-) -> list[tuple[int, Logprob]]:
-    """The `top` most likely alternatives (-1: all there are), then those asked for by their ids."""
-    ranked = [(other.rank, token, other) for token, other in alternatives.items() if other.rank]
-    best = [(token, other) for _, token, other in sorted(ranked, key=lambda item: item[0])]
-    listed = dict(best if top == -1 else best[:top])
-    for token in named:
-        if token in alternatives:  # a prompt's positions have none of them
-            listed.setdefault(token, alternatives[token])
-    return list(listed.items())
+def _best(alternatives: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:
+    """The `top` most likely alternatives; -1: all, those asked for by their ids behind others."""
+    best = sorted(alternatives.items(), key=lambda item: item[1].rank or math.inf)
+    return best if top == -1 else best[:top]
 
 
 def _finite(logprob: float) -> float:

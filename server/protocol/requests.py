@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from jaxserve.client.input_processor import Params
 from jaxserve.errors import ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams
 from server.protocol.beams import (
@@ -51,6 +52,7 @@ _GIVEN_OTHERWISE = {
     "output_kind",
     "thoughts",
     "extra_args",
+    "flat_logprobs",
 }
 # What JSON has for a type of SamplingParams, where that is another one.
 _JSON_TYPES: dict[Any, Any] = {
@@ -59,6 +61,7 @@ _JSON_TYPES: dict[Any, Any] = {
     str | list[str]: str | Strings,
     dict[int, float]: dict[str, Any],
     StructuredOutputsParams: dict[str, Any],
+    RepetitionDetectionParams: dict[str, Any],
 }
 
 
@@ -232,6 +235,10 @@ class GenerationRequest(PromptRequest, SamplingRequest):
             )
         if self.prompt_logprobs is not None and self.streams:
             raise ValidationError("prompt_logprobs", self.prompt_logprobs, "only without stream")
+        shows = getattr(self, "logprobs", None)
+        if self.logprob_token_ids and (shows is None or shows is False):
+            allowed = "none where logprobs is not set"
+            raise ValidationError("logprob_token_ids", self.logprob_token_ids, allowed)
         check_request_id(self.request_id)
 
     def constraint(self) -> FormatFields | None:
@@ -282,7 +289,7 @@ class GenerationRequest(PromptRequest, SamplingRequest):
         return SamplingParams(
             **(own | chosen),
             max_tokens=max_tokens,
-            logprobs=logprobs,
+            logprobs=None if self.logprob_token_ids else logprobs,
             prompt_logprobs=prompt_logprobs,
             output_kind=RequestOutputKind.DELTA if self.streams else RequestOutputKind.FINAL_ONLY,
         )

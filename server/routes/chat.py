@@ -180,10 +180,9 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             return None
         return chat_logprobs(
             list(zip(new.token_ids, new.logprobs or [])),
-            top=self.body.top_logprobs or 0,
+            top=-1 if self.body.logprob_token_ids else self.body.top_logprobs or 0,
             show=self.show,
             token_bytes=self.service.engine.tokenizer.byte_table.__getitem__,
-            named=self.body.logprob_token_ids or (),
         )
 
 

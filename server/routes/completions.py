@@ -104,7 +104,9 @@ class Completions(Answer[CompletionRequest]):
         if echoed is not None:
             self._offsets[piece.index] = sum(map(len, echoed["tokens"]))
         shown = self._shown_logprobs(
-            list(zip(piece.new.token_ids, piece.new.logprobs or [])), self._offsets[piece.index]
+            list(zip(piece.new.token_ids, piece.new.logprobs or [])),
+            self._offsets[piece.index],
+            -1 if self.body.logprob_token_ids else self.body.logprobs,
         )
         self._offsets[piece.index] += sum(map(len, shown["tokens"]))
         if echoed is None:
@@ -117,17 +119,15 @@ class Completions(Answer[CompletionRequest]):
         if found is None:
             prompt_ids = self.requests[piece.position].group.prompt_token_ids
             scored = list(zip(prompt_ids, piece.output.prompt_logprobs or []))
-            found = self._echoed[piece.position] = self._shown_logprobs(scored, 0)
+            found = self._echoed[piece.position] = self._shown_logprobs(
+                scored, 0, self.body.logprobs
+            )
         return found
 
-    def _shown_logprobs(self, positions: list[Position], offset: int) -> dict[str, list[Any]]:
-        return completion_logprobs(
-            positions,
-            top=self.body.logprobs or 0,
-            first_offset=offset,
-            show=self.show,
-            named=self.body.logprob_token_ids or (),
-        )
+    def _shown_logprobs(
+        self, positions: list[Position], offset: int, top: int | None
+    ) -> dict[str, list[Any]]:
+        return completion_logprobs(positions, top=top or 0, first_offset=offset, show=self.show)
 
 
 ROUTES = [EngineRoute("/v1/completions", create_completion)]

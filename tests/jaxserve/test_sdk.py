@@ -1,29 +1,27 @@
-"""The parts of vLLM's offline API beside `generate`: scores, metrics, sleep, traces, async."""
+"""The parts of vLLM's offline API beside `generate`: scores, metrics, sleep, traces."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from jaxserve import (
     LLM,
-    AsyncEngineArgs,
-    AsyncLLMEngine,
+    BeamSearchParams,
     LoRARequest,
     PoolingParams,
     SamplingParams,
-    TokensPrompt,
 )
 from jaxserve.client.similarity import cosine, pair_up
 from jaxserve.config import ProfilerConfig
-from jaxserve.errors import EngineDeadError, ValidationError
+from jaxserve.errors import ValidationError
 from jaxserve.observability.metric_values import Counter, Gauge, Histogram
-from jaxserve.params.sampling_params import RequestOutputKind
 
 SMALL = {
     "max_num_seqs": 4,
@@ -157,36 +155,30 @@ def test_adapters_are_refused_by_name(llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_the_async_engine_gives_the_same_tokens(llm: LLM, model_folder) -> None:
-    want = tokens(llm)
+def test_a_function_reads_the_parameters(llm: LLM) -> None:
+    (count,) = llm.apply_model(lambda params: sum(leaf.size for leaf in jax.tree.leaves(params)))
+    assert count == sum(leaf.size for leaf in jax.tree.leaves(llm.params)) > 0
+    with pytest.raises(ValidationError, match="apply_model"):
+        llm.collective_rpc("get_weights", args=(1,))
 
-    async def run() -> list[list[int]]:
-        args = AsyncEngineArgs(model=str(model_folder("llama_gqa")), enforce_eager=True, **SMALL)
-        engine = AsyncLLMEngine.from_engine_args(args)
 
-        async def one(index: int) -> list[int]:
-            prompt = TokensPrompt(prompt_token_ids=PROMPTS[index])
-            params = GREEDY.clone()
-            params.output_kind = RequestOutputKind.CUMULATIVE
-            last = None
-            async for output in engine.generate(prompt, params, f"r{index}"):
-                last = output
-            assert last is not None and last.finished
-            return last.outputs[0].token_ids
+@pytest.mark.slow
+def test_prompts_are_cut_and_share_a_priority(llm: LLM) -> None:
+    cut = {"truncate_prompt_tokens": 2}
+    bars = []
 
-        found = await asyncio.gather(*(one(index) for index in range(len(PROMPTS))))
-        await engine.check_health()
-        assert engine.is_running and not engine.errored
-        stream = engine.generate(PROMPTS[0], SamplingParams(max_tokens=50), "aborted")
-        await anext(stream)
-        await engine.abort("aborted")
-        assert [output async for output in stream][-1].outputs[0].finish_reason == "abort"
-        await engine.shutdown()
-        with pytest.raises(EngineDeadError):
-            await engine.check_health()
-        return found
+    def bar(**how: object) -> tqdm:
+        bars.append(how["total"])
+        return tqdm(**how, leave=False)  # type: ignore[arg-type]
 
-    assert asyncio.run(run()) == want
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=bar, priority=0, tokenization_kwargs=cut)
+    assert [out.prompt_token_ids for out in outputs] == [prompt[-2:] for prompt in PROMPTS]
+    assert bars == [len(PROMPTS)]
+    llm.enqueue(PROMPTS[0], GREEDY, tokenization_kwargs=cut | {"truncation_side": "right"})
+    (output,) = llm.wait_for_completion(use_tqdm=False)
+    assert output.prompt_token_ids == PROMPTS[0][:2]
+    with pytest.raises(ValidationError, match="no adapters yet"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 4), LoRARequest("a", 1, "/a"))
 
 
 @pytest.mark.slow

@@ -238,9 +238,9 @@ class FakeEngine:
         def completion(index: int, text: str, last: bool) -> CompletionOutput:
             ids = [ord(one) for one in text]
             logprobs = None
-            if params.logprobs is not None:
+            if params.needs_logprobs:
                 named = {t: Logprob(-9.0, None, chr(t)) for t in params.logprob_token_ids or ()}
-                logprobs = [named | _logprobs(one, params.logprobs) for one in ids]
+                logprobs = [named | _logprobs(one, params.logprobs or 0) for one in ids]
             reason = reasons[index] if last else None
             told = self.reports if last else None
             return CompletionOutput(index, text, ids, None, logprobs, reason, reports=told)

@@ -155,7 +155,8 @@ def test_more_tokens_than_the_model_has(client: TestClient, engine: FakeEngine, 
     ids = [0, 1, 2, 3, 0]
     many = {str(i): 1 for i in range(5)} if name == "logit_bias" else ids
     for path, body in ((COMPLETIONS, {"prompt": [1]}), (CHAT, OK_CHAT)):
-        message = assert_error(client.post(path, json={**body, name: many}), 400, name)
+        body = {**body, "logprobs": path == CHAT or 1, name: many}
+        message = assert_error(client.post(path, json=body), 400, name)
         assert "5 tokens" in message
 
 

@@ -110,7 +110,7 @@ class Logprobs(Feature):
                 values, step.special[seen.samples[entry]], request, seen.tokens[entry]
             )
             for entry, request in enumerate(seen.requests)
-            if request.params.logprobs is not None
+            if request.params.needs_logprobs
         }
 
     def cost(self, shape: StepShape) -> float:
@@ -119,9 +119,11 @@ class Logprobs(Feature):
 
 def _told(values: LogprobOutputs, place: int, request: Request, token: int) -> TokenLogprobs:
     """The report on a token that a request got."""
-    assert request.params.logprobs is not None
-    ids, logprobs, ranks = scored_token(values, place, token, request.params.logprobs)
-    for column, asked in enumerate(request.params.logprob_token_ids or ()):
+    named = request.params.logprob_token_ids or ()
+    count = 0 if named else request.params.logprobs
+    assert count is not None
+    ids, logprobs, ranks = scored_token(values, place, token, count)
+    for column, asked in enumerate(named):
         if asked not in ids:
             ids.append(asked)
             logprobs.append(float(values.named[place, column]))

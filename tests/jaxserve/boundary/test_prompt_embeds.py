@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.boundary.messages import AddGroup
+from jaxserve.boundary.prompt_embeds import checked_embeds
 from jaxserve.boundary.prompt_spans import PARTS, Part, PromptSpan
+from jaxserve.errors import ValidationError
 from jaxserve.execution.features.prompt_embeds import PromptEmbeds
 from jaxserve.request.request import Request
 from tests.jaxserve import oracle
@@ -192,3 +195,13 @@ def test_rows_that_the_engine_makes(
         assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
         cached.append(found.num_cached_tokens)
     assert cached == [0, 16, 32], "another image shares the text before it"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_are_arrays(dtype: torch.dtype) -> None:
+    facts: Any = SimpleNamespace(hidden_size=HIDDEN)
+    tensor = torch.tensor(noise(3), requires_grad=True).to(dtype)
+    expected = tensor.detach().float().numpy()
+    assert (checked_embeds(tensor, facts) == expected).all()
+    with pytest.raises(ValidationError, match="floating tensor"):
+        checked_embeds(torch.ones((3, HIDDEN), dtype=torch.int32), facts)

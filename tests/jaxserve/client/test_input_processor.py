@@ -115,6 +115,12 @@ def test_keys_of_a_prompt_that_ask_for_nothing_are_accepted() -> None:
     assert (prepared.prompt, prepared.group.prompt_token_ids) == ("", [5, 6])
 
 
+def test_what_ends_a_repetition_is_in_the_stop_rule() -> None:
+    asked = RepetitionDetectionParams(2, 1, 3)
+    group = processor().prepare([5], SamplingParams(repetition_detection=asked), "r").group
+    assert group.stop_rule.repetition == asked and group.params.repetition_detection is None
+
+
 def test_parameters_must_leave_a_token_to_sample() -> None:
     inputs = processor()
     inputs.prepare([5], SamplingParams(allowed_token_ids=[2, 3]), "r")

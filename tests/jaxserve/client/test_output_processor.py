@@ -16,7 +16,7 @@ from jaxserve.client.output_processor import OutputProcessor
 from jaxserve.errors import ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
-from jaxserve.outputs import Logprob, RequestOutput
+from jaxserve.outputs import FlatLogprobs, Logprob, RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind
 from jaxserve.request.queueing import Queueing
 from jaxserve.request.stop_rule import End, FinishReason, StopRule
@@ -148,3 +148,23 @@ def test_the_last_delta_has_the_reports_of_all_steps() -> None:
     ]
     assert [one.token_ids for one in told] == [[3], [4], [5]]
     assert [one.reports for one in told] == [None, None, {"own": [3, 4, 5]}]
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_logprobs_in_few_lists(kind: RequestOutputKind) -> None:
+    asked: dict[str, Any] = {"logprob_token_ids": [9], "output_kind": kind, "prompt_logprobs": 0}
+    runs = Run(None, **asked), Run(None, **asked, flat_logprobs=True)
+    for token in (7, 8):
+        told = TokenLogprobs([token, 9], [-0.5, -1.5], [1, None])
+        plain, flat = (run.step(token, told).outputs[0] for run in runs)
+        assert isinstance(flat.logprobs, FlatLogprobs) and [*flat.logprobs] == plain.logprobs
+        assert set(plain.logprobs[-1]) == {token, 9}
+        assert flat.cumulative_logprob == plain.cumulative_logprob
+    assert runs[1].step(7, told).prompt_logprobs == FlatLogprobs.of([None])
+
+
+def test_a_repetition_is_told() -> None:
+    ends = {0: End(FinishReason.REPETITION, None)}
+    (output,) = Run(None).take({"0.0": [7]}, ends=ends)
+    one = output.outputs[0]
+    assert (one.finish_reason, one.stop_reason) == ("repetition", "repetition_detected")

@@ -83,6 +83,12 @@ def test_what_cannot_be_done_is_refused_by_name(name: str, value: Any) -> None:
     assert caught.value.field == name
 
 
+def test_a_value_that_is_refused_has_its_reason() -> None:
+    for name, why in (("tokenizer_mode", "mistral-common"), ("config_format", "params.json")):
+        with pytest.raises(ValidationError, match=f"{name}='mistral'.*{why}"):
+            own_settings({name: "mistral"})
+
+
 def test_engine_args_are_a_dataclass_with_flags() -> None:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     parser.add_argument("--my-own", type=int)

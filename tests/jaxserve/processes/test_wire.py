@@ -37,6 +37,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import MessageError
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.params.structured_outputs_params import Thoughts
 from jaxserve.processes import wire
@@ -69,7 +70,7 @@ ADD = AddGroup(
     [2**64 - 1, 0],
     [1, 2, 3],
     PARAMS,
-    StopRule(frozenset({3}), frozenset({9}), 2, 40, True),
+    StopRule(frozenset({3}), frozenset({9}), 2, 40, True, RepetitionDetectionParams(3, 2, 4)),
     [[4, 5], [6]],
     Queueing(12.25, -3, 1.5, "key:k"),
     "salt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.request.stop_rule import End, FinishReason, StopRule
 
 
@@ -19,3 +20,12 @@ def test_an_ignored_end_of_sequence_ends_nothing_unless_it_is_a_stop_token() -> 
     rule = StopRule(frozenset({2, 3}), frozenset({3}), 0, max_tokens=4, ignore_eos=True)
     assert rule.check(2, 1) is None
     assert rule.check(3, 1) == End(FinishReason.STOP, 3)
+
+
+def test_a_repetition_ends_a_request_that_has_its_tokens() -> None:
+    asked = RepetitionDetectionParams(2, 1, 3)
+    rule = StopRule(frozenset(), frozenset(), 4, 9, repetition=asked)
+    assert rule.check_repetition([7, 7, 7]) is None, "min_tokens"
+    assert rule.check_repetition([7, 7, 7, 7]) == End(FinishReason.REPETITION, None)
+    assert rule.check_repetition([7, 7, 7, 8]) is None
+    assert StopRule(frozenset(), frozenset(), 0, 9).check_repetition([7] * 8) is None

@@ -291,3 +291,13 @@ def test_an_abort_at_any_point_of_a_life_frees_everything(who: str) -> None:
             else:
                 assert request.output_token_ids == expected
     assert ended > points // 4
+
+
+def test_a_request_that_reads_nothing_leaves_its_pages_to_others(one) -> None:
+    prompt = list(range(10))
+    params = SamplingParams(skip_reading_prefix_cache=True)
+    for name, asked, found in (("a", None, 0), ("b", params, 0), ("c", None, 8)):
+        request = make_request(name, prompt, 4)
+        if asked is not None:
+            request.asked = replace(request.asked, params=asked)
+        assert finish(*one, request) == found

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from jaxserve.errors import ValidationError
 from jaxserve.memory.manager import PageManager
 from jaxserve.memory.page_groups import PageGroups
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.sampling_params import SamplingParams
 from jaxserve.request.queueing import Queueing
 from jaxserve.request.request import Request, RequestState
-from jaxserve.request.stop_rule import FinishReason, StopRule
+from jaxserve.request.stop_rule import End, FinishReason, StopRule
 from jaxserve.scheduling.client_turns import ClientTurns
 from jaxserve.scheduling.group import SequenceGroup
 from jaxserve.scheduling.plan import StepPlan
@@ -403,3 +404,23 @@ def test_requests_that_need_seen_tokens_share_their_steps() -> None:
     seen = [count for count, _ in sizes[6:]]
     assert set(seen) == {0, 3} and all(a != b for a, b in itertools.pairwise(seen))
     assert all(total - count == 1 for count, total in sizes[6:]), "the other runs in each step"
+
+
+def test_a_request_that_repeats_itself_ends() -> None:
+    def first_twice(prompt: list[int]) -> list[int]:
+        tokens = alone(prompt, 30)[0]
+        twice = (i for i in range(1, len(tokens)) if tokens[i] == tokens[i - 1])
+        return tokens[: next(twice, -1) + 1]
+
+    prompt = next([token] for token in range(1, VOCAB) if first_twice([token]))
+    request = make_request("r", prompt, 30)
+    rule = replace(request.stop_rule, repetition=RepetitionDetectionParams(1, 1, 2))
+    request.asked = replace(request.asked, stop_rule=rule)
+    scheduler, device = start(simple())
+    scheduler.add(request)
+    ends = []
+    while scheduler.has_unfinished:
+        plan = scheduler.plan()
+        ends += scheduler.commit(plan, *device.run(plan)).ends.values()
+    assert request.output_token_ids == first_twice(prompt)
+    assert ends == [End(FinishReason.REPETITION, None)]

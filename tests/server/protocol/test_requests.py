@@ -9,6 +9,7 @@ import pydantic
 import pytest
 
 from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.sampling_params import TOKEN_FIELDS, SamplingParams
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
@@ -19,6 +20,7 @@ OTHER_NAMES |= {
     "structured_outputs",
     "thoughts",
     "extra_args",
+    "flat_logprobs",
 }  # goes with few others; of the server
 VALUES: dict[str, Any] = {
     "n": 3,
@@ -44,6 +46,8 @@ VALUES: dict[str, Any] = {
     "epsilon_cutoff": 0.1,
     "stream_interval": 4,
     "thinking_token_budget": 9,
+    "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+    "skip_reading_prefix_cache": True,
 }
 BODIES = {
     CompletionRequest: {"prompt": "a"},
@@ -73,7 +77,8 @@ def test_every_field_reaches_the_parameters(model: Any) -> None:
     body = model.model_validate(BODIES[model] | VALUES)
     assert not body.model_extra
     params = body.sampling_params(max_tokens=9, logprobs=1, prompt_logprobs=None)
-    expected = VALUES | {"logit_bias": {5: 1.0}, "max_tokens": 9, "logprobs": 1}
+    expected = VALUES | {"logit_bias": {5: 1.0}, "max_tokens": 9, "logprobs": None}
+    expected["repetition_detection"] = RepetitionDetectionParams(3, 0, 2)
     assert {name: getattr(params, name) for name in expected} == expected
     nothing = model.model_validate(BODIES[model] | dict.fromkeys(VALUES))
     plain = nothing.sampling_params(max_tokens=16, logprobs=None, prompt_logprobs=None)
