@@ -35,7 +35,13 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
 }
-_NO_BODY = ("/ping", "/reset_prefix_cache", "/v1/responses/{response_id}/cancel")
+_NO_BODY = (
+    "/ping",
+    "/reset_prefix_cache",
+    "/sleep",
+    "/wake_up",
+    "/v1/responses/{response_id}/cancel",
+)
 
 
 def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
@@ -215,12 +221,19 @@ ANSWERS: dict[str, Schema] = {
     ),
     "/detokenize": _object({"prompt": TEXT}),
     "/health": _object(
-        {"status": {"enum": ["ok", "draining", "dead", "restarting", "loading", "silent"]}},
+        {
+            "status": {
+                "enum": ["ok", "draining", "dead", "restarting", "loading", "silent", "paused"]
+            }
+        },
         reason=TEXT,
     ),
     "/ping": _object({"status": TEXT}),
     "/version": _object({"version": TEXT}),
     "/load": _object({"server_load": WHOLE}),
+    "/sleep": _object({"status": TEXT, "level": WHOLE}),
+    "/wake_up": _object({"status": {"enum": ["awake", "sleeping"]}, "tags": _maybe(_list(TEXT))}),
+    "/is_sleeping": _object({"is_sleeping": {"type": "boolean"}}),
     "/tokenizer_info": _object({"tokenizer_class": TEXT, "chat_template": _maybe(TEXT)}),
     "/openapi.json": {"type": "object"},
 }

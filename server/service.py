@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -36,6 +37,7 @@ from server.watchers import Watch
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
+    from jaxserve.async_llm_engine import AsyncLLMEngine
 
 NO_PARSERS = Parsers()
 CUT_CONTEXTS = 16  # of which a conversation that is cut may have as many tokens
@@ -80,6 +82,14 @@ class Service:
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
 
+    @cached_property
+    def controls(self) -> AsyncLLMEngine:
+        """What holds requests back and frees memory."""
+        # imported here: most servers are not asked for it
+        from jaxserve.async_llm_engine import AsyncLLMEngine
+
+        return AsyncLLMEngine(self.engine)
+
     @staticmethod
     def of(request: Request) -> Service:
         """The service of the application that handles this request."""
@@ -103,6 +113,8 @@ class Service:
             return "restarting", _come_again("the engine has died and is started again", 2)
         if not engine.is_ready:
             return "loading", _come_again("the model is still loading", 5)
+        if engine.refusal is not None:
+            return "paused", _come_again("the engine is paused, or sleeps", 5)
         silence = engine.silence
         return None if silence is None else ("silent", _come_again(silence, 2))
 

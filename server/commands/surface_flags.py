@@ -35,7 +35,8 @@ _SWITCHES = {
     ),
     "--enable-control-routes": (
         "has_control_routes",
-        "let clients empty the prefix cache: POST /reset_prefix_cache",
+        "let clients empty the prefix cache and have the engine sleep: POST /reset_prefix_cache, "
+        "/sleep, /wake_up",
     ),
     "--trust-request-chat-template": (
         "trusts_templates",

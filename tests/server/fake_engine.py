@@ -102,7 +102,7 @@ class FakeEngine:
         started, aborted, finished: request ids, in order.
         params: the sampling parameters of each request; limits: most tokens of each; turns: when
             and how urgent; beams: its search.
-        rooms: clients and requests for which it was asked for room; refusal: what it says.
+        rooms: clients and requests for which it was asked for room; room_error: what it says.
         ledger: of what was let in.
     """
 
@@ -122,6 +122,7 @@ class FakeEngine:
         self.is_ready = True
         self.is_dead = self.is_restarting = self.is_draining = False
         self.error: BaseException | None = None
+        self.refusal: str | None = None
         self.silence: str | None = None
         self.reply = reply
         self.delay = 0.0
@@ -145,7 +146,7 @@ class FakeEngine:
         self.num_resets = 0
         self.rooms: list[tuple[str, int]] = []
         self.ledger = Ledger(self.config)
-        self.refusal: Exception | None = None
+        self.room_error: Exception | None = None
         self.turns: list[Queueing] = []
         self.times = RequestMetrics(0.0, 1.0, None, 2.0, 3.0)
 
@@ -169,8 +170,8 @@ class FakeEngine:
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
         self.rooms.append((client, requests))
-        if self.refusal is not None:
-            raise self.refusal
+        if self.room_error is not None:
+            raise self.room_error
         self.ledger.check(client, requests)
 
     @contextmanager

@@ -428,7 +428,7 @@ def test_errors_have_anthropics_shape(engine: FakeEngine) -> None:
         refused(client.post(ROUTE, json=body | {"model": "other"}), 404, "not_found_error")
         refused(client.post(f"{ROUTE}/other", json=body), 404, "not_found_error")
         refused(client.get(ROUTE), 405, "invalid_request_error")
-        engine.refusal = RuntimeError("secret")
+        engine.room_error = RuntimeError("secret")
         refused(client.post(ROUTE, json=body), 500, "api_error")
         engine.is_ready = False
         refused(client.post(ROUTE, json=body), 503, "overloaded_error")
