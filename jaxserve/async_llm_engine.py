@@ -36,10 +36,13 @@ class AsyncLLMEngine:
     Args:
         engine: what does it.
         profile_folder: where `start_profile` records to.
+
+    Attributes:
+        engine: as given.
     """
 
     def __init__(self, engine: AsyncEngine, profile_folder: str = FOLDER):
-        self._engine = engine
+        self.engine = engine
         self._sleep = Sleep(engine.client)
         self._profile, self._profile_folder = Profile(), profile_folder
         self._is_paused = False
@@ -76,12 +79,12 @@ class AsyncLLMEngine:
     @property
     def is_running(self) -> bool:
         """Whether it is ready and has not ended."""
-        return self._engine.is_ready
+        return self.engine.is_ready
 
     @property
     def errored(self) -> bool:
         """Whether an error has ended it."""
-        return self._engine.is_dead and self._engine.error is not None
+        return self.engine.is_dead and self.engine.error is not None
 
     async def generate(
         self,
@@ -111,11 +114,11 @@ class AsyncLLMEngine:
         for name, value in others.items():
             if value is not None:
                 raise ValidationError(name, value, "None")
-        await self._engine.wait_ready()
+        await self.engine.wait_ready()
         if tokenization_kwargs:
-            how = Tokenization.of(tokenization_kwargs, self._engine.max_model_len)
-            prompt = how.apply(prompt, self._engine.tokenizer)
-        outputs = self._engine.generate(prompt, sampling_params, request_id, priority=priority)
+            how = Tokenization.of(tokenization_kwargs, self.engine.max_model_len)
+            prompt = how.apply(prompt, self.engine.tokenizer)
+        outputs = self.engine.generate(prompt, sampling_params, request_id, priority=priority)
         try:
             async for output in outputs:
                 yield output
@@ -141,7 +144,7 @@ class AsyncLLMEngine:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End a request or several, those that are live."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
-            await self._engine.abort(one)
+            await self.engine.abort(one)
 
     async def pause_generation(self, *, mode: str = ABORT, clear_cache: bool = True) -> None:
         """Hold requests back until `resume_generation`.
@@ -156,8 +159,8 @@ class AsyncLLMEngine:
             EngineDeadError: the engine has ended.
         """
         MODES.checked("mode", mode)
-        await self._engine.wait_ready()
-        engine, self._is_paused = self._engine, True
+        await self.engine.wait_ready()
+        engine, self._is_paused = self.engine, True
         if mode == KEEP:
             engine.client.control(Action.PAUSE)
         else:
@@ -177,8 +180,8 @@ class AsyncLLMEngine:
             ValidationError: the engine sleeps.
         """
         self._sleep.check_awake()
-        self._engine.refusal, self._is_paused = None, False
-        self._engine.client.control(Action.RESUME)
+        self.engine.refusal, self._is_paused = None, False
+        self.engine.client.control(Action.RESUME)
 
     async def is_paused(self) -> bool:
         """Whether requests are held back."""
@@ -202,7 +205,7 @@ class AsyncLLMEngine:
         await self.pause_generation(mode=mode, clear_cache=level != 0)
         if level != 0:
             self._sleep.sleep(level)
-            await self._engine.settle()
+            await self.engine.settle()
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Take the memory again, and go on once all of it is there; whether all is.
@@ -216,7 +219,7 @@ class AsyncLLMEngine:
         """
         memory = None if tags is None else [tag for tag in tags if tag != SCHEDULING]
         self._sleep.wake_up(memory)
-        await self._engine.settle()
+        await self.engine.settle()
         if not self._sleep.is_sleeping:
             await self.resume_generation()
         return not self._sleep.is_sleeping
@@ -239,14 +242,14 @@ class AsyncLLMEngine:
 
     async def check_health(self) -> None:
         """Raises EngineDeadError once the engine has ended."""
-        if self._engine.is_dead:
-            error = self._engine.error
+        if self.engine.is_dead:
+            error = self.engine.error
             raise EngineDeadError(str(error or "the engine was shut down")) from error
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; raises ValidationError where the engine has none."""
-        return self._engine.tokenizer
+        return self.engine.tokenizer
 
     def get_tokenizer(self) -> Tokenizer:
         """The same."""
@@ -256,8 +259,8 @@ class AsyncLLMEngine:
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Have nothing found any more that was computed so far; the arguments are `LLM`'s."""
-        await self._engine.wait_ready()
-        await self._engine.reset_prefix_cache()
+        await self.engine.wait_ready()
+        await self.engine.reset_prefix_cache()
         return True
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -271,6 +274,6 @@ class AsyncLLMEngine:
 
     def shutdown(self) -> asyncio.Task[None]:
         """Begin to end the engine and every request; the task that comes back has ended them."""
-        self._engine.begin_shutdown()
-        self._ending = asyncio.create_task(asyncio.to_thread(self._engine.client.join))
+        self.engine.begin_shutdown()
+        self._ending = asyncio.create_task(asyncio.to_thread(self.engine.client.join))
         return self._ending

@@ -94,10 +94,10 @@ def test_requests_stand_still_and_go_on(serve) -> None:
         await engine.pause_generation(mode="keep")
         assert await engine.is_paused() and not found.done()
         behind = asyncio.create_task(one(engine, 1))
-        steps = engine._engine.metrics.stats.num_steps
+        steps = engine.engine.metrics.stats.num_steps
         for _ in range(3):
-            await engine._engine.settle()
-        assert engine._engine.metrics.stats.num_steps == steps, "nothing ran"
+            await engine.engine.settle()
+        assert engine.engine.metrics.stats.num_steps == steps, "nothing ran"
         await engine.resume_generation()
         assert (await found).token_ids == want and len(await behind) == 6
         assert not await engine.is_paused()
@@ -108,7 +108,7 @@ def test_requests_stand_still_and_go_on(serve) -> None:
 def test_requests_end_before_a_pause_and_none_begin(serve) -> None:
     async def test(engine: AsyncLLMEngine) -> None:
         running = asyncio.create_task(last(engine.generate(PROMPTS[0], LONG, "aborted")))
-        while not engine._engine.live_requests:
+        while not engine.engine.live_requests:
             await asyncio.sleep(0)
         await engine.pause_generation()
         with pytest.raises(ValidationError, match="paused"):

@@ -14,6 +14,7 @@ from jaxserve.boundary.prompt_spans import NO_ID, PromptSpan
 from jaxserve.client.input_processor import InputProcessor
 from jaxserve.errors import ValidationError
 from jaxserve.params.beam_search_params import BeamSearchParams
+from jaxserve.params.repetition_detection import RepetitionDetectionParams
 from jaxserve.params.structured_outputs_params import StructuredOutputsParams, Thoughts
 from jaxserve.tokenization.tokenizer import Tokenizer
 from tests.resolved_config import resolved_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxserve.errors import ValidationError
@@ -19,6 +19,8 @@ from jaxserve.params.sampling_params import SamplingParams
     st.integers(0, 6),
     st.integers(2, 4),
 )
+@example([0, 1, 1], 1, 0, 3)
+@example([0, 1, 0, 1], 0, 1, 2)
 def test_patterns_at_the_end(tokens: list[int], least: int, more: int, count: int) -> None:
     asked = RepetitionDetectionParams(max(least, 1) + more, least, count)
     patterns = (tokens[-size:] for size in range(max(least, 1), asked.max_pattern_size + 1))
