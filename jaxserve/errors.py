@@ -62,11 +62,19 @@ class ValidationError(JaxServeError, ValueError):
         allowed: what would have been accepted, in words.
     """
 
+    text = "{field}={value} is not supported: {allowed}"
+
     def __init__(self, field: str, value: Any, allowed: str):
-        super().__init__(f"{field}={shown(value)} is not supported: {allowed}")
+        super().__init__(self.text.format(field=field, value=shown(value), allowed=allowed))
         self.field = field
         self.value = value
         self.allowed = allowed
+
+
+class TemplateRefusal(ValidationError):
+    """A chat template refuses what it is given, or fails; its own words come first."""
+
+    text = "{allowed} (the chat template, of {field}={value})"
 
 
 class Verbatim(str):

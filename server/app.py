@@ -29,6 +29,7 @@ from server.options import NO_OPTIONS, Options
 from server.request_spans import RequestTracer, TraceMiddleware
 from server.routes import (
     chat,
+    chat_batch,
     completions,
     control,
     documents,
@@ -117,6 +118,7 @@ def create_app(
         routes=[
             *completions.ROUTES,
             *chat.ROUTES,
+            *chat_batch.ROUTES,
             *responses.ROUTES,
             *stored_responses.ROUTES,
             *messages.ROUTES,

@@ -11,10 +11,10 @@ from starlette.routing import BaseRoute, Route
 
 import jaxserve
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
-from server.protocol.chat import ChatCompletionRequest, ChatTokenizeRequest
+from server.protocol.chat import BatchChatRequest, ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.responses_request import ResponsesRequest
+from server.protocol.responses_request import InputTokensRequest, ResponsesRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
@@ -25,15 +25,23 @@ REF = "#/components/schemas/{model}"
 BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/chat/completions/batch": (BatchChatRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
     "/tokenize": (TokenizeRequest, ChatTokenizeRequest),
     "/detokenize": (DetokenizeRequest,),
     "/invocations": (ChatCompletionRequest, CompletionRequest, EmbeddingRequest),
     "/v1/responses": (ResponsesRequest,),
+    "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
 }
-_NO_BODY = ("/ping", "/reset_prefix_cache", "/v1/responses/{response_id}/cancel")
+_NO_BODY = (
+    "/ping",
+    "/reset_prefix_cache",
+    "/sleep",
+    "/wake_up",
+    "/v1/responses/{response_id}/cancel",
+)
 
 
 def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
@@ -64,6 +72,7 @@ _SYSTEM = _maybe(_CONTENT)
 # of single models, by their names
 _TYPES_OF: dict[str, dict[str, Schema]] = {
     "ResponsesRequest": {"input": {"anyOf": [SOME_TEXT, _TURNS]}},
+    "InputTokensRequest": {"input": {"anyOf": [SOME_TEXT, _TURNS]}},
     "MessagesRequest": {"messages": _TURNS, "system": _SYSTEM},
     "CountTokensRequest": {"messages": _TURNS, "system": _SYSTEM},
 }
@@ -189,10 +198,14 @@ _FACTS = _object(
 ANSWERS: dict[str, Schema] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
+    "/v1/chat/completions/batch": _CHAT,
     "/invocations": {"anyOf": [_COMPLETION, _CHAT, _EMBEDDINGS]},
     "/v1/embeddings": _EMBEDDINGS,
     "/v1/responses": _RESPONSE,
     "/v1/responses/{response_id}": _RESPONSE,
+    "/v1/responses/input_tokens": _object(
+        {"object": {"const": "response.input_tokens"}, "input_tokens": WHOLE}
+    ),
     "DELETE /v1/responses/{response_id}": _object(
         {"id": TEXT, "object": {"const": "response.deleted"}, "deleted": {"const": True}}
     ),
@@ -208,12 +221,19 @@ ANSWERS: dict[str, Schema] = {
     ),
     "/detokenize": _object({"prompt": TEXT}),
     "/health": _object(
-        {"status": {"enum": ["ok", "draining", "dead", "restarting", "loading", "silent"]}},
+        {
+            "status": {
+                "enum": ["ok", "draining", "dead", "restarting", "loading", "silent", "paused"]
+            }
+        },
         reason=TEXT,
     ),
     "/ping": _object({"status": TEXT}),
     "/version": _object({"version": TEXT}),
     "/load": _object({"server_load": WHOLE}),
+    "/sleep": _object({"status": TEXT, "level": WHOLE}),
+    "/wake_up": _object({"status": {"enum": ["awake", "sleeping"]}, "tags": _maybe(_list(TEXT))}),
+    "/is_sleeping": _object({"is_sleeping": {"type": "boolean"}}),
     "/tokenizer_info": _object({"tokenizer_class": TEXT, "chat_template": _maybe(TEXT)}),
     "/openapi.json": {"type": "object"},
 }

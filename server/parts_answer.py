@@ -15,7 +15,7 @@ from jaxserve.outputs import CompletionOutput, RequestOutput
 from server.answer_parts import AnswerParts, Step
 from server.answers import Piece, check_served
 from server.errors import ApiError
-from server.event_stream import EventStream
+from server.event_stream import EventStream, until_disconnect
 from server.protocol.body_errors import renamed
 from server.protocol.chat import ChatCompletionRequest
 from server.routes.chat import ChatCompletions
@@ -150,3 +150,26 @@ class PartsAnswer(ChatCompletions):
         self.see(piece)
         last = new.finished()
         return self.parts.feed(new.text, last=last, cut=last and new.finish_reason != "stop")
+
+
+async def count_prompt(
+    service: Service,
+    chat: ChatCompletionRequest,
+    request: Request,
+    api_field: Callable[[str], str],
+) -> int:
+    """How many tokens the prompt of a chat completion would have.
+
+    Args:
+        chat: what the API's body asks for.
+        api_field: the API's name of a field of a chat completion.
+
+    Raises:
+        ApiError, ValidationError: it cannot be served.
+    """
+    with renamed(api_field):
+        chat.check()
+        service.resolve_model(chat.model)
+        tools = chat.asked_tools().tools
+        encoding = service.encode_chat(chat, add_special_tokens=False, tools=tools)
+        return len(await until_disconnect(request.receive, encoding))

@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -36,6 +37,7 @@ from server.watchers import Watch
 
 if TYPE_CHECKING:
     from jaxserve.async_engine import AsyncEngine
+    from jaxserve.async_llm_engine import AsyncLLMEngine
 
 NO_PARSERS = Parsers()
 CUT_CONTEXTS = 16  # of which a conversation that is cut may have as many tokens
@@ -80,6 +82,14 @@ class Service:
         self.created = int(time.time())
         self.model_names = engine.asked.model_names
 
+    @cached_property
+    def controls(self) -> AsyncLLMEngine:
+        """What holds requests back and frees memory."""
+        # imported here: most servers are not asked for it
+        from jaxserve.async_llm_engine import AsyncLLMEngine
+
+        return AsyncLLMEngine(self.engine)
+
     @staticmethod
     def of(request: Request) -> Service:
         """The service of the application that handles this request."""
@@ -103,6 +113,8 @@ class Service:
             return "restarting", _come_again("the engine has died and is started again", 2)
         if not engine.is_ready:
             return "loading", _come_again("the model is still loading", 5)
+        if engine.refusal is not None:
+            return "paused", _come_again("the engine is paused, or sleeps", 5)
         silence = engine.silence
         return None if silence is None else ("silent", _come_again(silence, 2))
 
@@ -130,10 +142,12 @@ class Service:
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with: the default one when the request gives none.
 
+        The model's folder, as the server was given it, is another name of the default one.
+
         Raises:
             ApiError: 404, no model has this name.
         """
-        if name is None:
+        if name is None or name == self.engine.asked.model:
             return self.model_names[0]
         if name not in self.model_names:
             known = ", ".join(self.model_names)
@@ -199,8 +213,13 @@ class Service:
         """Token ids of a conversation, or what is to be kept of them, by the model's template.
 
         Raises:
-            ValidationError: the template refuses the messages, or they cannot fit.
+            ValidationError: the template refuses the messages, or they cannot fit; the request
+                brings a template of its own, and the server takes none.
         """
+        template = request.chat_template
+        if template is not None and not self.options.trusts_templates:
+            allowed = "null: this server was started without --trust-request-chat-template"
+            raise ValidationError("chat_template", template, allowed)
         keep, most = self.limits.allow_control_tokens, self.engine.max_model_len
         variables = {**self.options.template_variables, **request.template_variables()}
         if cut is not None:
@@ -212,6 +231,7 @@ class Service:
                 request.render_messages(),
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
+                chat_template=template,
                 mark=not keep,
                 tools=tools,
                 **variables,
@@ -220,7 +240,9 @@ class Service:
             if keep:
                 tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
             else:
-                tokens = tokenizer.encode_chat(text, add_special_tokens=add_special_tokens)
+                tokens = tokenizer.encode_chat(
+                    text, template, add_special_tokens=add_special_tokens
+                )
             return tokens if cut is None else cut.of(tokens)
 
         return await asyncio.to_thread(encode)

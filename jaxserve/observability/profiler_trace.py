@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
-
 from jaxserve.errors import ValidationError
 
 TRACE = "perfetto_trace.json.gz"
@@ -25,6 +23,8 @@ class Profile:
         """
         if self._folder is not None:
             raise ValidationError("folder", str(folder), "one trace at a time: call stop_profile")
+        import jax  # a process without an engine has no reason to
+
         jax.profiler.start_trace(str(folder), create_perfetto_trace=True)
         self._folder = Path(folder)
 
@@ -36,6 +36,8 @@ class Profile:
         """
         if self._folder is None:
             raise ValidationError("folder", None, "a trace that start_profile has begun")
+        import jax
+
         folder, self._folder = self._folder, None
         jax.profiler.stop_trace()
         traces = sorted(folder.rglob(TRACE), key=lambda file: file.stat().st_mtime)

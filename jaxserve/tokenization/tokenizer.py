@@ -14,7 +14,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.gguf import is_gguf
 from checkpoints.json_file import read_object
 from jaxserve.config.settings import OneOf
-from jaxserve.errors import ValidationError
+from jaxserve.errors import TemplateRefusal, ValidationError
 from jaxserve.tokenization.control_tokens import ControlTokens, unmarked
 from jaxserve.tokenization.gguf_tokenizer import gguf_tokenizer
 from jaxserve.tokenization.message_text import content_parts, content_text
@@ -283,9 +283,18 @@ class Tokenizer:
         except Exception as error:  # templates can raise anything
             field = "messages" if chat_template is None else "chat_template"
             value = messages if chat_template is None else chat_template
-            told = f"the chat template failed: {_template_error(error)}"
-            raise ValidationError(field, value, told) from error
+            raise TemplateRefusal(field, value, _template_error(error)) from error
         return str(text)
+
+    @functools.cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the folder's template renders messages of the system behind those of others."""
+        turns = [{"role": role, "content": "a"} for role in ("system", "user") * 2]
+        try:
+            self.render_chat(turns, add_generation_prompt=True, continue_final_message=False)
+        except TemplateRefusal:
+            return False
+        return True
 
     def encode_chat(
         self, text: str, chat_template: str | None = None, *, add_special_tokens: bool = False

@@ -35,7 +35,12 @@ _SWITCHES = {
     ),
     "--enable-control-routes": (
         "has_control_routes",
-        "let clients empty the prefix cache: POST /reset_prefix_cache",
+        "let clients empty the prefix cache and have the engine sleep: POST /reset_prefix_cache, "
+        "/sleep, /wake_up",
+    ),
+    "--trust-request-chat-template": (
+        "trusts_templates",
+        "render a chat_template that a request brings, in the sandbox of the server's own",
     ),
     "--metrics-need-key": (
         "guards_metrics",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_core import from_json
@@ -18,17 +20,29 @@ from server.protocol.conversation import (
     text_of,
 )
 
+_TEXTS: Mapping[str, str] = MappingProxyType({"text": "text"})
 ROLES = ("user", ASSISTANT, SYSTEM)
 _OF_ROLE = {
     "user": ("text", "tool_result"),
-    ASSISTANT: ("text", "tool_use", "thinking"),
+    ASSISTANT: ("text", "tool_use", "thinking", "redacted_thinking"),
     SYSTEM: ("text",),
 }
 
 
+# Claude Code's, whose hash is another one with each request: no cached page would be found
+_ATTRIBUTION = "x-anthropic-billing-header"
+
+
 def system_text(given: Any) -> str | None:
     """The text of `system`: text or blocks of it. Raises ValidationError."""
+    if isinstance(given, list):
+        given = [block for block in given if not _is_attribution(block)] or None
     return None if given is None else _text(given, "system", PartCounter())
+
+
+def _is_attribution(block: Any) -> bool:
+    text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(text, str) and text.startswith(_ATTRIBUTION)
 
 
 def add_message(conversation: Conversation, message: Any, at: str, parts: PartCounter) -> None:
@@ -73,6 +87,8 @@ def _add(
     match kind:
         case "thinking":
             conversation.think(text_of(block.get("thinking"), f"{at}.thinking"))
+        case "redacted_thinking":
+            pass  # another server's cipher
         case "tool_use":
             given = block.get("input")
             if not isinstance(given, dict):
@@ -81,12 +97,13 @@ def _add(
             conversation.call(call_id, name, json.dumps(given, ensure_ascii=False), at)
         case "tool_result":
             call_id = text_of(block.get("tool_use_id"), f"{at}.tool_use_id")
-            text = _text(block.get("content") or "", f"{at}.content", parts)
+            content, kinds = block.get("content") or "", {**_TEXTS, "tool_reference": "tool_name"}
+            text = _text(content, f"{at}.content", parts, kinds)
             conversation.answer(call_id, f"Error: {text}" if block.get("is_error") else text)
 
 
-def _text(given: Any, at: str, parts: PartCounter) -> str:
-    return joined_text(given, at, parts, {"text": "text"}, "text blocks", "'text'")
+def _text(given: Any, at: str, parts: PartCounter, kinds: Mapping[str, str] = _TEXTS) -> str:
+    return joined_text(given, at, parts, kinds, "text blocks", f"one of {', '.join(kinds)}")
 
 
 def block(part: AnswerPart) -> dict[str, Any]:

@@ -25,7 +25,19 @@ from server.protocol.tools import AUTO, NONE, REQUIRED
 
 # Anthropic's choices of tools, as chat completions have them
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
-SHARED = ("model", "temperature", "top_p", "top_k", "cache_salt", "priority", "timeout")
+SHARED = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "cache_salt",
+    "priority",
+    "timeout",
+    "vllm_xargs",
+)
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# Edits of the prompt that begin beyond some length: the answer says that none was made.
+EDITS = ("clear_tool_uses_20250919", "clear_thinking_20251015")
 # the name here of a chat completion's field
 api_field = by_patterns(
     {
@@ -36,17 +48,21 @@ api_field = by_patterns(
         r"response_format\.json_schema\.(.*)": r"output_config.format.\1",
         r"response_format(.*)": r"output_config.format\1",
         "stop": "stop_sequences",
+        "reasoning_effort": "output_config.effort",
         "thinking_token_budget": "thinking.budget_tokens",
     }
 )
 # Fields that ask for what only Anthropic's own servers do: field -> values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "compaction": (),
     "container": (),
-    "context_management": (),
+    "fallbacks": ([],),
     "mcp_servers": ([],),
     "inference_geo": (),
+    "output_format": (),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
+    "thread": (),
 }
 
 
@@ -59,6 +75,8 @@ class CountTokensRequest(ModelRequest):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     cache_control: Any = None  # of a cache that finds prefixes by itself
 
     @property
@@ -89,16 +107,21 @@ class CountTokensRequest(ModelRequest):
         check_foreign(self)
         self.check_extras()
         _check_thinking(self.thinking)
+        _check_edits(self.context_management or {})
+        _check_output(self.output_config or {})
 
-    def chat(self) -> ChatCompletionRequest:
+    def chat(self, *, merges_system: bool) -> ChatCompletionRequest:
         """The chat completion that the request asks for.
+
+        Args:
+            merges_system: messages of the system are at the head of the prompt, wherever they were.
 
         Raises:
             ValidationError: names the field.
         """
-        return ChatCompletionRequest.model_validate(self._chat_fields())
+        return ChatCompletionRequest.model_validate(self._chat_fields(merges_system))
 
-    def _chat_fields(self) -> dict[str, Any]:
+    def _chat_fields(self, merges_system: bool) -> dict[str, Any]:
         messages = self._messages()
         continues = messages[-1]["role"] == "assistant"
         if continues and "tool_calls" in messages[-1]:
@@ -106,7 +129,7 @@ class CountTokensRequest(ModelRequest):
         choice = self.tool_choice or {}
         return {
             "model": self.model,
-            "messages": with_system(messages, system_text(self.system)),
+            "messages": with_system(messages, system_text(self.system), merges=merges_system),
             # an answer goes on from what the assistant has begun to say
             "continue_final_message": continues,
             "add_generation_prompt": not continues,
@@ -114,8 +137,16 @@ class CountTokensRequest(ModelRequest):
             "tool_choice": _tool_choice(self.tool_choice),
             "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
             "include_reasoning": self.tells_thoughts,
-            "response_format": _response_format(self.output_config or {}),
+            "response_format": _response_format((self.output_config or {}).get("format")),
+            "reasoning_effort": (self.output_config or {}).get("effort"),
+            "chat_template_kwargs": self._variables(),
         }
+
+    def _variables(self) -> dict[str, Any]:
+        kind = (self.thinking or {}).get("type")
+        # how much is thought is the template's to say where it is "adaptive"
+        thinks = {"enabled": {"enable_thinking": True}, "disabled": {"enable_thinking": False}}
+        return {**thinks.get(str(kind), {}), **(self.chat_template_kwargs or {})}
 
     def _messages(self) -> list[dict[str, Any]]:
         given = self.messages
@@ -143,11 +174,12 @@ class MessagesRequest(CountTokensRequest, QueuedRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
-    def _chat_fields(self) -> dict[str, Any]:
+    def _chat_fields(self, merges_system: bool) -> dict[str, Any]:
         shared = {name: getattr(self, name) for name in SHARED}
         return {
-            **super()._chat_fields(),
+            **super()._chat_fields(merges_system),
             **{name: value for name, value in shared.items() if value is not None},
             "stream": self.stream,
             "stop": self.stop_sequences or None,
@@ -166,12 +198,28 @@ def _check_thinking(given: dict[str, Any] | None) -> None:
         raise ValidationError("thinking.budget_tokens", budget, "an integer >= 1")
 
 
-def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
-    """`output_config.format` as `response_format` has it. Raises ValidationError."""
+def _check_edits(given: dict[str, Any]) -> None:
+    edits = given.get("edits") or []
+    if not isinstance(edits, list):
+        raise ValidationError("context_management.edits", type(edits).__name__, "a list of edits")
+    for place, edit in enumerate(edits):
+        kind = edit.get("type") if isinstance(edit, dict) else type(edit).__name__
+        if kind not in EDITS:
+            at = f"context_management.edits[{place}].type"
+            raise ValidationError(at, kind, f"one of {', '.join(EDITS)}")
+
+
+def _check_output(given: dict[str, Any]) -> None:
     for name, value in given.items():
-        if name != "format" and value is not None:
-            raise ValidationError(f"output_config.{name}", value, "format")
-    form = given.get("format")
+        if name not in ("format", "effort") and value is not None:
+            raise ValidationError(f"output_config.{name}", value, "format and effort")
+    effort = given.get("effort")
+    if effort is not None and effort not in EFFORTS:
+        raise ValidationError("output_config.effort", effort, f"one of {', '.join(EFFORTS)}")
+
+
+def _response_format(form: Any) -> dict[str, Any] | None:
+    """`output_config.format` as `response_format` has it. Raises ValidationError."""
     if form is None:
         return None
     kind = form.get("type") if isinstance(form, dict) else type(form).__name__
@@ -186,8 +234,10 @@ def _function(tool: Any, at: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         allowed = "'custom': this server runs no tools itself"
         raise ValidationError(f"{at}.type", tool["type"], allowed)
-    names = {"name": "name", "description": "description", "input_schema": "parameters"}
-    return {other: tool[name] for name, other in names.items() if tool.get(name) is not None}
+    told = ("name", "description", "strict", "input_schema")
+    given = {name: tool[name] for name in told if tool.get(name) is not None}
+    schema = given.pop("input_schema", None)
+    return given if schema is None else {**given, "parameters": schema}
 
 
 def _tool_choice(given: dict[str, Any] | None) -> Any:

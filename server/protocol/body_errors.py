@@ -18,7 +18,7 @@ def renamed(name: Callable[[str], str]) -> Iterator[None]:
         field = name(error.field)
         if field == error.field:
             raise
-        raise ValidationError(field, error.value, error.allowed) from error
+        raise type(error)(field, error.value, error.allowed) from error
 
 
 def by_patterns(names: Mapping[str, str]) -> Callable[[str], str]:

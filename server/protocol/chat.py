@@ -17,6 +17,7 @@ from server.protocol.tools import AskedTools, asked_tools
 
 MAX_PARTS = 2048  # of content, in all messages
 MAX_VARIABLES = 64
+MAX_TEMPLATE = 65_536  # characters
 
 
 class Message(StrictModel):
@@ -36,6 +37,7 @@ class TemplateFields(StrictModel):
     messages: Messages
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check_template(self) -> None:
@@ -50,6 +52,10 @@ class TemplateFields(StrictModel):
             raise ValidationError(
                 "continue_final_message", True, "only with add_generation_prompt=false"
             )
+        size = len(self.chat_template or "")
+        if size > MAX_TEMPLATE:
+            allowed = f"at most {MAX_TEMPLATE} characters"
+            raise ValidationError("chat_template", f"{size} characters", allowed)
         variables = self.chat_template_kwargs or {}
         if len(variables) > MAX_VARIABLES:
             count = f"{len(variables)} variables"
@@ -123,11 +129,11 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
 
     def constraint(self) -> FormatFields | None:
         asked, demanded = super().constraint(), self.asked_tools().constraint()
-        if asked is not None and demanded is not None:
+        if self.structured_outputs and demanded is not None:
             raise ValidationError(
                 "tool_choice", self.tool_choice, "none or auto beside a constraint of the text"
             )
-        return asked or demanded
+        return demanded or asked  # a format is that of texts, which a demanded call is not
 
     @property
     def max_tokens_field(self) -> str:
@@ -138,6 +144,28 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
     def requested_max_tokens(self) -> int | None:
         given = self.max_completion_tokens
         return self.max_tokens if given is None else given
+
+
+class BatchChatRequest(ChatCompletionRequest):
+    """Body of `POST /v1/chat/completions/batch`: each of the messages is a conversation."""
+
+    messages: Annotated[list[Messages], Field(fail_fast=True)]  # type: ignore[assignment]
+
+    def check(self) -> None:
+        super().check()
+        for place, turns in enumerate(self.messages):
+            if not turns:
+                raise ValidationError(f"messages[{place}]", [], "at least one message")
+        for name in ("stream", "tools", "use_beam_search", "prompt_logprobs", "return_prompt_text"):
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise ValidationError(name, value, "null in a batch")
+        if self.choices_per_prompt != 1:
+            raise ValidationError("n", self.n, "1 in a batch")
+
+    def conversations(self) -> list[ChatCompletionRequest]:
+        """A chat completion of each."""
+        return [self.model_copy(update={"messages": turns}) for turns in self.messages]
 
 
 class ChatTokenizeRequest(TemplateFields, ModelRequest):

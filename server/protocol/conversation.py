@@ -83,18 +83,26 @@ class PartCounter:
             raise ValidationError(where, f"{self._count} parts", f"at most {MAX_PARTS} in all")
 
 
-def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[dict[str, Any]]:
+def with_system(
+    messages: Sequence[dict[str, Any]], text: str | None, *, merges: bool = False
+) -> list[dict[str, Any]]:
     """The messages behind a system message.
 
     Those of the system that begin them are joined to one: most templates take no second one.
+
+    Args:
+        text: that of the message.
+        merges: later ones are joined to it too.
     """
     texts = [] if text is None else [text]
-    place = 0
-    while place < len(messages) and messages[place]["role"] == SYSTEM:
-        texts.append(messages[place]["content"])
-        place += 1
+    rest = list[dict[str, Any]]()
+    for message in messages:
+        if message["role"] == SYSTEM and (merges or not rest):
+            texts.append(message["content"])
+        else:
+            rest.append(message)
     head = [{"role": SYSTEM, "content": "\n\n".join(texts)}] if texts else []
-    return [*head, *messages[place:]]
+    return [*head, *rest]
 
 
 def check_foreign(body: ModelRequest) -> None:

@@ -49,7 +49,7 @@ def add_items(conversation: Conversation, items: Any, field: str = "input") -> N
 def _add(conversation: Conversation, item: Any, at: str, parts: PartCounter) -> None:
     if not isinstance(item, dict):
         raise ValidationError(at, type(item).__name__, "an item")
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.get("type") or ("message" if "role" in item else None)
     match kind:
         case "message":
             role = ROLES.get(text_of(item.get("role"), f"{at}.role"))

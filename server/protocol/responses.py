@@ -15,14 +15,6 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 PIECE = 256  # elements of a list that are encoded at a time
 
-TIMINGS = (
-    "time_to_first_token_ms",
-    "generation_time_ms",
-    "queue_time_ms",
-    "mean_itl_ms",
-    "tokens_per_second",
-)
-
 FINGERPRINT = f"jaxserve-{jaxserve.__version__}"
 
 
@@ -103,26 +95,27 @@ def usage(
     return told
 
 
-def timings(times: RequestMetrics | None, num_tokens: int) -> dict[str, float | None]:
-    """The `metrics` object of a finished request, under vLLM's names; None has not happened.
+def timings(times: RequestMetrics | None, num_tokens: int) -> dict[str, float]:
+    """The `metrics` object of a finished request, under vLLM's names, without what is not known.
 
     Args:
         times: of the request.
         num_tokens: that it generated.
     """
     if times is None:
-        return dict.fromkeys(TIMINGS)
+        return {}
     scheduled, first = times.first_scheduled_time, times.first_token_time
     generation = _between(first, times.last_token_time)
     whole = _between(scheduled, times.last_token_time)
-    found = (
-        _between(times.arrival_time, first),
-        generation,
-        _between(times.arrival_time, scheduled),
-        None if generation is None or num_tokens < 2 else generation / (num_tokens - 1),
-        1000.0 * num_tokens / whole if whole else None,
-    )
-    return dict(zip(TIMINGS, found))
+    one = None if generation is None or num_tokens < 2 else generation / (num_tokens - 1)
+    found = {
+        "time_to_first_token_ms": _between(times.arrival_time, first),
+        "generation_time_ms": generation,
+        "queue_time_ms": _between(times.arrival_time, scheduled),
+        "mean_itl_ms": one,
+        "tokens_per_second": 1000.0 * num_tokens / whole if whole else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _between(begin: float | None, end: float | None) -> float | None:

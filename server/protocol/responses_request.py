@@ -11,7 +11,13 @@ from pydantic import Field
 from jaxserve.errors import ValidationError
 from server.protocol.body_errors import by_patterns
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.conversation import MAX_MESSAGES, check_foreign, functions_of, with_system
+from server.protocol.conversation import (
+    ASSISTANT,
+    MAX_MESSAGES,
+    check_foreign,
+    functions_of,
+    with_system,
+)
 from server.protocol.requests import (
     ModelRequest,
     QueuedRequest,
@@ -36,6 +42,8 @@ SHARED = (
     "priority",
     "timeout",
     "request_id",
+    "include_reasoning",
+    "vllm_xargs",
 )
 # the name here of a chat completion's field
 api_field = by_patterns(
@@ -46,6 +54,7 @@ api_field = by_patterns(
         r"response_format\.json_schema\.(.*)": r"text.format.\1",
         r"response_format(.*)": r"text.format\1",
         "max_tokens": "max_output_tokens",
+        "return_(prompt_text|token_ids)": "enable_response_messages",
     }
 )
 
@@ -84,13 +93,16 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
     include: Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
     top_logprobs: int | None = None
     truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     conversation: Any = None
     prompt: Any = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     structured_outputs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
     request_id: str | None = None
 
     @property
@@ -127,9 +139,6 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
         for name in self.include or ():
             if name not in INCLUDED:
                 raise ValidationError("include", name, f"one of {', '.join(INCLUDED)}")
-        if self.top_logprobs and not self.tells_logprobs:
-            allowed = f"only with {LOGPROBS} in include"
-            raise ValidationError("top_logprobs", self.top_logprobs, allowed)
         if self.background and self.stream:
             raise ValidationError("background", True, "false beside stream=true")
         if self.background and not self.keeps:
@@ -163,14 +172,15 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
             raise ValidationError("input", f"{len(messages)} messages", allowed)
         names = (*SHARED, *(SamplingRequest.model_fields.keys() - ModelRequest.model_fields.keys()))
         fields = {name: getattr(self, name) for name in names}
-        variables, effort = (
-            dict(self.chat_template_kwargs or {}),
-            (self.reasoning or {}).get("effort"),
-        )
+        variables, effort = self.chat_template_kwargs or {}, (self.reasoning or {}).get("effort")
         if effort is not None:
-            variables["reasoning_effort"] = effort
+            thinks = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            variables = thinks | variables
+        continues = isinstance(self.input, list) and any(map(_is_cut_off, self.input[-1:]))
         given: dict[str, Any] = {name: v for name, v in fields.items() if v is not None} | {
             "messages": with_system(messages, self.instructions),
+            "continue_final_message": continues,
+            "add_generation_prompt": not continues,
             "max_tokens": self.max_output_tokens,
             "tools": functions_of(self.tools, _function, "functions"),
             "tool_choice": _tool_choice(self.tool_choice),
@@ -179,6 +189,8 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
         }
         if self.tells_logprobs:
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.enable_response_messages:
+            given |= {"return_prompt_text": True, "return_token_ids": True}
         return ChatCompletionRequest.model_validate(given)
 
     def echoed(self) -> Echo:
@@ -204,9 +216,22 @@ class ResponsesRequest(QueuedRequest, SamplingRequest):
         return Echo(dumps(told).encode(), dumps(self.tools or []).encode())
 
 
+class InputTokensRequest(ResponsesRequest):
+    """Body of `POST /v1/responses/input_tokens`."""
+
+    input: Any = None
+
+
 def is_response_id(text: str) -> bool:
     """Whether a response of this server may have this id."""
     return _ID.fullmatch(text) is not None
+
+
+def _is_cut_off(item: Any) -> bool:
+    """Whether an answer goes on from an item: what the assistant has begun to say."""
+    if not isinstance(item, dict) or item.get("role") != ASSISTANT:
+        return False
+    return item.get("status") in ("in_progress", "incomplete")
 
 
 def _check_reasoning(given: Mapping[str, Any]) -> None:

@@ -89,7 +89,9 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
             said = self._reader(piece.index).message(piece.new.text)
         if self._echo:
             said["content"] = self._echo + (said["content"] or "")
-        return self._choice(piece, "message", {"role": ROLE, **said, "refusal": None})
+        return self._choice(
+            piece, "message", {"role": ROLE, "reasoning": None, **said, "refusal": None}
+        )
 
     def _reader(self, index: int) -> MessageReader:
         found = self._readers.get(index)

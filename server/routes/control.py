@@ -13,7 +13,7 @@ from server.service import Service
 
 
 async def health(request: Request) -> Response:
-    """200 when the model is loaded and warmed up, else 503.
+    """200 when the model is loaded and warmed up, also while it is paused or sleeps; else 503.
 
     503 while no engine serves, while the engine is silent though it has work, or the server ends.
     """
@@ -21,6 +21,8 @@ async def health(request: Request) -> Response:
     if why is None:
         return JSONResponse({"status": "ok"})
     status, error = why
+    if status == "paused":
+        return JSONResponse({"status": status})  # as asked: no reason to start another server
     told = {"status": status} | ({"reason": error.message} if status == "silent" else {})
     return JSONResponse(told, 503, headers=error.headers)
 

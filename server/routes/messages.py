@@ -13,12 +13,10 @@ from server.answer_parts import AnswerPart, Kind, PartBegin, PartGrowth, Step
 from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
-from server.event_stream import until_disconnect
-from server.parts_answer import PartsAnswer
+from server.parts_answer import PartsAnswer, count_prompt
 from server.protocol.anthropic_blocks import block, delta
 from server.protocol.anthropic_errors import anthropic_error
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest, api_field
-from server.protocol.body_errors import renamed
 from server.protocol.responses import dumps
 from server.service import Service
 
@@ -36,17 +34,20 @@ class Messages(PartsAnswer):
     prefix = "msg"
 
     def __init__(self, service: Service, asked: MessagesRequest, request: Request):
-        chat = asked.chat()
+        chat = asked.chat(merges_system=not service.engine.tokenizer.takes_late_system)
         if service.parsers.reasoning is None:
             chat.thinking_token_budget = None  # nothing is a thought
         super().__init__(service, chat, request, api_field)
         asked.forget_prompt()
         self._name = f"msg_{secrets.token_hex(12)}"
+        self._edits: dict[str, Any] = {}
+        if asked.context_management is not None:
+            self._edits = {"context_management": {"applied_edits": []}}
 
     def body_of_answer(self) -> dict[str, Any]:
         content = [block(part) for part in self.parts.parts]
         ending = self._ending()
-        return self._message(content, ending) | {"usage": self._counts(self.num_generated)}
+        return self._message(content, ending) | {"usage": self._counts()} | self._edits
 
     def _message(self, content: list[dict[str, Any]], ending: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -75,20 +76,26 @@ class Messages(PartsAnswer):
             "stop_sequence": at if told == "stop_sequence" else None,
         }
 
-    def _counts(self, generated: int) -> dict[str, Any]:
-        cached = self.num_cached
+    def _counts(self) -> dict[str, Any]:
+        """Counts so far: at the beginning of a stream the whole prompt is input."""
+        cached, size = self.num_cached, self._prompt_tokens
+        made = None
+        if cached is not None:
+            config = self.service.engine.config
+            keeps = self.final is not None and config.asked.enable_prefix_caching
+            made = max(0, size - size % config.cache.page_size - cached) if keeps else 0
         return {
-            "input_tokens": self._prompt_tokens - (cached or 0),
-            "output_tokens": generated,
+            "input_tokens": size - (cached or 0) - (made or 0),
+            "output_tokens": self.num_generated,
             "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": None if cached is None else 0,
+            "cache_creation_input_tokens": made,
         }
 
     # -- a stream -------------------------------------------------------------------------------
 
     def begin_events(self) -> list[bytes]:
         message = self._message([], {"stop_reason": None, "stop_sequence": None})
-        begun = _event("message_start", message=message | {"usage": self._counts(0)})
+        begun = _event("message_start", message=message | {"usage": self._counts()})
         return [begun, _event("ping")]
 
     def step_events(self, step: Step) -> list[bytes]:
@@ -102,9 +109,9 @@ class Messages(PartsAnswer):
         return [_event("content_block_stop", index=part.index)]
 
     async def end_events(self) -> list[bytes]:
-        usage = self._counts(self.num_generated)
+        ending, usage = self._ending(), self._counts()
         return [
-            _event("message_delta", delta=self._ending(), usage=usage),
+            _event("message_delta", delta=ending, usage=usage, **self._edits),
             _event("message_stop"),
         ]
 
@@ -123,14 +130,12 @@ async def count_tokens(request: Request) -> Response:
     service.require_ready()
     async with service.bodies.reading(request, CountTokensRequest) as body:
         body.check()
-        chat = body.chat()
-        with renamed(api_field):
-            chat.check()
-            service.resolve_model(chat.model)
-            tools = chat.asked_tools().tools
-            encoding = service.encode_chat(chat, add_special_tokens=False, tools=tools)
-            tokens = await until_disconnect(request.receive, encoding)
-    return JSONResponse({"input_tokens": len(tokens)})
+        chat = body.chat(merges_system=not service.engine.tokenizer.takes_late_system)
+        count = await count_prompt(service, chat, request, api_field)
+    counted: dict[str, Any] = {"input_tokens": count}
+    if body.context_management is not None:
+        counted["context_management"] = {"original_input_tokens": count}
+    return JSONResponse(counted)
 
 
 ROUTES = [

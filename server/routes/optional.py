@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from jaxserve.errors import ValidationError
 from server.errors import ApiError
 from server.options import Options
 from server.service import Service
@@ -31,19 +32,47 @@ async def reset_prefix_cache(request: Request) -> Response:
     return Response(status_code=200)
 
 
-# field of `Options` -> its flag, and the route
+async def sleep(request: Request) -> Response:
+    """End all requests, or wait for them, and free pages and weights until `/wake_up`."""
+    service = Service.of(request)
+    given = request.query_params
+    level, mode = given.get("level", "1"), given.get("mode", "abort")
+    if level not in ("0", "1", "2"):
+        raise ValidationError("level", level, "0, 1 or 2")
+    await service.controls.sleep(int(level), mode)
+    return JSONResponse({"status": "sleeping", "level": int(level)})
+
+
+async def wake_up(request: Request) -> Response:
+    """Take the memory again that `/sleep` has freed, or the parts that `tags` name."""
+    tags = request.query_params.getlist("tags") or None
+    is_awake = await Service.of(request).controls.wake_up(tags)
+    return JSONResponse({"status": "awake" if is_awake else "sleeping", "tags": tags})
+
+
+async def is_sleeping(request: Request) -> Response:
+    """Whether the engine's memory is freed."""
+    return JSONResponse({"is_sleeping": await Service.of(request).controls.is_sleeping()})
+
+
+# field of `Options` -> its flag, and the routes
 _ROUTES = {
     "tracks_load": (
         "--enable-server-load-tracking",
-        Route("/load", load, methods=["GET"]),
+        [Route("/load", load, methods=["GET"])],
     ),
     "tells_tokenizer": (
         "--enable-tokenizer-info-endpoint",
-        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
+        [Route("/tokenizer_info", tokenizer_info, methods=["GET"])],
     ),
     "has_control_routes": (
         "--enable-control-routes",
-        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        [
+            Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/sleep", sleep, methods=["POST"]),
+            Route("/wake_up", wake_up, methods=["POST"]),
+            Route("/is_sleeping", is_sleeping, methods=["GET"]),
+        ],
     ),
 }
 
@@ -52,7 +81,8 @@ def routes(options: Options) -> list[Route]:
     """Those that the flags ask for; the others say which flag they need."""
     return [
         route if getattr(options, name) else _missing(route, flag)
-        for name, (flag, route) in _ROUTES.items()
+        for name, (flag, found) in _ROUTES.items()
+        for route in found
     ]
 
 

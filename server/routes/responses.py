@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from jaxserve.errors import ValidationError
+from jaxserve.outputs import CompletionOutput
 from server.answer_parts import AnswerPart, Kind, PartBegin, PartEnd, PartGrowth, Step
 from server.answers import Piece
 from server.body_reader import QUICK_BYTES
@@ -21,13 +23,13 @@ from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError, as_api_error
 from server.event_stream import until_disconnect
-from server.parts_answer import PartsAnswer
+from server.parts_answer import PartsAnswer, count_prompt
 from server.protocol.conversation import Conversation
 from server.protocol.response_items import add_items, item_id, output_content, output_item
 from server.protocol.responses import PIECE, EncodedList, dumped_in_pieces, dumps, finite
 from server.protocol.responses_request import (
-    LOGPROBS,
     Echo,
+    InputTokensRequest,
     ResponsesRequest,
     api_field,
 )
@@ -57,11 +59,9 @@ class Responses(PartsAnswer):
 
     def __init__(self, service: Service, asked: ResponsesRequest, request: Request):
         earlier = _earlier(service, asked.previous_response_id, request)
-        conversation = Conversation(json.loads(earlier))
-        add_items(conversation, asked.input)
-        chat = asked.chat(conversation.messages)
-        super().__init__(service, chat, request, api_field)
-        self._asked, self._messages = asked, conversation.messages
+        messages = _messages(earlier, asked.input)
+        super().__init__(service, asked.chat(messages), request, api_field)
+        self._asked, self._messages = asked, messages
         self._echoed: Echo
         self._json = b""  # of the whole response, but for its tools and the last brace
         self._body_bytes: int = request.state.body_bytes
@@ -77,6 +77,7 @@ class Responses(PartsAnswer):
         self._all_logprobs = EncodedList() if asked.tells_logprobs else None
         self._new_logprobs = EncodedList()  # that no event has told
         self._uncounted = 0  # bytes of them
+        self._written = CompletionOutput(0, "", [])  # as the model has written it
 
     async def check_and_prepare(self) -> None:
         await super().check_and_prepare()
@@ -88,9 +89,6 @@ class Responses(PartsAnswer):
         self.body.tools, self._tools = None, replace(self._tools, tools=[])
         if not self._asked.keeps:
             self._messages = []
-        if self._asked.tells_logprobs and self._reads:
-            allowed = f"no {LOGPROBS} beside tools and a reasoning parser"
-            raise ValidationError("include", LOGPROBS, allowed)
 
     async def respond(self, request: Request) -> Response:
         if self._asked.background:
@@ -162,6 +160,20 @@ class Responses(PartsAnswer):
             "top_p": getattr(sampled, "top_p", None),
             "usage": self._counts() if self._status in ("completed", "incomplete") else None,
             **({} if reports is None else {"reports": finite(reports)}),
+            **(self._raw_messages() if self._asked.enable_response_messages else {}),
+        }
+
+    def _raw_messages(self) -> dict[str, Any]:
+        """The prompt and the answer as vLLM tells them: text and tokens."""
+        prompt, written = self.requests[0].group.prompt_token_ids, self._written
+        told = {
+            "input_messages": (self._prompt_text, prompt),
+            "output_messages": (written.text, written.token_ids),
+        }
+        kind = {"type": "raw_message_tokens"}
+        return {
+            name: [{"message": text, "tokens": [*tokens], **kind}] if tokens else []
+            for name, (text, tokens) in told.items()
         }
 
     def _incomplete(self) -> dict[str, str] | None:
@@ -187,7 +199,14 @@ class Responses(PartsAnswer):
     def _item(self, part: AnswerPart, status: str | None = None) -> dict[str, Any]:
         while len(self._ids) <= part.index:
             self._ids.append(item_id(self.parts.parts[len(self._ids)]))
-        return output_item(part, self._ids[part.index], self._all_logprobs, status=status)
+        return output_item(part, self._ids[part.index], self._logprobs_of(part), status=status)
+
+    def _logprobs_of(self, part: AnswerPart) -> EncodedList | None:
+        """All of them are with the first text."""
+        if self._all_logprobs is None:
+            return None
+        first = next((one for one in self.parts.parts if one.kind is Kind.TEXT), None)
+        return self._all_logprobs if part is first else EncodedList()
 
     def _end(self) -> None:
         assert self.final is not None
@@ -236,6 +255,9 @@ class Responses(PartsAnswer):
     # -- a stream -------------------------------------------------------------------------------
 
     def see(self, piece: Piece) -> None:
+        if self._asked.enable_response_messages:
+            self._written.text += piece.new.text
+            self._written.token_ids += piece.new.token_ids
         if self._all_logprobs is None:
             return
         new = piece.new
@@ -278,7 +300,7 @@ class Responses(PartsAnswer):
         item = self._item(part)
         events = self._text_done(part)
         if part.kind is not Kind.CALL:
-            content = output_content(part, self._all_logprobs)
+            content = output_content(part, self._logprobs_of(part))
             where = self._where(part)
             events += self._event("response.content_part.done", **where, part=content)
         return events + self._event("response.output_item.done", **at, item=item)
@@ -306,8 +328,9 @@ class Responses(PartsAnswer):
         name = f"response.{_TEXT[part.kind]}.done"
         if part.kind is Kind.CALL:
             return self._event(name, **self._where(part), name=part.name, arguments=part.text)
-        logprobs = [] if self._all_logprobs is None else self._all_logprobs
-        more = {"logprobs": logprobs} if part.kind is Kind.TEXT else {}
+        more: dict[str, Any] = {}
+        if part.kind is Kind.TEXT:
+            more["logprobs"] = self._logprobs_of(part) or []
         return self._event(name, **self._where(part), text=part.text, **more)
 
     def _take_logprobs(self) -> dict[str, Any]:
@@ -351,4 +374,26 @@ def _earlier(service: Service, name: str | None, request: Request) -> bytes:
     return kept.messages
 
 
-ROUTES = [EngineRoute("/v1/responses", create_response)]
+def _messages(earlier: bytes, items: Any) -> list[dict[str, Any]]:
+    """The conversation that a request goes on with. Raises ValidationError."""
+    conversation = Conversation(json.loads(earlier))
+    add_items(conversation, items)
+    return conversation.messages
+
+
+async def count_input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a response would have."""
+    service = Service.of(request)
+    service.require_ready()
+    async with service.bodies.reading(request, InputTokensRequest) as body:
+        body.check()
+        earlier = _earlier(service, body.previous_response_id, request)
+        chat = body.chat(_messages(earlier, body.input or []))
+        count = await count_prompt(service, chat, request, api_field)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+
+ROUTES = [
+    EngineRoute("/v1/responses", create_response),
+    Route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"]),
+]

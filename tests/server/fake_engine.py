@@ -14,7 +14,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from jaxserve.client.input_processor import InputProcessor, PreparedRequest
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import EngineDeadError
-from jaxserve.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from jaxserve.outputs import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
@@ -31,6 +37,7 @@ class FakeTokenizer:
     vocab_size = 256
     chat_template = "fake"
     eos_token_id = None
+    takes_late_system = True
 
     def __init__(self) -> None:
         self.byte_table = _Bytes()
@@ -54,11 +61,13 @@ class FakeTokenizer:
         add_generation_prompt: bool,
         continue_final_message: bool,
         mark: bool,
+        chat_template: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
         **kwargs: Any,
     ) -> str:
         turns = "".join(f"({tool['function']['name']})" for tool in tools)
         turns += "".join(f"[{one['role']}]{one['content']}" for one in messages)
+        turns = (chat_template or "") + turns
         return (
             turns
             + "".join(str(one) for one in kwargs.values())
@@ -68,7 +77,9 @@ class FakeTokenizer:
     def info(self) -> dict[str, Any]:
         return {"tokenizer_class": "Fake", "chat_template": self.chat_template}
 
-    def encode_chat(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_chat(
+        self, text: str, chat_template: str | None = None, *, add_special_tokens: bool = False
+    ) -> list[int]:
         return self.encode(text, add_special_tokens)
 
 
@@ -81,6 +92,7 @@ class FakeEngine:
     """Answers every prompt with `reply`, one character a token.
 
     Attributes:
+        times: of each request.
         reply: the text of completion 0; completion i starts with the digit i when n > 1.
         delay: seconds before each token.
         replies: the texts of all completions, in place of `reply`.
@@ -90,7 +102,7 @@ class FakeEngine:
         started, aborted, finished: request ids, in order.
         params: the sampling parameters of each request; limits: most tokens of each; turns: when
             and how urgent; beams: its search.
-        rooms: clients and requests for which it was asked for room; refusal: what it says.
+        rooms: clients and requests for which it was asked for room; room_error: what it says.
         ledger: of what was let in.
     """
 
@@ -110,6 +122,7 @@ class FakeEngine:
         self.is_ready = True
         self.is_dead = self.is_restarting = self.is_draining = False
         self.error: BaseException | None = None
+        self.refusal: str | None = None
         self.silence: str | None = None
         self.reply = reply
         self.delay = 0.0
@@ -133,8 +146,9 @@ class FakeEngine:
         self.num_resets = 0
         self.rooms: list[tuple[str, int]] = []
         self.ledger = Ledger(self.config)
-        self.refusal: Exception | None = None
+        self.room_error: Exception | None = None
         self.turns: list[Queueing] = []
+        self.times = RequestMetrics(0.0, 1.0, None, 2.0, 3.0)
 
     async def wait_ready(self) -> None:
         while not self.is_ready:
@@ -156,8 +170,8 @@ class FakeEngine:
 
     def check_room(self, client: str = "", requests: int = 1) -> None:
         self.rooms.append((client, requests))
-        if self.refusal is not None:
-            raise self.refusal
+        if self.room_error is not None:
+            raise self.room_error
         self.ledger.check(client, requests)
 
     @contextmanager
@@ -219,7 +233,7 @@ class FakeEngine:
                 scored = [_logprobs(one, params.prompt_logprobs) for one in token_ids[1:]]
                 prompt_logprobs = [None, *scored]
             return RequestOutput(
-                request_id, None, token_ids, outputs, finished, prompt_logprobs, None, 3
+                request_id, None, token_ids, outputs, finished, prompt_logprobs, self.times, 3
             )
 
         def completion(index: int, text: str, last: bool) -> CompletionOutput:

@@ -73,7 +73,7 @@ def test_a_refusal_leaves_the_application_alone_and_the_connection_open(
 ) -> None:
     with connect(port) as client:
         for _ in range(2):
-            engine.refusal = FULL
+            engine.room_error = FULL
             client.sendall(post())
             refused = read_answer(client)
             error = json.loads(refused.partition(b"\r\n\r\n")[2])["error"]
@@ -87,7 +87,7 @@ def test_a_refusal_leaves_the_application_alone_and_the_connection_open(
             assert read_answer(client).startswith(b"HTTP/1.1 503")
             client.sendall(b"0\r\n\r\n")
             assert not asked and not engine.started
-            engine.refusal = None
+            engine.room_error = None
             client.sendall(post())
             assert read_answer(client).startswith(b"HTTP/1.1 200")
             assert asked == ["/v1/completions"]
@@ -96,7 +96,7 @@ def test_a_refusal_leaves_the_application_alone_and_the_connection_open(
 
 
 def test_refusals_keep_the_order_of_their_requests(port: int, engine: FakeEngine) -> None:
-    engine.refusal, health = FULL, b"GET /health HTTP/1.1\r\n\r\n"
+    engine.room_error, health = FULL, b"GET /health HTTP/1.1\r\n\r\n"
     with connect(port) as client:
         client.sendall(
             post() + health + post() + health.replace(b"\r\n\r", b"\r\nConnection: close\r\n\r")
@@ -118,7 +118,7 @@ def test_refusals_keep_the_order_of_their_requests(port: int, engine: FakeEngine
 def test_what_the_application_knows_better_is_its_own(
     port: int, engine: FakeEngine, asked: list[str], header: str
 ) -> None:
-    engine.refusal = FULL
+    engine.room_error = FULL
     lines = header.encode() + b"\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
     received = answer(port, HEAD + lines)
     assert b"HTTP/1.1 503 " in received and asked == ["/v1/completions"]
@@ -129,14 +129,14 @@ def test_what_the_application_knows_better_is_its_own(
 def test_other_routes_and_methods_are_let_in(
     port: int, engine: FakeEngine, asked: list[str]
 ) -> None:
-    engine.refusal = FULL
+    engine.room_error = FULL
     for line in (b"GET /health", b"GET /v1/models", b"GET /v1/completions"):
         answer(port, line + b" HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert asked == ["/health", "/v1/models", "/v1/completions"]
 
 
 def test_a_connection_that_is_not_kept_is_closed(port: int, engine: FakeEngine) -> None:
-    engine.refusal = FULL
+    engine.room_error = FULL
     for text in (post().replace(b"HTTP/1.1", b"HTTP/1.0", 1), post()):
         given = (
             text if b"HTTP/1.0" in text else text.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
@@ -150,7 +150,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     port: int, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.connection.LINGER_S", 0.1)
-    engine.refusal = FULL
+    engine.room_error = FULL
     received = answer(port, HEAD + b"Content-Length: 100\r\n\r\nabc")
     assert received.startswith(b"HTTP/1.1 503 ")
 
@@ -158,7 +158,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
 def test_the_clients_request_id_is_given_back_if_it_is_harmless(
     port: int, engine: FakeEngine
 ) -> None:
-    engine.refusal = FULL
+    engine.room_error = FULL
     for given, is_shown in ((b"abc-1", True), (b'a"b', False)):
         header = b"\r\nX-Request-Id: " + given + b"\r\nConnection: close\r\n"
         refused = answer(port, post().replace(b"\r\n", header, 1))
@@ -168,7 +168,7 @@ def test_the_clients_request_id_is_given_back_if_it_is_harmless(
 def test_an_engine_that_is_not_ready_is_the_applications(engine: FakeEngine) -> None:
     service = create_app(engine).state.service
     assert service.refusal("") is None
-    engine.refusal = FULL
+    engine.room_error = FULL
     assert json.loads(json.dumps(service.refusal("").body()))["error"]["code"] == 503
     engine.silence = "no step for 7 s"
     assert service.refusal("") is None and not service.serves()
@@ -198,7 +198,7 @@ def test_paths_are_judged_behind_a_root_path_too() -> None:
     engine = FakeEngine()
     app = create_app(engine, options=Options(root_path="/api"))
     admission = Admission(app.state.service, engine_paths(app.routes, "/api"))
-    engine.refusal = FULL
+    engine.room_error = FULL
     for root in (b"", b"/api"):
         told = admission.look(b"POST", root + b"/v1/completions?a=b", JSON_HEADERS, "10.0.0.1")
         assert isinstance(told, BusyResponse) and json.loads(told.body)["error"]["code"] == 503

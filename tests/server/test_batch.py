@@ -194,14 +194,14 @@ def test_a_line_that_comes_too_early_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine()
-    engine.refusal = QueueFullError("max_num_queued_reqs", "full", 1.0)
+    engine.room_error = QueueFullError("max_num_queued_reqs", "full", 1.0)
     waited: list[float] = []
     sleep = asyncio.sleep
 
     async def shortly(seconds: float) -> None:
         if seconds >= 1:
             waited.append(seconds)
-            engine.refusal = None
+            engine.room_error = None
         await sleep(0)
 
     monkeypatch.setattr("server.batch.asyncio.sleep", shortly)

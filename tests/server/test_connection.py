@@ -203,7 +203,7 @@ def test_what_is_dropped_behind_a_refusal_is_bounded(kept, monkeypatch):
 def refusing(limits: Limits = Limits()) -> Iterator[int]:  # noqa: B008
     """A server whose queue is full."""
     engine = FakeEngine()
-    engine.refusal = QueueFullError("max_num_queued_reqs", "full", 1.0)
+    engine.room_error = QueueFullError("max_num_queued_reqs", "full", 1.0)
     app = create_app(engine, limits=limits)
     service = app.state.service
     admission = Admission(service, engine_paths(app.routes))

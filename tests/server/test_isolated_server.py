@@ -102,3 +102,21 @@ def test_what_does_not_finish_in_time_is_an_error_and_never_a_short_answer() -> 
         assert found == [503]
         assert server.process.wait(timeout=60) == 0
         assert not Path(f"/proc/{pid}").exists(), "no engine is left behind"
+
+
+@pytest.mark.slow
+def test_it_sleeps_and_answers_as_before() -> None:
+    with running_server("none", "--enable-control-routes") as server:
+        expected = ask(server).json()["choices"]
+
+        def sleeping() -> bool:
+            told = httpx.get(f"{server.url}/is_sleeping").json()
+            return bool(told["is_sleeping"])
+
+        for level in (1, 2):
+            assert httpx.post(f"{server.url}/sleep?level={level}", timeout=60).status_code == 200
+            assert sleeping() and ask(server).status_code == 503 and server.health() == 200
+            part = httpx.post(f"{server.url}/wake_up?tags=weights", timeout=60).json()
+            assert part == {"status": "sleeping", "tags": ["weights"]} and sleeping()
+            assert httpx.post(f"{server.url}/wake_up", timeout=60).json()["status"] == "awake"
+            assert not sleeping() and ask(server).json()["choices"] == expected

@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.options import Options
+from tests.server.fake_controls import FakeControls
 from tests.server.fake_engine import FakeEngine
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs the extra `test`")
@@ -27,6 +28,7 @@ APP = create_app(
     Lasting("ok", enable_embeddings=True),
     options=Options(tracks_load=True, tells_tokenizer=True, has_control_routes=True),
 )
+APP.state.service.controls = FakeControls()
 schema = schemathesis.openapi.from_dict(TestClient(APP).get("/openapi.json").json())
 schema.app = APP
 

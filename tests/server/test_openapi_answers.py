@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.options import Options
+from tests.server.fake_controls import FakeControls
 from tests.server.fake_engine import FakeEngine
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -19,6 +20,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [{"input": "hi"}, {"input": [{"role": "user", "content": "hi"}]}],
     "/v1/messages": [MESSAGES],
     "/v1/messages/count_tokens": [{"messages": MESSAGES["messages"]}],
+    "/v1/chat/completions/batch": [{"messages": [MESSAGES["messages"]] * 2}],
+    "/v1/responses/input_tokens": [{"input": "hi"}],
     "/v1/embeddings": [{"input": "a"}, {"input": ["a", "b"], "encoding_format": "base64"}],
     "/invocations": [{"prompt": "a"}, MESSAGES, {"input": "a"}],
     "/tokenize": [{"prompt": "a"}, {"messages": MESSAGES["messages"]}],
@@ -31,7 +34,9 @@ OPTIONS = Options(tracks_load=True, tells_tokenizer=True, has_control_routes=Tru
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    return TestClient(create_app(FakeEngine(enable_embeddings=True), options=OPTIONS))
+    app = create_app(FakeEngine(enable_embeddings=True), options=OPTIONS)
+    app.state.service.controls = FakeControls()
+    return TestClient(app)
 
 
 @pytest.fixture(scope="module")

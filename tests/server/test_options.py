@@ -15,6 +15,7 @@ from server.commands.surface_flags import add_surface_flags, options
 from server.keys import ApiKey
 from server.options import Options
 from server.tools.choice import Parsers
+from tests.server.fake_controls import FakeControls
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import events
 
@@ -137,6 +138,30 @@ def test_routes_that_need_a_flag(engine: FakeEngine) -> None:
     assert engine.num_resets == 1
 
 
+def test_routes_of_sleep(engine: FakeEngine) -> None:
+    client = client_of(engine, has_control_routes=True)
+    controls = client.app.state.service.controls = FakeControls()  # type: ignore[attr-defined]
+    assert client.post("/sleep").json() == {"status": "sleeping", "level": 1}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert client.post("/sleep?level=2&mode=wait").status_code == 200
+    refused = client.post("/sleep?level=3")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "level"
+    told = client.post("/wake_up?tags=weights&tags=kv_cache").json()
+    assert told == {"status": "sleeping", "tags": ["weights", "kv_cache"]}
+    assert client.post("/wake_up").json() == {"status": "awake", "tags": None}
+    tags = ("wake_up", ["weights", "kv_cache"])
+    assert controls.asked == [(1, "abort"), (2, "wait"), tags, ("wake_up", None)]
+
+
+def test_a_paused_engine_is_healthy_and_takes_no_requests(engine: FakeEngine) -> None:
+    client = client_of(engine)
+    engine.refusal = "paused"
+    assert client.get("/health").json() == {"status": "paused"}
+    assert client.get("/health").status_code == 200
+    refused = client.post(COMPLETIONS, json={"prompt": "a"})
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+
+
 def test_the_load_is_what_is_being_answered(engine: FakeEngine) -> None:
     seen = []
     client = client_of(engine, tracks_load=True)
@@ -163,6 +188,8 @@ def test_timings_of_one_choice(engine: FakeEngine) -> None:
         "tokens_per_second",
     }
     assert client.post(COMPLETIONS, json={"prompt": "a"}).json()["metrics"].keys() == names
+    one = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).json()["metrics"]
+    assert one.keys() == names - {"mean_itl_ms"}
     assert "metrics" not in client.post(COMPLETIONS, json={"prompt": "a", "n": 2}).json()
     assert "metrics" not in client_of(engine).post(COMPLETIONS, json={"prompt": "a"}).json()
     asked = {**MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
@@ -292,3 +319,15 @@ def test_thoughts_are_counted(engine: FakeEngine, stream: bool, reply: str, coun
     response = TestClient(app).post(CHAT, json=asked)
     usage = (events(response.content)[-1] if stream else response.json())["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": count}
+
+
+def test_templates_of_requests(engine: FakeEngine) -> None:
+    asked = {**MESSAGES, "chat_template": "T"}
+    for path in (CHAT, "/tokenize"):
+        refused = client_of(engine).post(path, json=asked)
+        assert refused.status_code == 400 and "--trust-request-chat-template" in refused.text
+        client = client_of(engine, trusts_templates=True)
+        assert client.post(path, json=asked).status_code == 200
+        long = client.post(path, json={**asked, "chat_template": "T" * 65_537})
+        assert long.json()["error"]["param"] == "chat_template"
+    assert "".join(map(chr, engine.prompts[-1])).startswith("T[user]")

@@ -92,7 +92,7 @@ def test_a_priority_without_the_policy_is_refused(path: str) -> None:
 @pytest.mark.parametrize(("wait", "told"), [(0.0, "1"), (1.2, "2"), (9999.0, "60")])
 def test_a_full_queue_is_503_with_retry_after(path: str, wait: float, told: str) -> None:
     engine = FakeEngine()
-    engine.refusal = QueueFullError("max_num_queued_reqs", "7 requests wait, 7 may", wait)
+    engine.room_error = QueueFullError("max_num_queued_reqs", "7 requests wait, 7 may", wait)
     engine.tokenizer.encode = None  # nothing is tokenised
     answer = post(engine, path, {})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, told)
@@ -105,7 +105,7 @@ def test_the_queue_is_asked_before_the_body_is_read_and_for_all_prompts_at_once(
     engine = FakeEngine()
     assert post(engine, "/v1/completions", {"prompt": ["a", "b", "c"]}).status_code == 200
     assert engine.rooms == [("testclient", 1), ("testclient", 3)]
-    engine.refusal = QueueFullError("max_queue_wait", "long", 1.0)
+    engine.room_error = QueueFullError("max_queue_wait", "long", 1.0)
     with TestClient(create_app(engine), raise_server_exceptions=False) as client:
         bad = client.post(
             "/v1/completions", content=b"{", headers={"content-type": "application/json"}
@@ -115,7 +115,7 @@ def test_the_queue_is_asked_before_the_body_is_read_and_for_all_prompts_at_once(
 
 def test_a_refusal_reads_no_body() -> None:
     engine = FakeEngine()
-    engine.refusal = QueueFullError("max_queue_wait", "long", 1.0)
+    engine.room_error = QueueFullError("max_queue_wait", "long", 1.0)
     connection = Connection("/v1/completions", {"prompt": "a" * 1000})
 
     async def receive() -> Any:

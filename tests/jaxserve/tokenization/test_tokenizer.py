@@ -302,8 +302,19 @@ def test_a_template_has_a_time_limit(byte_level, monkeypatch):
 def test_template_errors_are_short_and_say_nothing_of_the_machine(byte_level, template, told):
     with pytest.raises(ValidationError) as error:
         byte_level.apply_chat_template(USER, chat_template=template)
-    assert told in str(error.value) and len(str(error.value)) < 600
+    assert told in str(error.value).partition(" (the chat template")[0]
+    assert len(str(error.value)) < 600
     assert "0x7f" not in error.value.allowed and "/usr" not in error.value.allowed
+
+
+def test_templates_that_take_no_late_system(byte_level):
+    assert byte_level.takes_late_system
+    guard = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    byte_level._renderer.chat_template = (
+        guard + "{{ raise_exception('late') }}{% endif %}{% endfor %}"
+    )
+    del byte_level.takes_late_system
+    assert not byte_level.takes_late_system
 
 
 def test_long_texts_have_the_tokens_of_short_ones(byte_level):

@@ -29,7 +29,12 @@ def test_answer(client: TestClient, engine: FakeEngine) -> None:
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "hello", "refusal": None},
+            "message": {
+                "role": "assistant",
+                "reasoning": None,
+                "content": "hello",
+                "refusal": None,
+            },
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,

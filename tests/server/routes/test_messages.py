@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.keys import ApiKey
+from server.options import Options
 from server.tools.choice import Parsers
 from tests.server.fake_engine import FakeEngine
 from tests.server.named_events import named_events
@@ -20,6 +21,7 @@ COUNT = "/v1/messages/count_tokens"
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {}}}}
 CALL = '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
+TEXT = {"type": "text", "text": "hi"}
 
 
 @pytest.fixture
@@ -207,6 +209,119 @@ def test_an_answer_of_a_schema(client: TestClient, engine: UnconstrainedEngine) 
     assert asked is not None and asked.json == schema
 
 
+def test_a_request_of_claude_code(client: TestClient, engine: FakeEngine) -> None:
+    """Every field that it is seen to send, with values of each kind."""
+    ephemeral = {"type": "ephemeral"}
+    seen: list[dict[str, Any]] = []
+    render = engine.tokenizer.render_chat
+
+    def note(given: Any, **fields: Any) -> str:
+        seen.append({"messages": given, **fields})
+        return str(render(given, **fields))
+
+    engine.tokenizer.render_chat = note
+    engine.reply = "Yes"
+    loaded = [{"type": "text", "text": "found"}, {"type": "tool_reference", "tool_name": "f"}]
+    body = {
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1f2"},
+            {"type": "text", "text": "You are an agent.", "cache_control": ephemeral},
+        ],
+        "messages": [
+            {"role": "user", "content": [{**TEXT, "cache_control": ephemeral}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "redacted_thinking", "data": "c2VjcmV0"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": None},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c",
+                        "content": loaded,
+                        "cache_control": ephemeral,
+                    }
+                ],
+            },
+        ],
+        "tools": [
+            {**TOOL, "strict": True, "defer_loading": True, "eager_input_streaming": True}
+            | {"input_examples": [{"a": 1}], "cache_control": ephemeral, "type": "custom"}
+        ],
+        "metadata": {"user_id": "user_1_account__session_2"},
+        "thinking": {"type": "adaptive", "display": "summarized"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "max_tokens": 100,
+        "temperature": 1,
+        "cache_control": ephemeral,
+        "diagnostics": {"previous_message_id": "msg_1"},
+        "stream": True,
+    }
+    answer = client.post(f"{ROUTE}?beta=true", json=body, headers={"anthropic-beta": "x"})
+    events = named_events(answer.content)
+    assert events[-2][1]["context_management"] == {"applied_edits": []}, answer.text
+    assert seen[0]["reasoning_effort"] == "high" and seen[0]["enable_thinking"]
+    system, user, call, result = seen[0]["messages"]
+    assert system["content"] == "You are an agent." and user["content"] == "hi"
+    assert call["tool_calls"][0]["id"] == "c" and result["content"] == "found\nf"
+    assert seen[0]["tools"][0]["function"]["strict"] is True
+    body = {name: body[name] for name in ("system", "messages", "tools", "context_management")}
+    counted = client.post(COUNT, json=body).json()
+    assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}
+    assert ask(client, **body)["context_management"] == {"applied_edits": []}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "told"),
+    [
+        ("enabled", {"enable_thinking": True}),
+        ("disabled", {"enable_thinking": False}),
+        ("adaptive", {}),
+    ],
+)
+def test_templates_are_told_of_thinking(
+    client: TestClient, engine: FakeEngine, thinking: str, told: dict[str, Any]
+) -> None:
+    seen: list[dict[str, Any]] = []
+    engine.tokenizer.render_chat = lambda given, **fields: (seen.append(fields), "a")[1]
+    ask(client, thinking={"type": thinking}, chat_template_kwargs={"b": 1})
+    assert seen[0].items() >= (told | {"b": 1}).items()
+    assert ("enable_thinking" in seen[0]) == bool(told)
+    ask(client, thinking={"type": "disabled"}, output_config={"effort": "low"})
+    assert seen[1]["enable_thinking"] is False and seen[1]["reasoning_effort"] == "low"
+
+
+def test_late_messages_of_the_system(client: TestClient, engine: FakeEngine) -> None:
+    """A template that takes none gets them all at its head."""
+    messages = [USER, {"role": "system", "content": "T"}, USER]
+    ask(client, system="S", messages=messages)
+    assert prompt(engine) == "[system]S[user]hi[system]T[user]hi[assistant]"
+    engine.tokenizer.takes_late_system = False
+    ask(client, system="S", messages=messages)
+    assert prompt(engine) == "[system]S\n\nT[user]hi[user]hi[assistant]"
+    assert client.post(COUNT, json={"system": "S", "messages": messages}).status_code == 200
+
+
+def test_usage_of_the_prefix_cache(engine: FakeEngine) -> None:
+    """Of what begins a stream all is input; its end says what of it was cached and will be."""
+    with TestClient(create_app(engine, options=Options(tells_cached_tokens=True))) as client:
+        messages = [{"role": "user", "content": "x" * 100}]
+        body = {"messages": messages, "max_tokens": 9}
+        told = client.post(ROUTE, json=body).json()["usage"]
+        events = named_events(client.post(ROUTE, json=body | {"stream": True}).content)
+    begun, ended = events[0][1]["message"]["usage"], events[-2][1]["usage"]
+    size, page = len(engine.prompts[-1]), engine.config.cache.page_size
+    read, made = "cache_read_input_tokens", "cache_creation_input_tokens"
+    assert begun == {"input_tokens": size, "output_tokens": 0, read: 0, made: 0}
+    assert ended == told and ended[read] == 3 and ended[made] == size // page * page - 3 > 0
+    assert ended["input_tokens"] + ended[read] + ended[made] == size
+
+
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type='image'"),
@@ -215,9 +330,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0].type='document'",
     ),
     (
-        {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]},
-        "redacted_thinking",
+        {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+        "server_tool_use",
     ),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "edits[0].type"),
+    ({"context_management": {"edits": 1}}, "context_management.edits"),
+    ({"output_format": {"type": "json_schema"}}, "output_format"),
     (
         {
             "messages": [
@@ -271,7 +389,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
     ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "mcp_servers"),
     ({"container": "x"}, "container"),
-    ({"output_config": {"effort": "high"}}, "output_config.effort"),
+    ({"output_config": {"effort": "much"}}, "output_config.effort"),
+    ({"output_config": {"task_budget": {"total": 1}}}, "output_config.task_budget"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": None}}},
         "output_config.format.schema",
@@ -309,7 +428,7 @@ def test_errors_have_anthropics_shape(engine: FakeEngine) -> None:
         refused(client.post(ROUTE, json=body | {"model": "other"}), 404, "not_found_error")
         refused(client.post(f"{ROUTE}/other", json=body), 404, "not_found_error")
         refused(client.get(ROUTE), 405, "invalid_request_error")
-        engine.refusal = RuntimeError("secret")
+        engine.room_error = RuntimeError("secret")
         refused(client.post(ROUTE, json=body), 500, "api_error")
         engine.is_ready = False
         refused(client.post(ROUTE, json=body), 503, "overloaded_error")

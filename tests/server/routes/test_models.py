@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from starlette.testclient import TestClient
 
+from server.app import create_app
+from tests.server.fake_engine import FakeEngine
+
 
 def test_every_name_is_listed(client: TestClient) -> None:
     answer = client.get("/v1/models").json()
@@ -21,3 +24,11 @@ def test_every_name_answers_with_itself(client: TestClient) -> None:
     for name in ("fake", "org/fake"):
         response = client.post("/v1/completions", json={"prompt": "a", "model": name})
         assert response.json()["model"] == name
+
+
+def test_the_models_folder_is_another_name_of_it() -> None:
+    engine = FakeEngine(served_model_name=("a",))
+    with TestClient(create_app(engine)) as client:
+        body = {"model": engine.asked.model, "prompt": "a"}
+        assert client.post("/v1/completions", json=body).json()["model"] == "a"
+        assert client.post("/v1/completions", json=body | {"model": "/models"}).status_code == 404

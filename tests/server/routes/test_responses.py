@@ -21,6 +21,7 @@ from tests.server.unconstrained import UnconstrainedEngine
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}
 CALL = '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>'
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "stream": True}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -196,11 +197,96 @@ def test_logprobs() -> None:
         deltas = [data for name, data in events if name.endswith("output_text.delta")]
         assert [one["logprobs"][0] for one in deltas] == told
         assert events[-1][1]["response"]["output"][0]["content"][0]["logprobs"] == told
-    with TestClient(create_app(FakeEngine(max_model_len=512), parsers=PARSERS)) as client:
-        assert_error(client.post(ROUTE, json={"input": "a", **fields}), 400, "include")
+        assert "logprobs" not in ask(client, top_logprobs=2)["output"][0]["content"][0]
 
 
-LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "stream": True}
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_text_has_all_logprobs(
+    client: TestClient, engine: FakeEngine, stream: bool
+) -> None:
+    """Those of thoughts and calls too, as a chat completion's choice."""
+    engine.reply = f"<think>Hm</think>Yes{CALL}No"
+    body = {"input": "a", "tools": [TOOL], **LOGPROBS, "top_logprobs": 0, "stream": stream}
+    answer = client.post(ROUTE, json=body)
+    told = named_events(answer.content)[-1][1]["response"] if stream else answer.json()
+    texts = [one["content"][0] for one in told["output"] if one["type"] == "message"]
+    assert [one["text"] for one in texts] == ["Yes", "No"]
+    assert "".join(one["token"] for one in texts[0]["logprobs"]) == engine.reply
+    assert texts[1]["logprobs"] == []
+
+
+def test_a_format_is_that_of_texts_beside_a_demanded_call(
+    client: TestClient, engine: UnconstrainedEngine
+) -> None:
+    engine.reply = '{"a":1}'
+    text = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+    choice = {"type": "function", "name": "f"}
+    (call,) = ask(client, tools=[TOOL], tool_choice=choice, text=text)["output"]
+    assert call["type"] == "function_call" and call["arguments"] == '{"a":1}'
+    assert engine.constraint is not None and engine.constraint.json == TOOL["parameters"]
+    ask(client, tools=[TOOL], text=text)
+    assert engine.constraint.json == SCHEMA
+
+
+def test_an_output_goes_on_as_input(client: TestClient, engine: FakeEngine) -> None:
+    engine.reply = f"<think>Hm</think>Yes{CALL}"
+    earlier = ask(client, tools=[TOOL])["output"]
+    assert [one["type"] for one in earlier] == ["reasoning", "message", "function_call"]
+    result = {"type": "function_call_output", "call_id": earlier[2]["call_id"], "output": "R"}
+    user = {"type": None, "role": "user", "content": "hi", "id": "msg_1", "status": "completed"}
+    seen: list[Any] = []
+    engine.tokenizer.render_chat = lambda given, **kw: (seen.append(given), "a")[1]
+    ask(client, input=[user, *earlier, {**result, "id": None, "status": "completed"}])
+    _, assistant, tool = seen[0]
+    assert assistant["content"] == "Yes" and assistant["reasoning"] == "Hm"
+    assert tool["tool_call_id"] == assistant["tool_calls"][0]["id"] == earlier[2]["call_id"]
+
+
+def test_a_text_that_was_cut_off_goes_on(client: TestClient, engine: FakeEngine) -> None:
+    (cut,) = ask(client, max_output_tokens=2)["output"]
+    ask(client, input=[{"role": "user", "content": "hi"}, cut])
+    assert prompt(engine) == "[user]hi[assistant]he"
+    ask(client, input=[{"role": "user", "content": "hi"}, {**cut, "status": "completed"}])
+    assert prompt(engine) == "[user]hi[assistant]he[assistant]"
+
+
+def test_input_tokens(client: TestClient, engine: FakeEngine) -> None:
+    body = {"input": "hi", "instructions": "S", "tools": [TOOL]}
+    told = ask(client, **body)
+    size = told["usage"]["input_tokens"]
+    counted = client.post(f"{ROUTE}/input_tokens", json=body)
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": size}
+    more = {"input": "hi", "previous_response_id": told["id"]}
+    assert client.post(f"{ROUTE}/input_tokens", json=more).json()["input_tokens"] > len("hihello")
+    assert_error(client.post(f"{ROUTE}/input_tokens", json={"model": "x"}), 400, "input")
+    assert_error(client.post(f"{ROUTE}/input_tokens", json=body | {"model": "x"}), 404, "model")
+    assert len(engine.started) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_raw_messages(client: TestClient, engine: FakeEngine, stream: bool) -> None:
+    engine.reply = "<think>Hm</think>Yes"
+    body = {"input": "hi", "enable_response_messages": True, "stream": stream}
+    answer = client.post(ROUTE, json=body)
+    told = named_events(answer.content)[-1][1]["response"] if stream else answer.json()
+    for name, text in (("input", prompt(engine)), ("output", engine.reply)):
+        tokens = [*map(ord, text)]
+        kind = {"type": "raw_message_tokens"}
+        assert told[f"{name}_messages"] == [{"message": text, "tokens": tokens, **kind}]
+    assert "input_messages" not in ask(client)
+
+
+def test_reasoning_of_responses(client: TestClient, engine: FakeEngine) -> None:
+    engine.reply = "<think>Hm</think>Yes"
+    (item,) = ask(client, include_reasoning=False, vllm_xargs={})["output"]
+    assert item["type"] == "message"
+    seen: list[dict[str, Any]] = []
+    engine.tokenizer.render_chat = lambda given, **fields: (seen.append(fields), "a")[1]
+    for effort, thinks in (("high", True), ("none", False)):
+        ask(client, reasoning={"effort": effort})
+        assert seen[-1].items() >= {"reasoning_effort": effort, "enable_thinking": thinks}.items()
+    ask(client, reasoning={"effort": "high"}, chat_template_kwargs={"enable_thinking": 0})
+    assert seen[-1]["enable_thinking"] == 0
 
 
 def test_logprobs_of_a_stream_are_kept_once_and_counted() -> None:
@@ -281,7 +367,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input[0].arguments"),
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
     ({"include": ["file_search_call.results"]}, "include"),
-    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"text": {"speed": 1}}, "text.speed"),
@@ -326,7 +412,7 @@ def test_what_has_no_effect_is_accepted(client: TestClient) -> None:
         user="me",
         safety_identifier="me",
         prompt_cache_key="x",
-        service_tier="auto",
+        service_tier="flex",
         truncation="disabled",
         max_tool_calls=3,
         tools=[],

@@ -158,7 +158,7 @@ def test_history_is_rendered(client: TestClient, engine: FakeEngine) -> None:
             {
                 "tools": [TOOL],
                 "tool_choice": "required",
-                "response_format": {"type": "json_object"},
+                "structured_outputs": {"json_object": True},
             },
             "tool_choice",
         ),
