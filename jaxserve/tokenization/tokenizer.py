@@ -170,6 +170,10 @@ class Tokenizer:
         """The vocabulary's spelling of each id, None for ids that are not in it."""
         return [self._backend.id_to_token(i) for i in ids]
 
+    def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]:
+        """The id of each spelling of the vocabulary, None for those that are not in it."""
+        return [self._backend.token_to_id(token) for token in tokens]
+
     def token_text(self, token_id: int) -> str:
         """The text that a token adds in the middle of a sequence; broken UTF-8 gives U+FFFD."""
         return self.byte_table[token_id].decode("utf-8", "replace")

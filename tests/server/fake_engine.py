@@ -94,12 +94,23 @@ class FakeEngine:
         ledger: of what was let in.
     """
 
-    def __init__(self, reply: str = "hello", max_model_len: int = 64, **config: Any) -> None:
+    def __init__(
+        self,
+        reply: str = "hello",
+        max_model_len: int = 64,
+        labels: tuple[str, ...] = (),
+        **config: Any,
+    ) -> None:
         self.asked = EngineConfig(model="/models/fake", max_model_len=max_model_len, **config)
         self.config = resolved_config(max_model_len=max_model_len, **config)
         self.tokenizer: Any = FakeTokenizer()
         self.model_config: Any = SimpleNamespace(
-            vocab_size=VOCAB_SIZE, eos_token_ids=(), num_layers=2
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(),
+            num_layers=2,
+            hidden_size=8,
+            labels=labels,
+            matryoshka=(),
         )
         self.max_model_len = max_model_len
         self._inputs = InputProcessor(self.config, self.model_config, self.tokenizer)
