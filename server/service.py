@@ -17,6 +17,7 @@ from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
 from jaxserve.params.sampling_params import TOKEN_FIELDS
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
+from jaxserve.tokenization.truncation import Cut, asked_cut
 from server.body_reader import BodyReader
 from server.client_limits import Limits
 from server.errors import ApiError, as_api_error
@@ -30,7 +31,6 @@ from server.protocol.queueing import queueing
 from server.protocol.requests import GenerationRequest, PromptRequest, QueuedRequest
 from server.response_store import ResponseStore
 from server.tools.choice import Parsers
-from server.truncation import Cut, asked_cut
 from server.unread_answers import UnreadAnswers
 from server.watchers import Watch
 

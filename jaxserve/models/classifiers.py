@@ -13,7 +13,7 @@ from checkpoints.quantized import TensorReader
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models.config import Head, ModelConfig
 from jaxserve.models.hf_fields import one_of, refuse
-from jaxserve.models.sources import Place, Source, Stack, whole
+from jaxserve.models.sources import Part, Place, Source, Stack, whole
 
 if TYPE_CHECKING:
     from jaxserve.models.registry import Family
@@ -114,7 +114,7 @@ def _activation(config: Mapping[str, Any], count: int) -> str:
 
 def _source(
     decoder: Callable[..., Source | Stack], place: Place, config: ModelConfig
-) -> Source | Stack | HeadRows:
+) -> Source | Stack:
     """The tensors of a parameter."""
     head = config.head
     if head is None or place != ("score",):
@@ -123,32 +123,25 @@ def _source(
         return whole("score.weight")
     from_place = ("embedding",) if config.tie_word_embeddings else ("lm_head",)
     (name,) = decoder(from_place, config).names
-    return HeadRows(name, head.token_ids, config.vocab_size, head.is_difference)
+    rows = tuple(Part(name, first=token) for token in head.token_ids)
+    return HeadRows(rows, len(rows), config.vocab_size, head.is_difference)
 
 
 @dataclass(frozen=True, slots=True)
-class HeadRows:
-    """A head of labels that is made of rows of an lm head; a source as `Source` is.
+class HeadRows(Source):
+    """A head of labels that is made of rows of an lm head, each a part.
 
     Attributes:
-        name: of the tensor.
-        rows: of the tensor, one a label.
-        num_rows: that the tensor has.
+        num_rows: that the lm head has.
         is_difference: the one label's is the second row less the first.
     """
 
-    name: str
-    rows: tuple[int, ...]
-    num_rows: int
-    is_difference: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
+    num_rows: int = 0
+    is_difference: bool = False
 
     def tensors(self, shape: tuple[int, ...], is_matrix: bool) -> dict[str, tuple[int, ...]]:
-        """Name and shape of the tensor."""
-        return {self.name: (self.num_rows, shape[1])}
+        """Name and shape of the lm head's tensor."""
+        return dict.fromkeys(self.names, (self.num_rows, shape[1]))
 
     def read(
         self,
@@ -158,12 +151,9 @@ class HeadRows:
         dtype: np.dtype,
         is_matrix: bool,
     ) -> np.ndarray:
-        """The part of the parameter that `index` selects, in `dtype`."""
-        columns = index[1]
-        width = len(range(*columns.indices(shape[1])))
-        found = np.empty((len(self.rows), width), np.float32)
-        for place, row in enumerate(self.rows):
-            reader.read_into(self.name, (slice(row, row + 1), columns), found[place : place + 1])
+        """As of a `Source`; the difference is taken in float32."""
+        rows, all_rows = (self.indices, shape[1]), (slice(None), index[1])
+        found = Source.read(self, reader, rows, all_rows, np.dtype(np.float32), is_matrix)
         if self.is_difference:
             found = found[1:] - found[:1]
         return found[index[0]].astype(dtype)

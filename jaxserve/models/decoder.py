@@ -91,7 +91,6 @@ class Decoder(nnx.Module):
             backend=self.form.backend,
         )
 
-
     def scores(self, hidden: jax.Array) -> jax.Array:
         """Of a model that classifies: normed hidden states [N, E] -> float32 [N, labels]."""
         assert self.score is not None

@@ -162,6 +162,16 @@ class Tokenizer:
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded.ids
 
+    def beginning(self, text: str, most: int) -> str:
+        """What a text begins with that has at most so many tokens, cut between two of them."""
+        while text:
+            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+            if len(offsets) <= most:
+                break
+            # the part may have other tokens than it had in the whole
+            text = text[: min(offsets[most - 1][1], offsets[most][0], len(text) - 1)]
+        return text
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids that are not in the vocabulary add nothing."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -241,8 +241,9 @@ class Feature:
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
             rows, M special rows, C region tokens, W words of one bit for each token of the
             vocabulary. The hooks read arrays of region tokens as well, see `Tokens.inputs`.
-        outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E, P numbers of a pooled vector. With
-            outputs, all tokens of rows that need the feature are sampled: no grammar forces some.
+        outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E, P
+            numbers of a pooled vector. With outputs, all tokens of rows that need the feature are
+            sampled: no grammar forces some.
         special: True: rows that need it are special: it works on the M special rows of a step,
             which are those that need such a feature. `logits`, `after` and outputs are for these.
             False: it is in every program and may draw, draft, keep state and have hooks.

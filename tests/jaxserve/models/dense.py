@@ -33,7 +33,7 @@ def run(
     start: int,
     prompt_length: int | None = None,
 ) -> tuple[jax.Array, DenseCache]:
-    """Feeds tokens at positions start.. and returns (float32 logits or scores [T, V or L], cache)."""
+    """Feeds tokens at positions start.. and returns (float32 logits [T, V] or scores, cache)."""
     positions = jnp.arange(start, start + len(tokens), dtype=jnp.int32)
     lengths = None if prompt_length is None else jnp.maximum(positions + 1, prompt_length)
     graph, state = nnx.split(model)

@@ -1,4 +1,4 @@
-"""Models that classify, of every family, against transformers in float32; what heads are refused."""
+"""Models that classify, of every family, against transformers in float32, and their heads."""
 
 from __future__ import annotations
 
