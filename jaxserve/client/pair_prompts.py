@@ -92,6 +92,7 @@ class PairText:
             add_generation_prompt=False,
             continue_final_message=False,
             chat_template=self.template,
+            mark=True,
             **variables,
         )
         tokens = tokenizer.encode_chat(text, self.template, add_special_tokens=special)

@@ -38,6 +38,9 @@ class FakeTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([2] if add_special_tokens else []) + [ord(one) for one in text]
 
+    def beginning(self, text: str, most: int) -> str:
+        return text[:most]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(chr(one) for one in ids if one != 2)
 
@@ -55,6 +58,7 @@ class FakeTokenizer:
         continue_final_message: bool,
         mark: bool,
         tools: Sequence[dict[str, Any]] = (),
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         turns = "".join(f"({tool['function']['name']})" for tool in tools)
@@ -68,7 +72,9 @@ class FakeTokenizer:
     def info(self) -> dict[str, Any]:
         return {"tokenizer_class": "Fake", "chat_template": self.chat_template}
 
-    def encode_chat(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_chat(
+        self, text: str, chat_template: str | None = None, *, add_special_tokens: bool = False
+    ) -> list[int]:
         return self.encode(text, add_special_tokens)
 
 
@@ -113,6 +119,7 @@ class FakeEngine:
             matryoshka=(),
         )
         self.max_model_len = max_model_len
+        self.labels = labels
         self._inputs = InputProcessor(self.config, self.model_config, self.tokenizer)
         registry = CollectorRegistry()
         self.refused: list[str] = []
@@ -209,7 +216,7 @@ class FakeEngine:
                     prepared.group.pooling is not None
                     and output.outputs[0].finish_reason != "abort"
                 ):
-                    output.embedding = [float(token_ids[0]), 0.1]
+                    output.embedding = [float(token_ids[0]), 0.1][: len(self.labels) or None]
                 yield output
         finally:
             (self.finished if done else self.aborted).append(request_id)
