@@ -132,7 +132,7 @@ _MODEL = _object(
 
 
 def _of_prompts(item: Schema) -> Schema:
-    head = {"id": TEXT, "object": {"const": "list"}, "created": WHOLE, "model": TEXT}
+    head: Schema = {"id": TEXT, "object": {"const": "list"}, "created": WHOLE, "model": TEXT}
     return _object({**head, "data": _list(item), "usage": _USAGE})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxserve.errors import ValidationError
@@ -48,7 +50,7 @@ def score(one: PoolingRequestOutput, other: PoolingRequestOutput) -> ScoringRequ
     )
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
+def cosine(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
     """Cosine of the angle between two vectors; 0 where one is zero."""
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     norm = float(np.linalg.norm(x) * np.linalg.norm(y))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from jaxserve.errors import ValidationError
 from jaxserve.params.pooling_params import CLASSIFY, EMBED, PoolingParams
 from server.protocol.chat import Messages, TemplateFields
@@ -27,12 +29,12 @@ class InputRequest(TemplateFields, PooledRequest):
     """One with texts, token ids or a conversation; `input` is checked by `prompts`."""
 
     input: Any = None
-    messages: Messages | None = None
+    messages: Messages = Field(default_factory=list)
     add_generation_prompt: bool = False
 
     @property
     def is_chat(self) -> bool:
-        return self.messages is not None
+        return bool(self.messages)
 
     def check(self) -> None:
         super().check()
@@ -43,7 +45,7 @@ class InputRequest(TemplateFields, PooledRequest):
 
     def forget_prompt(self) -> None:
         """Let go of what has become token ids."""
-        self.input = self.messages = None
+        self.input, self.messages = None, []
 
     def prompts(self) -> list[str | list[int]]:
         """See `prompt_list`."""

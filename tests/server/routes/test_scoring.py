@@ -118,27 +118,30 @@ def test_a_request_whose_time_is_over_is_told_so(judged: TestClient, judge: Fake
     assert response.status_code == 504 and response.json()["error"]["param"] == "timeout"
 
 
+PAIR, RANK = {"queries": "a", "documents": "b"}, {"query": "a", "documents": "b"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/score", {}, "queries"),
         ("/score", {"queries": "a"}, "queries"),
-        ("/score", {"queries": "a", "documents": "b", "text_2": "c"}, "queries"),
+        ("/score", PAIR | {"text_2": "c"}, "queries"),
         ("/score", {"queries": [], "documents": "b"}, "queries"),
         ("/score", {"queries": ["a", "b"], "documents": ["c"]}, "documents"),
         ("/score", {"queries": "a", "documents": {"content": []}}, "documents"),
         ("/score", {"queries": "a", "documents": ["b"] * 2000}, "documents"),
         ("/score", {"queries": "a", "documents": "b" * 70}, "documents"),
         ("/score", {"queries": "a", "documents": "b" * 10**6}, "documents"),
-        ("/score", {"queries": "a", "documents": "b", "max_tokens_per_doc": -5}, "max_tokens_per_doc"),
+        ("/score", PAIR | {"max_tokens_per_doc": -5}, "max_tokens_per_doc"),
         ("/rerank", {"documents": ["b"]}, "query"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/rerank", {"query": "a", "documents": "b", "top_n": -1}, "top_n"),
-        ("/rerank", {"query": "a", "documents": "b", "max_tokens_per_query": 64}, "max_tokens_per_query"),
-        ("/rerank", {"query": "a", "documents": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ("/rerank", {"query": "a", "documents": "b", "priority": 3}, "priority"),
+        ("/rerank", RANK | {"top_n": -1}, "top_n"),
+        ("/rerank", RANK | {"max_tokens_per_query": 64}, "max_tokens_per_query"),
+        ("/rerank", RANK | {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/rerank", RANK | {"priority": 3}, "priority"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(judged: TestClient, path: str, body: dict[str, Any], param: str) -> None:
     response = judged.post(path, json=body)
     assert response.status_code == 400 and response.json()["error"]["param"] == param
