@@ -150,12 +150,7 @@ class Tokenizer:
         Raises:
             ValidationError: the text holds half a surrogate pair, which is not Unicode text.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValidationError(
-                "prompt", text, f"Unicode text; there is half a surrogate pair at {error.start}"
-            ) from error
+        _check_unicode(text)
         if len(text) < LONG_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         # only this call of the library lets other threads run
@@ -163,9 +158,15 @@ class Tokenizer:
         return encoded.ids
 
     def beginning(self, text: str, most: int) -> str:
-        """What a text begins with that has at most so many tokens, cut between two of them."""
+        """What a text begins with that has at most so many tokens, cut between two of them.
+
+        Raises:
+            ValidationError: as `encode`.
+        """
+        _check_unicode(text)
         while text:
-            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
+            offsets = encoded.offsets
             if len(offsets) <= most:
                 break
             # the part may have other tokens than it had in the whole
@@ -321,6 +322,15 @@ class Tokenizer:
             if number in self.special_ids or (text in source and not text.isspace())
         }
         return ControlTokens(tokens, functools.partial(self.encode, add_special_tokens=False))
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValidationError(
+            "prompt", text, f"Unicode text; there is half a surrogate pair at {error.start}"
+        ) from error
 
 
 def _folder_tokenizer(path: str | Path) -> Any:

@@ -19,7 +19,7 @@ from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.protocol.scoring import RerankRequest, ScoreRequest
 from server.routes.pooled import Pooled, vector_of
-from server.service import Service
+from server.service import CUT_CONTEXTS, Service
 
 
 async def score(request: Request) -> Response:
@@ -71,15 +71,16 @@ class Scores(Pooled):
         self, together: PairText, first: list[str], second: list[str]
     ) -> AsyncIterator[list[int]]:
         tokenizer, most = self.service.engine.tokenizer, self.service.engine.max_model_len
+        if together.cut is not None:
+            most *= CUT_CONTEXTS
 
         def tokens(query: str, document: str) -> list[int]:
-            if together.cut is None:
-                for text, limit, field in (
-                    (query, together.limits.max_tokens_per_query, self.body.fields[0]),
-                    (document, together.limits.max_tokens_per_doc, self.body.fields[1]),
-                ):
-                    if not limit:
-                        check_text_fits(text, tokenizer, most, field)
+            for text, limit, field in (
+                (query, together.limits.max_tokens_per_query, self.body.fields[0]),
+                (document, together.limits.max_tokens_per_doc, self.body.fields[1]),
+            ):
+                if not limit:
+                    check_text_fits(text, tokenizer, most, field)
             return together.prompt(tokenizer, query, document)["prompt_token_ids"]
 
         for i, j in self._pairs:
