@@ -89,7 +89,8 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     `runner="pooling"` asks for embeddings, a `max_model_len` among `hf_overrides` for a context.
     """
     said = dict(given)
-    if given.get("runner") == "pooling" and given.get("enable_embeddings") is None:
+    # a script that hands on all of `EngineArgs` gives the setting's default too
+    if given.get("runner") == "pooling":
         said["enable_embeddings"] = True
     overrides = given.get("hf_overrides")
     if isinstance(overrides, Mapping) and "max_model_len" in overrides:
