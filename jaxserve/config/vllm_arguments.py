@@ -89,8 +89,7 @@ def _in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     `runner="pooling"` asks for embeddings, a `max_model_len` among `hf_overrides` for a context.
     """
     said = dict(given)
-    # a script that hands on all of `EngineArgs` gives the setting's default too
-    if given.get("runner") == "pooling":
+    if given.get("runner") == "pooling":  # False is what flags say that were not given
         said["enable_embeddings"] = True
     overrides = given.get("hf_overrides")
     if isinstance(overrides, Mapping) and "max_model_len" in overrides:

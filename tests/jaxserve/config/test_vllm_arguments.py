@@ -50,8 +50,8 @@ def test_a_switch_that_is_on_cannot_be_turned_off() -> None:
 
 def test_the_runner_of_embeddings_is_the_setting() -> None:
     assert own_settings({"runner": "pooling"}) == {"enable_embeddings": True}
-    handed_on = {"runner": "pooling", "enable_embeddings": False}
-    assert own_settings(handed_on) == {"enable_embeddings": True}
+    off = {"runner": "pooling", "enable_embeddings": False}
+    assert own_settings(off) == {"enable_embeddings": True}, "as flags that were not given"
     assert own_settings({"runner": "generate"}) == {}
 
 
