@@ -24,7 +24,7 @@ NEUTRAL: dict[str, Any] = {
     "output_kind": RequestOutputKind.FINAL_ONLY,
     "late_chunking_params": None,
 }
-EMBEDS = {"classifies": False, "num_layers": 3, "hidden_size": 8}
+EMBEDS: dict[str, Any] = {"classifies": False, "num_layers": 3, "hidden_size": 8}
 
 
 def test_every_field_of_vllm_is_there() -> None:
