@@ -85,7 +85,7 @@ def test_null_is_accepted_of_every_optional_field() -> None:
         empty = {
             name: None
             for name, field in model.model_fields.items()
-            if not field.is_required() and field.default is None
+            if not field.is_required() and field.default is None and name not in OK[kind]
         }
         assert post(kind, **empty).status_code == 200
 
