@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
@@ -64,6 +65,11 @@ class Pooled:
     def told(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> dict[str, Any]:
         """The response."""
         raise NotImplementedError
+
+    def listed(self, data: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """A response that is a list of what is told of each prompt or pair."""
+        told = {"id": self.answer_id, "object": "list", "created": int(time.time())}
+        return {**told, "model": self.model, "data": data, "usage": usage}
 
     def sent(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> Response | None:
         """The response where it is no JSON; None: `told` says it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
@@ -66,7 +65,7 @@ class Pooling(_OfInput):
             {"object": self.object, "index": i, self.key: self.body.told(vector_of(output))}
             for i, output in enumerate(outputs)
         ]
-        return self._head(data, usage)
+        return self.listed(data, usage)
 
     def sent(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> Response | None:
         if not self.body.tells_bytes:
@@ -84,12 +83,8 @@ class Pooling(_OfInput):
                 shape = {"shape": [len(vector_of(output))]}
                 items.append({"index": index, **how, **place, **shape})
                 start += len(part)
-            headers = {"metadata": json.dumps(self._head(items, usage))}
+            headers = {"metadata": json.dumps(self.listed(items, usage))}
         return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
-
-    def _head(self, data: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        told = {"id": self.answer_id, "object": "list", "created": int(time.time())}
-        return {**told, "model": self.model, "data": data, "usage": usage}
 
 
 class Embeddings(Pooling):
@@ -113,8 +108,7 @@ class Classes(_OfInput):
             best = max(range(len(probs)), key=probs.__getitem__)
             found = {"label": labels[best], "probs": probs, "num_classes": len(probs)}
             data.append({"index": index, **found})
-        told = {"id": self.answer_id, "object": "list", "created": int(time.time())}
-        return {**told, "model": self.model, "data": data, "usage": usage}
+        return self.listed(data, usage)
 
 
 ROUTES = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -113,8 +112,7 @@ class Scores(Pooled):
             {"index": index, "object": "score", "score": score}
             for index, score in enumerate(self.scores(outputs))
         ]
-        told = {"id": self.answer_id, "object": "list", "created": int(time.time())}
-        return {**told, "model": self.model, "data": data, "usage": usage}
+        return self.listed(data, usage)
 
 
 class Ranks(Scores):

@@ -68,7 +68,7 @@ def test_many_numbers_are_encoded_beside_the_loop(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"input": [[5], [6]], "request_id": "x"}
-    monkeypatch.setattr("server.routes.pooling.time.time", lambda: 9.0)
+    monkeypatch.setattr("server.routes.pooled.time.time", lambda: 9.0)
     whole = client.post(PATH, json=asked)
     monkeypatch.setattr("server.routes.pooled.QUICK_ENTRIES", 3)
     monkeypatch.delattr("server.routes.pooled.JSONResponse")
