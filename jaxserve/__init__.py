@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxserve.models.model_registry import ModelRegistry
     from jaxserve.outputs import (
         BeamSearchOutput,
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -53,6 +55,8 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -87,6 +91,8 @@ _MODULES = {
     "AsyncLLMEngine": "async_llm_engine",
     "BeamSearchOutput": "outputs",
     "BeamSearchParams": "params.beam_search_params",
+    "ClassificationOutput": "outputs",
+    "ClassificationRequestOutput": "outputs",
     "CompletionOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "EmbeddingRequestOutput": "outputs",

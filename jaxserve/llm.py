@@ -18,7 +18,8 @@ from jaxserve.boundary.messages import EngineStats
 from jaxserve.client.chat_prompts import Message, chat_prompts
 from jaxserve.client.engine_client import LocalClient
 from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
-from jaxserve.client.similarity import ScoringRequestOutput, pair_up, score
+from jaxserve.client.pair_prompts import PairText, scoring_params
+from jaxserve.client.similarity import check_scores, pair_up, score
 from jaxserve.client.sleep import Sleep
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
@@ -35,13 +36,15 @@ from jaxserve.observability.profiler_trace import Profile
 from jaxserve.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringRequestOutput,
 )
 from jaxserve.params.beam_search_params import BeamSearchParams
 from jaxserve.params.lora_request import LoRARequest, refuse_adapter
-from jaxserve.params.pooling_params import PoolingParams
+from jaxserve.params.pooling_params import CLASSIFY, EMBED, PoolingParams
 from jaxserve.params.prompts import TokensPrompt
 from jaxserve.params.sampling_params import RequestOutputKind, SamplingParams
 from jaxserve.request.queueing import Queueing
@@ -317,7 +320,9 @@ class LLM(Pictures):
         layer: int | None = None,
         use_tqdm: bool = True,
         timeout: float | None = None,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The hidden states of prompts, one vector each, in their order.
 
@@ -328,58 +333,155 @@ class LLM(Pictures):
             layer: whose hidden states, as in transformers' `hidden_states`; the last when None.
             use_tqdm: show a progress bar.
             timeout: seconds after which every request ends wherever it is, without a vector.
-            pooling_params: the same as `pooling`, `normalize` and `layer` together, in their place.
+            pooling_params: for all prompts, or one for each, in the place of `pooling`, `normalize`
+                and `layer`.
+            lora_request: None, there are no adapters yet.
+            tokenization_kwargs: how prompts become tokens, see `Tokenization.of`.
 
         Raises:
-            ValidationError: the engine was made without `enable_embeddings`, or a prompt or value
-                that cannot be served; nothing is run then.
+            ValidationError: the engine was made without `enable_embeddings`, the model classifies,
+                or a prompt or value that cannot be served; nothing is run then.
             QueueFullError, EngineDeadError: as of `generate`.
         """
-        params = PoolingParams(pooling, normalize, layer)
-        if pooling_params is not None:
-            if params != PoolingParams():
-                allowed = "nothing beside pooling, normalize and layer"
-                raise ValidationError("pooling_params", pooling_params, allowed)
-            params = _pooling_params(pooling_params)
-        found = self._run(self._prepare_alike(prompts, params, timeout), use_tqdm)
+        params = PoolingParams(pooling, None if normalize is True else normalize, layer)
+        if pooling_params is not None and params != PoolingParams():
+            allowed = "nothing beside pooling, normalize and layer"
+            raise ValidationError("pooling_params", pooling_params, allowed)
+        asked = params if pooling_params is None else pooling_params
+        found = self._pooled(
+            prompts, asked, EMBED, lora_request, tokenization_kwargs, timeout, use_tqdm
+        )
         return [EmbeddingRequestOutput.of(one) for one in found]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of a model's labels for prompts, in their order.
+
+        `PoolingParams(use_activation=False)` gives the scores themselves. Arguments and errors are
+        those of `embed`.
+        """
+        found = self._pooled(
+            prompts, pooling_params, CLASSIFY, lora_request, tokenization_kwargs, None, use_tqdm
+        )
+        return [ClassificationRequestOutput.of(one) for one in found]
 
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """As `embed`, with the vectors as arrays float32[hidden size] in `outputs.data`."""
-        params = PoolingParams() if pooling_params is None else _pooling_params(pooling_params)
-        found = self._run(self._prepare_alike(prompts, params), use_tqdm)
+        """As `embed` or `classify`, by the task, with arrays float32[N] in `outputs.data`.
+
+        Args:
+            pooling_task: "embed" or "classify"; None: what the model does.
+        """
+        found = self._pooled(
+            prompts, pooling_params, pooling_task, lora_request, tokenization_kwargs, None, use_tqdm
+        )
         return [PoolingRequestOutput.of(one) for one in found]
 
     def score(
         self,
         data_1: Prompt | Sequence[Prompt],
         data_2: Prompt | Sequence[Prompt],
+        /,
         *,
-        pooling_params: PoolingParams | None = None,
         use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How similar texts are: the cosine of their vectors, one output a pair.
+        """How well texts go together, one output a pair.
+
+        A model with one label scores the pair, which is one prompt; for any other it is the cosine
+        of their vectors.
 
         Args:
             data_1: one text, which meets all of `data_2`, or as many.
             data_2: the others.
-            pooling_params: how a text becomes a vector; of the last token when None.
             use_tqdm: show a progress bar.
+            pooling_params: of all; `extra_kwargs` may have `max_tokens_per_query`,
+                `max_tokens_per_doc` and `chat_template_kwargs`.
+            lora_request, tokenization_kwargs: as of `embed`.
+            chat_template: puts a pair together, from messages of the roles "query" and "document";
+                None: that of the engine's setting, and without one the texts are one.
 
         Raises:
-            ValidationError: numbers of texts that make no pairs, besides what `embed` raises.
+            ValidationError: numbers of texts that make no pairs, a template where texts have
+                vectors, besides what `embed` raises.
         """
+        if not isinstance(pooling_params, PoolingParams | None):
+            raise ValidationError("pooling_params", pooling_params, "PoolingParams, or none")
         first, second = _as_list(data_1), _as_list(data_2)
-        pairs = pair_up(len(first), len(second))
-        vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
-        one, other = vectors[: len(first)], vectors[len(first) :]
-        return [score(one[i], other[j]) for i, j in pairs]
+        pairs = pair_up(len(first), len(second), ("data_1", "data_2"))
+        most = self.config.scheduler.max_model_len
+        params, limits, variables = scoring_params(pooling_params or PoolingParams(), most)
+        rules = self._tokenization(tokenization_kwargs)
+        if not check_scores(self.model_config.labels):
+            if chat_template is not None or variables:
+                allowed = "none: this model makes a vector of each text"
+                raise ValidationError("chat_template", chat_template or variables, allowed)
+            if limits.max_tokens_per_query:
+                first = [limits.query(self.get_tokenizer(), _text(one)) for one in first]
+            if limits.max_tokens_per_doc:
+                second = [limits.document(self.get_tokenizer(), _text(one)) for one in second]
+            vectors = self.encode(
+                [*first, *second],
+                params,
+                use_tqdm=use_tqdm,
+                lora_request=lora_request,
+                pooling_task=EMBED,
+                tokenization_kwargs=tokenization_kwargs,
+            )
+            one, other = vectors[: len(first)], vectors[len(first) :]
+            return [score(one[i], other[j]) for i, j in pairs]
+        together = PairText(
+            chat_template is not None or self.config.asked.chat_template is not None,
+            chat_template,
+            variables,
+            limits,
+            rules.cut,
+            rules.add_special_tokens is not False,
+        )
+        tokenizer = self.get_tokenizer()
+        prompts = [together.prompt(tokenizer, _text(first[i]), _text(second[j])) for i, j in pairs]
+        found = self._pooled(prompts, params, CLASSIFY, lora_request, None, None, use_tqdm)
+        return [ScoringRequestOutput.of(one) for one in found]
+
+    def _pooled(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None,
+        task: str | None,
+        lora_request: LoRARequest | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        timeout: float | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """The outputs of prompts that are pooled."""
+        self._check_ready(lora_request)
+        items, queueing = _as_list(prompts), Queueing(time.monotonic(), timeout=timeout)
+        rules = self._tokenization(tokenization_kwargs)
+        prepared = []
+        for prompt, asked in zip(items, _pooling_params(params, len(items)), strict=True):
+            if task is not None and asked.task not in (None, task):
+                raise ValidationError("task", asked.task, f"{task!r}, or none")
+            own = asked if task is None else dataclasses.replace(asked, task=task)
+            prepared.append(self._prepare(rules.apply(prompt, self.client), own, queueing))
+        return self._run(prepared, use_tqdm)
 
     def chat(
         self,
@@ -542,11 +644,10 @@ class LLM(Pictures):
     def _prepare_alike(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: PoolingParams | BeamSearchParams,
-        timeout: float | None = None,
+        params: BeamSearchParams,
     ) -> list[PreparedRequest]:
         self._check_ready(None)
-        queueing = Queueing(time.monotonic(), timeout=timeout)
+        queueing = Queueing(time.monotonic())
         return [self._prepare(prompt, params, queueing) for prompt in _as_list(prompts)]
 
     def _tokenised(
@@ -637,9 +738,22 @@ def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[in
     return priority
 
 
-def _pooling_params(given: Any) -> PoolingParams:
-    if not isinstance(given, PoolingParams):
-        raise ValidationError("pooling_params", given, "PoolingParams")
+def _pooling_params(given: Any, count: int) -> list[PoolingParams]:
+    """The parameters of each prompt."""
+    if isinstance(given, PoolingParams | None):
+        return [given or PoolingParams()] * count
+    allowed = f"PoolingParams, or a list with one a prompt ({count})"
+    if not isinstance(given, Sequence) or not all(isinstance(p, PoolingParams) for p in given):
+        raise ValidationError("pooling_params", given, allowed)
+    if len(given) != count:
+        raise ValidationError("pooling_params", f"{len(given)} items", allowed)
+    return list(given)
+
+
+def _text(given: Prompt) -> str:
+    """A text of a pair."""
+    if not isinstance(given, str):
+        raise ValidationError("data", given, "texts, which are put together or cut")
     return given
 
 

@@ -281,24 +281,41 @@ class PoolingRequestOutput(_VectorOutput[PoolingOutput]):
 
 
 @dataclass(slots=True)
+class ClassificationOutput:
+    """Of one prompt: a number a label, which are probabilities unless asked for as they are."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+class ClassificationRequestOutput(_VectorOutput[ClassificationOutput]):
+    """What `LLM.classify` returns of one prompt."""
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Self:
+        """Of the output of a request with `PoolingParams` that has finished."""
+        return cls._of(output, ClassificationOutput(output.embedding or []))
+
+
+@dataclass(slots=True)
 class ScoringOutput:
-    """The cosine similarity of a pair, in [-1, 1]."""
+    """A pair's score: the head's, in [0, 1] by default, or the cosine of two vectors."""
 
     score: float
 
 
-@dataclass(slots=True)
-class ScoringRequestOutput:
-    """The result of `LLM.score` for one pair.
+class ScoringRequestOutput(_VectorOutput[ScoringOutput]):
+    """What `LLM.score` returns of one pair.
 
-    Attributes:
-        request_id: ids of both prompts, with a "_" between.
-        outputs: the score.
-        prompt_token_ids: the first prompt's, then the other's.
-        finished: True.
+    By two vectors: `request_id` is the ids of both prompts with a "_" between, `prompt_token_ids`
+    are the first prompt's, then the other's.
     """
 
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
+    @classmethod
+    def of(cls, output: RequestOutput) -> Self:
+        """Of the output of a request with `PoolingParams` for a pair that has finished."""
+        (score,) = output.embedding or [0.0]
+        return cls._of(output, ScoringOutput(score))

@@ -20,7 +20,10 @@ from starlette.types import ASGIApp, Message
 from jaxserve.errors import ValidationError
 from server.protocol.responses import dumps
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+    *("/v1/score", "/v1/rerank", "/score", "/rerank", "/v2/rerank"),
+)
 MAX_ID = 512  # characters of a custom_id
 MOST_TRIES = 60  # of a line that may be sent again later
 

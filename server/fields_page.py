@@ -10,19 +10,28 @@ from collections.abc import Sequence
 
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
-from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.protocol.requests import ModelRequest
+from server.protocol.scoring import RerankRequest, ScoreRequest
 from server.protocol.unsupported import KNOWN, NEUTRAL, Refusal, refusals
 
 MODELS: dict[str, type[ModelRequest]] = {
     "chat": ChatCompletionRequest,
     "completions": CompletionRequest,
     "embeddings": EmbeddingRequest,
+    "pooling": PoolingRequest,
+    "classify": ClassifyRequest,
+    "score": ScoreRequest,
+    "rerank": RerankRequest,
 }
 PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
+    "pooling": "/pooling",
+    "classify": "/classify",
+    "score": "/score",
+    "rerank": "/rerank",
 }
 HEAD = """# Fields of requests
 

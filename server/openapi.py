@@ -13,23 +13,36 @@ import jaxserve
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
 from server.protocol.chat import BatchChatRequest, ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
-from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.protocol.responses_request import InputTokensRequest, ResponsesRequest
+from server.protocol.scoring import RerankRequest, ScoreRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
 VERSION = "3.1.0"
 REF = "#/components/schemas/{model}"
+SCORE_PATHS, RERANK_PATHS = ("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank")
 # path -> the models of which its body is one
 BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
     "/v1/chat/completions/batch": (BatchChatRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/pooling": (PoolingRequest,),
+    "/classify": (ClassifyRequest,),
+    **dict.fromkeys(SCORE_PATHS, (ScoreRequest,)),
+    **dict.fromkeys(RERANK_PATHS, (RerankRequest,)),
     "/tokenize": (TokenizeRequest, ChatTokenizeRequest),
     "/detokenize": (DetokenizeRequest,),
-    "/invocations": (ChatCompletionRequest, CompletionRequest, EmbeddingRequest),
+    "/invocations": (
+        ChatCompletionRequest,
+        CompletionRequest,
+        EmbeddingRequest,
+        ClassifyRequest,
+        RerankRequest,
+        ScoreRequest,
+    ),
     "/v1/responses": (ResponsesRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/messages": (MessagesRequest,),
@@ -115,18 +128,33 @@ _MESSAGE = _object(
 _TEXT_CHOICE = _choice({"text": TEXT}, prompt_token_ids=_TOKENS)
 _COMPLETION = _generated("text_completion", _TEXT_CHOICE)
 _CHAT = _generated("chat.completion", _choice({"message": _MESSAGE}))
-_VECTOR = _object(
-    {
-        "object": {"const": "embedding"},
-        "index": WHOLE,
-        "embedding": {"anyOf": [_list(NUMBER), TEXT]},
-    }
-)
+_NUMBERS: Schema = {"anyOf": [_list(NUMBER), TEXT]}
+
+
+def _item(**fields: Schema) -> Schema:
+    return _object({"index": WHOLE, **fields})
+
+
 _MODEL = _object(
     {"id": TEXT, "object": {"const": "model"}, "created": WHOLE, "max_model_len": WHOLE}
 )
-_EMBEDDINGS = _object(
-    {"object": {"const": "list"}, "data": _list(_VECTOR), "model": TEXT, "usage": _USAGE}
+
+
+def _of_prompts(item: Schema) -> Schema:
+    head: Schema = {"id": TEXT, "object": {"const": "list"}, "created": WHOLE, "model": TEXT}
+    return _object({**head, "data": _list(item), "usage": _USAGE})
+
+
+_EMBEDDINGS = _of_prompts(_item(object={"const": "embedding"}, embedding=_NUMBERS))
+_CLASSES = _of_prompts(_item(label=TEXT, probs=_list(NUMBER), num_classes=WHOLE))
+_SCORES = _of_prompts(_item(object={"const": "score"}, score=NUMBER))
+_RANKS = _object(
+    {
+        "id": TEXT,
+        "model": TEXT,
+        "usage": _USAGE,
+        "results": _list(_item(document=_OBJECT, relevance_score=NUMBER)),
+    }
 )
 _STATUS = {"enum": ["in_progress", "completed", "incomplete", "failed", "cancelled"]}
 _RESPONSE_USAGE = _object(
@@ -199,8 +227,12 @@ ANSWERS: dict[str, Schema] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
     "/v1/chat/completions/batch": _CHAT,
-    "/invocations": {"anyOf": [_COMPLETION, _CHAT, _EMBEDDINGS]},
+    "/invocations": {"anyOf": [_COMPLETION, _CHAT, _EMBEDDINGS, _CLASSES, _SCORES, _RANKS]},
     "/v1/embeddings": _EMBEDDINGS,
+    "/pooling": _of_prompts(_item(object={"const": "pooling"}, data=_NUMBERS)),
+    "/classify": _CLASSES,
+    **dict.fromkeys(SCORE_PATHS, _SCORES),
+    **dict.fromkeys(RERANK_PATHS, _RANKS),
     "/v1/responses": _RESPONSE,
     "/v1/responses/{response_id}": _RESPONSE,
     "/v1/responses/input_tokens": _object(

@@ -157,7 +157,7 @@ print(len(told[0].outputs[0].reports["entropy"]), told[1].outputs[0].reports)
 
 @pytest.mark.slow
 def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
-    (program,) = blocks(ROOT / "docs" / "embeddings.md", "python")
+    program = "\n".join(blocks(ROOT / "docs" / "embeddings.md", "python"))
     script = tmp_path / "script.py"
     script.write_text(program.replace("MODEL", str(bundled_model_path())))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -165,8 +165,9 @@ def test_the_program_of_embeddings_runs(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cosine", "text", "ids"]
-    assert done.stdout.endswith("[7, 8, -1, -1, -1, -1, -1, 9]\n")
+    said = done.stdout.splitlines()
+    assert [line.split()[0] for line in said] == ["cosine", "text", "ids", "probs", "probs"]
+    assert said[2].endswith("[7, 8, -1, -1, -1, -1, -1, 9]") and said[4].endswith(" 2")
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ WALL_CLOCK = {
     "server/answers.py",
     "server/service.py",
     "server/request_spans.py",
+    "server/routes/pooled.py",
     "server/routes/responses.py",
     "jaxserve/compilation/cache_bounds.py",
     "jaxserve/llm_engine.py",  # arrival times of vLLM's scripts

@@ -225,6 +225,7 @@ def make_hf_model(
     dtype: str = "float32",
     max_shard_size: str | int = "5GB",
     seed: int = 0,
+    classifies: bool = False,
     **overrides: Any,
 ) -> Path:
     """Saves a random model as config.json and safetensors, and returns its folder.
@@ -238,10 +239,12 @@ def make_hf_model(
         dtype: of the saved weights.
         max_shard_size: "200KB", for example, gives several files and an index.
         seed: of the weights.
+        classifies: with a head of labels in the place of the lm head.
         overrides: fields of the Hugging Face config over the defaults of this file.
     """
     import torch
     from transformers import (
+        AutoModelForSequenceClassification,
         Gemma2Config,
         Gemma2ForCausalLM,
         Gemma3Config,
@@ -266,7 +269,7 @@ def make_hf_model(
         Qwen3MoeForCausalLM,
     )
 
-    classes = {
+    classes: dict[str, tuple[Any, Any]] = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "mistral": (MistralConfig, MistralForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -283,6 +286,8 @@ def make_hf_model(
         ),
     }
     config_class, model_class = classes[family]
+    if classifies:
+        model_class = AutoModelForSequenceClassification.from_config
     torch.manual_seed(seed)
     model = model_class(config_class(**(_BASE | overrides)))
     with torch.no_grad():

@@ -16,6 +16,8 @@ class ModelFacts(Protocol):
         hidden_size: numbers of a hidden state.
         num_layers: layers.
         eos_token_ids: tokens that end a text.
+        labels: of a model that classifies; () of one that generates.
+        matryoshka: the sizes to which its vectors may be cut; (): any; None: they may not.
     """
 
     @property
@@ -29,6 +31,12 @@ class ModelFacts(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def matryoshka(self) -> tuple[int, ...] | None: ...
 
 
 def eos_token_ids(model: ModelFacts, tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -177,6 +177,9 @@ class InputProcessor:
         pooling = None
         if isinstance(params, PoolingParams):
             pooling, params = self._pooling(params), _ONE_TOKEN
+        elif self._model.labels:
+            allowed = "PoolingParams: this model classifies and generates nothing"
+            raise ValidationError("params", type(params).__name__, allowed)
         room = self._max_model_len - len(tokens)
         beams: BeamSearchParams | None = None
         if isinstance(params, BeamSearchParams):
@@ -217,7 +220,14 @@ class InputProcessor:
     def _pooling(self, params: PoolingParams) -> PoolingParams:
         if not self._config.asked.enable_embeddings:
             raise ValidationError("enable_embeddings", False, "True where prompts are embedded")
-        params.verify(self._model.num_layers)
+        params.verify(
+            classifies=bool(self._model.labels),
+            num_layers=self._model.num_layers,
+            hidden_size=self._model.hidden_size,
+            matryoshka=self._model.matryoshka,
+        )
+        if params.extra_kwargs:
+            raise ValidationError("extra_kwargs", params.extra_kwargs, "none but of LLM.score")
         if params.layer is None:
             return params
         layer = params.layer % (self._model.num_layers + 1)

@@ -118,7 +118,8 @@ def run_step(
                 inputs = given.features.get(feature.name)
                 kept = {key: x[region] for key, x in hooked.kept[feature.name].items()}
                 lanes = spec.layout.shape.num_lanes
-                view = Region(hidden[region], _logits_of(spec, model), lanes, kept)
+                logits_of = _logits_of(spec, model)
+                view = Region(hidden[region], logits_of, model.scores, lanes, kept)
                 like = spec.layout.outputs(feature, spec.layout.shape.num_special)
                 work = partial(traced, feature, "region", inputs, view, like=like)
                 outputs[feature.name] = if_wanted(feature, spec.layout, given, work)

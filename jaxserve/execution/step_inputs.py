@@ -233,4 +233,5 @@ def _sizes(shape: StepShape, facts: Facts) -> dict[str, int]:
         "M": shape.num_special,
         "K": facts.num_logprobs,
         "E": facts.hidden_size,
+        "P": facts.pooled_size,
     }

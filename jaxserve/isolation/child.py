@@ -74,7 +74,12 @@ def _run(start: Start, channel: Channel, pulse: Pulse) -> int:
     engine.announce = channel.send
     engine.pace = Pace(engine.runner, channel.send, pulse)
     sizes = ModelSizes(
-        model.vocab_size, model.hidden_size, model.num_layers, tuple(model.eos_token_ids)
+        model.vocab_size,
+        model.hidden_size,
+        model.num_layers,
+        tuple(model.eos_token_ids),
+        model.labels,
+        model.matryoshka,
     )
     folders = decided.model_path, decided.tokenizer_path
     channel.send(Ready(decided.config, sizes, *folders, loaded.page_bytes))

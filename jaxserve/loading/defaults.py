@@ -62,7 +62,11 @@ def resolve(
     in_background = config.compile_in_background
     own = chosen_features(config.features, config.feature_config, ALL_NAMES)
     return ResolvedConfig(
-        asked=replace(config, hf_token=None),
+        asked=replace(
+            config,
+            hf_token=None,
+            enable_embeddings=config.enable_embeddings or model.head is not None,
+        ),
         model=ModelSettings(resolve_dtype(config.dtype, model), quantization),
         cache=CacheSettings(page_size=config.block_size or defaults.page_size, num_pages=0),
         scheduler=SchedulerSettings(

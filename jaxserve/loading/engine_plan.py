@@ -156,7 +156,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         written = stored_quantization(files.model, asked.quantization)
         asked = replace(asked, quantization=written)
     model = read_model_config(files.model, asked.hf_overrides)
-    model = replace(model, attention_window=asked.attention_window)
+    model = replace(_with_head_tokens(model, files), attention_window=asked.attention_window)
     device = mesh.devices.flat[0]
     quantized = None if stored else quantization_of(files.model)
     found = quantized and quantized[0]
@@ -202,6 +202,19 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         else:
             plan = plan_weights(model, form, dtype, checkpoint)
     return EnginePlan(config, model, backends, form, plan, str(files.model), str(files.tokenizer))
+
+
+def _with_head_tokens(model: ModelConfig, files: ModelFiles) -> ModelConfig:
+    """The config with the ids of the tokens that its head of labels is made of."""
+    head = model.head
+    if head is None or not head.tokens:
+        return model
+    ids = tuple(Tokenizer(files.tokenizer).convert_tokens_to_ids(head.tokens))
+    known = tuple(one for one in ids if one is not None and one < model.vocab_size)
+    if len(known) != len(ids):
+        allowed = "tokens of the vocabulary, as it spells them"
+        raise ValidationError("hf_overrides.classifier_from_token", [*head.tokens], allowed)
+    return replace(model, head=replace(head, token_ids=known))
 
 
 def fetch_weights(files: ModelFiles, report: LoadProgress) -> None:

@@ -12,6 +12,25 @@ _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The head of a model that classifies.
+
+    Attributes:
+        labels: their names, in the order of the scores.
+        activation: what makes probabilities of scores: "none", "sigmoid" or "softmax".
+        tokens: texts of tokens; its rows are theirs in the lm head. (): it has weights of its own.
+        token_ids: of `tokens`, which the tokenizer says when the engine is planned.
+        is_difference: its one row is that of the second token less that of the first.
+    """
+
+    labels: tuple[str, ...]
+    activation: str
+    tokens: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    is_difference: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Everything about a model that is not a weight. Hashable, so that it can be static in jit.
 
@@ -36,6 +55,8 @@ class ModelConfig:
         qkv_bias, output_bias, mlp_bias: which projections have biases.
         qk_norm: RMS norm over head_dim of queries and keys before rope.
         attention_window: of every layer at most, whatever its own is; None: no such bound.
+        head: of a model that classifies; None: it generates.
+        matryoshka: the sizes to which its vectors may be cut; (): any; None: they may not.
     """
 
     architecture: str
@@ -62,6 +83,13 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     attention_window: int | None = None
+    head: Head | None = None
+    matryoshka: tuple[int, ...] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a model that classifies; () of one that generates."""
+        return () if self.head is None else self.head.labels
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

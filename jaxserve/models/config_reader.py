@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from checkpoints.gguf import GGUFFile, gguf_config, is_gguf
 from checkpoints.json_file import read_object
 from jaxserve.errors import UnsupportedModelError, ValidationError
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.hf_fields import flag, token_ids
 from jaxserve.models.overrides import OverriddenConfig
 from jaxserve.models.registry import find_family
 
@@ -70,7 +72,13 @@ def model_config_of(config_json: Mapping[str, Any], *, may_be_own: bool = False)
     if made.architecture != family.architecture:
         allowed = f"a family whose read_config gives its own, not {made.architecture}"
         raise UnsupportedModelError("architecture", family.architecture, allowed)
-    return made
+    return replace(made, matryoshka=_matryoshka(config_json))
+
+
+def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The sizes that the first numbers of a vector have a meaning in; (): any."""
+    sizes = token_ids("matryoshka_dimensions", config.get("matryoshka_dimensions"))
+    return sizes if sizes or flag(config, "is_matryoshka") else None
 
 
 def _read_gguf(file: Path) -> dict[str, Any]:

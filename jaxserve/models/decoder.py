@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import LinearForm, Projection, parameter
@@ -42,7 +43,10 @@ class Decoder(nnx.Module):
         self.norm = norm(config.hidden_size, config.rms_norm_eps, dtype)
         # a tied table is looked up in full precision and multiplied in the quantised form
         own_head = not config.tie_word_embeddings or form.quantizes_head
-        self.lm_head = _lm_head(config, dtype, form) if own_head else None
+        generates = config.head is None
+        self.lm_head = _lm_head(config, dtype, form) if generates and own_head else None
+        shape = len(config.labels), config.hidden_size
+        self.score = None if generates else parameter(shape, dtype, (None, "hidden"))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Ids int32[T] -> [T, E]."""
@@ -73,7 +77,9 @@ class Decoder(nnx.Module):
         return [Angles(*tables)] * config.num_layers
 
     def logits(self, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
-        """Normed hidden states [R, E] -> float32 [R, V]."""
+        """Normed hidden states [R, E] -> float32 [R, V]; zeros of a model that classifies."""
+        if self.score is not None:
+            return jnp.zeros((len(hidden), self.config.vocab_size), jnp.float32)
         if self.lm_head is not None:
             return self.lm_head(hidden, out_dtype=jnp.float32, live=live)
         return linear(
@@ -84,6 +90,12 @@ class Decoder(nnx.Module):
             row_invariant=self.form.row_invariant,
             backend=self.form.backend,
         )
+
+    def scores(self, hidden: jax.Array) -> jax.Array:
+        """Of a model that classifies: normed hidden states [N, E] -> float32 [N, labels]."""
+        assert self.score is not None
+        weight = self.score[...].astype(jnp.float32)
+        return jnp.matmul(hidden.astype(jnp.float32), weight.T, precision=lax.Precision.HIGHEST)
 
 
 def _lm_head(config: ModelConfig, dtype: str, form: LinearForm) -> Projection:

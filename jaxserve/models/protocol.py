@@ -178,3 +178,6 @@ class Model(Protocol):
 
         `live` are ranges of the rows that count, as in `TokenRows`.
         """
+
+    def scores(self, hidden: jax.Array) -> jax.Array:
+        """Where the config has a `head`: normed [N, E] -> float32 scores of its labels [N, L]."""

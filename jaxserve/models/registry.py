@@ -9,6 +9,7 @@ from typing import Any
 from jaxserve.config.named_object import OBJECT_NAME, object_of_name
 from jaxserve.errors import UnsupportedModelError
 from jaxserve.models import gemma2, gemma3, llama, mixtral, olmo2, phi3, qwen3_moe
+from jaxserve.models.classifiers import classifier_of
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.protocol import Model
 from jaxserve.models.sources import Source, Stack
@@ -37,7 +38,7 @@ class Family:
     passed_over: tuple[str, ...] = ()
 
 
-FAMILIES = (
+_DECODERS = (
     Family("LlamaForCausalLM", "llama", llama.LLAMA.read, llama.Llama, llama.source),
     Family("MistralForCausalLM", "mistral", llama.MISTRAL.read, llama.Llama, llama.source),
     Family("Qwen2ForCausalLM", "qwen2", llama.QWEN2.read, llama.Llama, llama.source),
@@ -68,6 +69,11 @@ FAMILIES = (
         mixtral.SparseDecoder,
         mixtral.source,
     ),
+)
+# those of one `model_type` in this order: it names a model that generates where it stands alone
+FAMILIES = (
+    *_DECODERS,
+    *(classifier_of(one) for one in _DECODERS if one.architecture.endswith("ForCausalLM")),
 )
 
 

@@ -67,6 +67,8 @@ class ModelSizes(NamedTuple):
     hidden_size: int
     num_layers: int
     eos_token_ids: tuple[int, ...]
+    labels: tuple[str, ...]
+    matryoshka: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

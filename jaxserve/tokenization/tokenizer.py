@@ -152,17 +152,28 @@ class Tokenizer:
         Raises:
             ValidationError: the text holds half a surrogate pair, which is not Unicode text.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValidationError(
-                "prompt", text, f"Unicode text; there is half a surrogate pair at {error.start}"
-            ) from error
+        _check_unicode(text)
         if len(text) < LONG_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         # only this call of the library lets other threads run
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded.ids
+
+    def beginning(self, text: str, most: int) -> str:
+        """What a text begins with that has at most so many tokens, cut between two of them.
+
+        Raises:
+            ValidationError: as `encode`.
+        """
+        _check_unicode(text)
+        while text:
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
+            offsets = encoded.offsets
+            if len(offsets) <= most:
+                break
+            # the part may have other tokens than it had in the whole
+            text = text[: min(offsets[most - 1][1], offsets[most][0], len(text) - 1)]
+        return text
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids that are not in the vocabulary add nothing."""
@@ -171,6 +182,10 @@ class Tokenizer:
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]:
         """The vocabulary's spelling of each id, None for ids that are not in it."""
         return [self._backend.id_to_token(i) for i in ids]
+
+    def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]:
+        """The id of each spelling of the vocabulary, None for those that are not in it."""
+        return [self._backend.token_to_id(token) for token in tokens]
 
     def token_text(self, token_id: int) -> str:
         """The text that a token adds in the middle of a sequence; broken UTF-8 gives U+FFFD."""
@@ -325,6 +340,15 @@ class Tokenizer:
             if number in self.special_ids or (text in source and not text.isspace())
         }
         return ControlTokens(tokens, functools.partial(self.encode, add_special_tokens=False))
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValidationError(
+            "prompt", text, f"Unicode text; there is half a surrogate pair at {error.start}"
+        ) from error
 
 
 def _folder_tokenizer(path: str | Path) -> Any:

@@ -122,6 +122,7 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
+    check_vllm_flags(args)
     config = engine_config(args)
     if ":" in config.scheduling_policy:  # a class, which every process imports
         from jaxserve.scheduling.policies import make_policy
@@ -145,7 +146,6 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.shutdown_timeout < math.inf:
         raise ValidationError("--shutdown-timeout", args.shutdown_timeout, "seconds, 0 or more")
     unlogged_paths(args)
-    check_vllm_flags(args)
     check_socket_flags(args)
     if not told["api_keys"] and told["options"].guards_metrics:
         allowed = "only with --api-key or --api-keys-file"

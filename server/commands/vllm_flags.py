@@ -37,7 +37,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_vllm_flags(args: argparse.Namespace) -> None:
-    """Pass over what asks for nothing, with one log line.
+    """Pass over what asks for nothing, with one log line; set what a flag says by another setting.
 
     Raises:
         ValidationError: names the first flag that asks for what jaxserve does not do.
@@ -48,7 +48,8 @@ def check_vllm_flags(args: argparse.Namespace) -> None:
         if dest.startswith("vllm:") and value is not None
     }
     with renamed(lambda name: "--" + name.replace("_", "-")):
-        own_settings(given, _ALL)
+        said = own_settings(given, _ALL)
+    vars(args).update(said)
 
 
 def _value(text: str) -> Any:

@@ -103,7 +103,7 @@ def test_requests_of_all_kinds_share_steps(llm: LLM, model: Any) -> None:
         vector = expected(
             model, prompt, params.pooling, -1 if params.layer is None else params.layer
         )
-        if params.normalize:
+        if params.use_activation:
             vector = vector / np.linalg.norm(vector)
         assert close(np.array(done[f"e{index}"].embedding), vector)
         assert done[f"g{index}"].embedding is None
@@ -181,7 +181,7 @@ def test_embeds_that_are_refused(llm: LLM, given: Any, told: str) -> None:
 
 
 def test_pooling_params_are_in_place_of_the_arguments(llm: LLM) -> None:
-    params = PoolingParams("mean", normalize=False, layer=1)
+    params = PoolingParams("mean", use_activation=False, layer=1)
     one = vectors(llm, [[5, 6, 7]], pooling_params=params)
     assert (one[0] == vectors(llm, [[5, 6, 7]], "mean", False, layer=1)[0]).all()
     with pytest.raises(ValidationError, match=r"pooling_params=PoolingParams.*nothing beside"):

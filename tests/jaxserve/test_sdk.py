@@ -68,7 +68,7 @@ def test_where_a_profile_goes() -> None:
 
 @pytest.mark.slow
 def test_scores_are_cosines_of_the_vectors(llm: LLM) -> None:
-    params = PoolingParams(pooling="mean", normalize=False)
+    params = PoolingParams(pooling="mean", use_activation=False)
     vectors = [one.outputs.data for one in llm.encode(PROMPTS, params, use_tqdm=False)]
     scores = llm.score(PROMPTS[0], PROMPTS[1:], pooling_params=params, use_tqdm=False)
     assert [one.outputs.score for one in scores] == pytest.approx(

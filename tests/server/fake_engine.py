@@ -45,6 +45,9 @@ class FakeTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([2] if add_special_tokens else []) + [ord(one) for one in text]
 
+    def beginning(self, text: str, most: int) -> str:
+        return text[:most]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(chr(one) for one in ids if one != 2)
 
@@ -63,6 +66,7 @@ class FakeTokenizer:
         mark: bool,
         chat_template: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         turns = "".join(f"({tool['function']['name']})" for tool in tools)
@@ -106,14 +110,26 @@ class FakeEngine:
         ledger: of what was let in.
     """
 
-    def __init__(self, reply: str = "hello", max_model_len: int = 64, **config: Any) -> None:
+    def __init__(
+        self,
+        reply: str = "hello",
+        max_model_len: int = 64,
+        labels: tuple[str, ...] = (),
+        **config: Any,
+    ) -> None:
         self.asked = EngineConfig(model="/models/fake", max_model_len=max_model_len, **config)
         self.config = resolved_config(max_model_len=max_model_len, **config)
         self.tokenizer: Any = FakeTokenizer()
         self.model_config: Any = SimpleNamespace(
-            vocab_size=VOCAB_SIZE, eos_token_ids=(), num_layers=2
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(),
+            num_layers=2,
+            hidden_size=8,
+            labels=labels,
+            matryoshka=(),
         )
         self.max_model_len = max_model_len
+        self.labels = labels
         self._inputs = InputProcessor(self.config, self.model_config, self.tokenizer)
         registry = CollectorRegistry()
         self.refused: list[str] = []
@@ -212,7 +228,7 @@ class FakeEngine:
                     prepared.group.pooling is not None
                     and output.outputs[0].finish_reason != "abort"
                 ):
-                    output.embedding = [float(token_ids[0]), 0.1]
+                    output.embedding = [float(token_ids[0]), 0.1][: len(self.labels) or None]
                 yield output
         finally:
             (self.finished if done else self.aborted).append(request_id)

@@ -21,8 +21,9 @@ from server.protocol.anthropic_errors import is_anthropic
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest
 from server.protocol.chat import ChatCompletionRequest, ChatTokenizeRequest
 from server.protocol.completions import CompletionRequest
-from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.protocol.responses_request import ResponsesRequest
+from server.protocol.scoring import RerankRequest, ScoreRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.protocol.unsupported import NEUTRAL, REFUSED
 from tests.server.fake_engine import FakeEngine
@@ -34,6 +35,10 @@ MODELS: list[tuple[str, Any]] = [
     ("/v1/messages", MessagesRequest),
     ("/v1/messages/count_tokens", CountTokensRequest),
     ("/v1/embeddings", EmbeddingRequest),
+    ("/pooling", PoolingRequest),
+    ("/classify", ClassifyRequest),
+    ("/score", ScoreRequest),
+    ("/rerank", RerankRequest),
     ("/tokenize", TokenizeRequest),
     ("/tokenize", ChatTokenizeRequest),
     ("/detokenize", DetokenizeRequest),
@@ -68,6 +73,7 @@ VALUES = st.one_of(
 LIKELY = {
     "prompt": st.one_of(TOKENS, TEXT, st.lists(TEXT, max_size=3)),
     "input": st.one_of(TOKENS, TEXT),
+    **dict.fromkeys(("query", "queries", "documents"), st.one_of(TEXT, st.lists(TEXT, max_size=3))),
     "messages": st.lists(TURN, min_size=1, max_size=3),
     "max_tokens": st.integers(0, 6),
     "max_completion_tokens": st.integers(0, 6),

@@ -145,6 +145,7 @@ def test_a_key_has_a_priority_that_a_request_cannot_better() -> None:
         ("/v1/responses", {"input": "a"}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
         ("/v1/embeddings", {"input": "a"}),
+        ("/pooling", {"input": "a"}),
     ],
 )
 def test_each_key_has_a_prefix_cache_of_its_own(path: str, body: dict[str, object]) -> None:

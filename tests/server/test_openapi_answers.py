@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.app import create_app
+from server.openapi import RERANK_PATHS, SCORE_PATHS
 from server.options import Options
 from tests.server.fake_controls import FakeControls
 from tests.server.fake_engine import FakeEngine
@@ -23,7 +24,11 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions/batch": [{"messages": [MESSAGES["messages"]] * 2}],
     "/v1/responses/input_tokens": [{"input": "hi"}],
     "/v1/embeddings": [{"input": "a"}, {"input": ["a", "b"], "encoding_format": "base64"}],
+    "/pooling": [{"input": "a"}, {"messages": MESSAGES["messages"], "encoding_format": "base64"}],
+    **{path: [{"queries": "a", "documents": ["b", "c"]}] for path in SCORE_PATHS},
+    **{path: [{"query": "a", "documents": ["b", "c"]}] for path in RERANK_PATHS},
     "/invocations": [{"prompt": "a"}, MESSAGES, {"input": "a"}],
+    "/classify": [{"input": "a"}],
     "/tokenize": [{"prompt": "a"}, {"messages": MESSAGES["messages"]}],
     "/detokenize": [{"tokens": [97]}],
 }
@@ -54,8 +59,10 @@ def check(told: dict[str, Any], answer: Any) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_answers_to_bodies(client: TestClient, paths: dict[str, Any], path: str) -> None:
     assert "$ref" in str(paths[path]["post"]["requestBody"])
+    classifier = FakeEngine(enable_embeddings=True, labels=("good",))
+    asked = TestClient(create_app(classifier)) if path == "/classify" else client
     for body in BODIES[path]:
-        answer = client.post(path, json=body)
+        answer = asked.post(path, json=body)
         assert answer.status_code == 200, answer.text
         check(paths[path]["post"], answer.json())
 

@@ -63,6 +63,12 @@ class Facts(NamedTuple):
     model: ModelConfig | None = None
     threshold: Threshold = PORTABLE
 
+    @property
+    def pooled_size(self) -> int:
+        """P, numbers of a pooled vector: a score a label, or a hidden state."""
+        labels = () if self.model is None else self.model.labels
+        return len(labels) or self.hidden_size
+
 
 class Chunk(NamedTuple):
     """Known tokens of a request that a step computes: positions `start` .. `start + length - 1`."""
@@ -205,12 +211,14 @@ class Region:
     Attributes:
         hidden: [C, E] last hidden states.
         logits_of: hidden states [N, E] -> float32 logits [N, V].
+        scores_of: hidden states [N, E] -> float32 scores of labels [N, L], see `Model.scores`.
         num_lanes: N, chunks that it may hold.
         kept: arrays that the feature's hooks kept of the region's tokens, see `Tokens.kept`.
     """
 
     hidden: jax.Array
     logits_of: Any
+    scores_of: Any
     num_lanes: int
     kept: dict[str, jax.Array]
 
@@ -233,8 +241,9 @@ class Feature:
         inputs: dataclass of arrays (see `layout.array`) in the blob, or None. Axes: R sampling
             rows, M special rows, C region tokens, W words of one bit for each token of the
             vocabulary. The hooks read arrays of region tokens as well, see `Tokens.inputs`.
-        outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E. With
-            outputs, all tokens of rows that need the feature are sampled: no grammar forces some.
+        outputs: dataclass of arrays in the result, or None. Axes as before, K, and N lanes, E, P
+            numbers of a pooled vector. With outputs, all tokens of rows that need the feature are
+            sampled: no grammar forces some.
         special: True: rows that need it are special: it works on the M special rows of a step,
             which are those that need such a feature. `logits`, `after` and outputs are for these.
             False: it is in every program and may draw, draft, keep state and have hooks.

@@ -1,4 +1,4 @@
-"""Hidden states of prompts, pooled: `LLM.embed`."""
+"""Hidden states of prompts, pooled, or the scores of labels of them: `LLM.embed`, `classify`."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ class PoolingInputs:
 
 @arrays
 class PoolingOutputs:
-    """Of each lane: the sum of the hidden states that count."""
+    """Of each lane: the sum of the hidden states that count, or the scores of that sum."""
 
-    total: Any = array("N", "E", dtype="float32")
+    total: Any = array("N", "P", dtype="float32")
 
 
 class Pooling(Feature):
     """Sums hidden states of a chunk's tokens; the engine's side adds up the chunks of a prompt.
 
+    A head of labels is linear: the scores of a sum are the sum of the scores.
     Being of the region alone it lies in the largest program and costs the others nothing.
     """
 
@@ -85,7 +86,7 @@ class Pooling(Feature):
                         total = self._totals[name] + total
                     self._totals[name] = total  # from the start again after a preemption
         return {
-            one.request_id: _vector(self._totals.pop(one.request_id), asked, one.num_prompt)
+            one.request_id: self._vector(self._totals.pop(one.request_id), asked, one.num_prompt)
             for one in step.seen.requests
             if (asked := one.asked.pooling) is not None
         }
@@ -137,17 +138,35 @@ class Pooling(Feature):
         chosen = jnp.where(counts[:, None], chosen, 0).astype(jnp.float32)
         lanes = jnp.arange(region.num_lanes)
         belongs = (inputs.lane == lanes[:, None]).astype(jnp.float32)
-        return PoolingOutputs(jnp.matmul(belongs, chosen, precision=lax.Precision.HIGHEST))
+        total = jnp.matmul(belongs, chosen, precision=lax.Precision.HIGHEST)
+        is_scored = self.facts.model is not None and self.facts.model.head is not None
+        return PoolingOutputs(region.scores_of(total) if is_scored else total)
 
     def cost(self, shape: StepShape) -> float:
         return 2.0 * shape.num_prefill * self.facts.hidden_size
 
+    def _vector(self, total: np.ndarray, asked: PoolingParams, num_prompt: int) -> list[float]:
+        """The vector of a prompt from the sum of its chunks' sums."""
+        if asked.pooling == "mean":
+            total = total / np.float32(num_prompt)
+        head = None if self.facts.model is None else self.facts.model.head
+        if head is None:
+            total = total[: asked.dimensions]
+            if asked.use_activation is not False:
+                total = total / np.maximum(np.linalg.norm(total), np.float32(SHORTEST))
+        elif asked.use_activation is not False:
+            total = _probabilities(total, head.activation)
+        vector: list[float] = total.tolist()
+        return vector
 
-def _vector(total: np.ndarray, asked: PoolingParams, num_prompt: int) -> list[float]:
-    """The vector of a prompt from the sum of its chunks' sums."""
-    if asked.pooling == "mean":
-        total = total / np.float32(num_prompt)
-    if asked.normalize:
-        total = total / np.maximum(np.linalg.norm(total), np.float32(SHORTEST))
-    vector: list[float] = total.tolist()
-    return vector
+
+def _probabilities(scores: np.ndarray, activation: str) -> np.ndarray:
+    """float32[L] -> float32[L], by the activation of a `Head`."""
+    if activation == "none":
+        return scores
+    if activation == "sigmoid":
+        # neither branch's exponential can overflow
+        small = np.exp(-np.abs(scores))
+        return np.where(scores >= 0, np.float32(1), small) / (np.float32(1) + small)
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()

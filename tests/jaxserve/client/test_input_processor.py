@@ -21,7 +21,7 @@ from tests.resolved_config import resolved_config
 
 
 def processor(tokenizer: Any = None) -> InputProcessor:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3))
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), labels=())
     return InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
 
 
 def embedding(prompt: Any, **params: Any) -> Any:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2)
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2, labels=())
     config = resolved_config(max_model_len=16, enable_prompt_embeds=True)
     return InputProcessor(config, model, None).prepare(prompt, SamplingParams(**params), "r").group
 
@@ -132,7 +132,7 @@ def test_parameters_must_leave_a_token_to_sample() -> None:
 
 
 def test_a_request_has_the_engines_stream_interval_unless_it_says_otherwise() -> None:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3))
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), labels=())
     inputs = InputProcessor(resolved_config(max_model_len=16, stream_interval=4), model, None)
     for given, expected in ((None, 4), (1, 1), (2, 2)):
         params = SamplingParams(stream_interval=given)
@@ -143,7 +143,7 @@ def test_a_request_has_the_engines_stream_interval_unless_it_says_otherwise() ->
 
 def test_a_constraint_that_begins_at_once_has_no_thoughts_to_bound() -> None:
     tokenizer = Tokenizer(bundled_model_path())
-    model: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2, 3))
+    model: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2, 3), labels=())
     inputs = InputProcessor(resolved_config(max_model_len=16), model, tokenizer)
     tags = Thoughts("<think>", "</think>", is_open=True)
 
@@ -218,7 +218,7 @@ def test_the_output_that_is_asked_for_is_that_of_all_sequences() -> None:
 
 
 def test_a_search_wider_than_the_cap_is_refused_before_its_prompt_is_read() -> None:
-    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,))
+    model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2,), labels=())
     inputs = InputProcessor(resolved_config(max_beam_width=2), model, None)
     with pytest.raises(ValidationError, match=r"beam_width=3 .*1 to 2, the setting max_beam_width"):
         inputs.prepare([], BeamSearchParams(3, 4), "r")

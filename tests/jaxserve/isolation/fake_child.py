@@ -103,7 +103,7 @@ def main(descriptor: str) -> int:
     if is_there(MARK):
         os.kill(os.getpid(), signal.SIGKILL)
     folder = str(bundled_model_path())
-    sizes = ModelSizes(VOCAB, 8, 1, ())
+    sizes = ModelSizes(VOCAB, 8, 1, (), (), None)
     channel.send(Ready(resolved(start.config), sizes, folder, folder, 64))
     engine = FakeEngine()
     while True:

@@ -33,7 +33,7 @@ def run(
     start: int,
     prompt_length: int | None = None,
 ) -> tuple[jax.Array, DenseCache]:
-    """Feeds tokens at positions start.. and returns (float32 logits [T, V], cache)."""
+    """Feeds tokens at positions start.. and returns (float32 logits [T, V] or scores, cache)."""
     positions = jnp.arange(start, start + len(tokens), dtype=jnp.int32)
     lengths = None if prompt_length is None else jnp.maximum(positions + 1, prompt_length)
     graph, state = nnx.split(model)
@@ -79,4 +79,4 @@ def _run(
 
     rows = TokenRows(positions[None], lengths)
     hidden, cache = model.layers(model.embed(tokens), rows, cache, attend)
-    return model.logits(hidden), cache
+    return (model.logits if config.head is None else model.scores)(hidden), cache

@@ -120,7 +120,7 @@ ALL: list[Body] = [
     FirstSteps(["7.0"]),
     StepEstimate(20.5, True),
     Start(CONFIG, 20, "json"),
-    Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4)), "/m", "/t", 99),
+    Ready(resolved(CONFIG), ModelSizes(5, 6, 7, (3, 4), ("a",), (2, 4)), "/m", "/t", 99),
     StartRefusal("no"),
     Sync(),
     GrammarTokens("{}", 9, [2, 3]),

@@ -66,6 +66,19 @@ def test_half_a_surrogate_pair_is_refused(byte_level):
     assert error.value.field == "prompt"
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "metaspace"])
+def test_a_text_begins_with_so_many_tokens(kind, request):
+    ours = request.getfixturevalue(kind)
+    for text in CORPUS:
+        count = len(ours.encode(text, add_special_tokens=False))
+        for most in (1, 3, count // 2 + 1, count, count + 1):
+            kept = ours.beginning(text, most)
+            assert text.startswith(kept) and (kept == text) == (count <= most)
+            assert len(ours.encode(kept, add_special_tokens=False)) <= most
+    with pytest.raises(ValidationError, match="surrogate"):
+        ours.beginning("\ud83d", 1)
+
+
 def test_threads_share_a_tokenizer(byte_level):
     texts = [text * repeat for text in CORPUS for repeat in range(1, 8)]
     expected = [byte_level.encode(text) for text in texts]

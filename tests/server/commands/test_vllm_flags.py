@@ -11,6 +11,7 @@ import pytest
 from jaxserve.config.vllm_arguments import ARGUMENTS, RENAMED
 from jaxserve.errors import ValidationError
 from server.cli import build_parser
+from server.commands.engine_flags import engine_config
 from server.commands.vllm_flags import SERVER_ARGUMENTS, check_vllm_flags
 
 DATA = Path(__file__).parents[2] / "jaxserve" / "config" / "data" / "vllm_engine_args.json"
@@ -63,6 +64,13 @@ def test_the_flags_of_a_usual_command_line() -> None:
 )
 def test_what_cannot_be_done_is_refused_by_name(words: list[str]) -> None:
     assert checked(*words) == words[0].replace("--no-", "--")
+
+
+@pytest.mark.parametrize(("runner", "embeds"), [("pooling", True), ("generate", False)])
+def test_the_runner_of_embeddings_is_the_setting(runner: str, embeds: bool) -> None:
+    args = build_parser("serve").parse_args(["serve", "--runner", runner])
+    check_vllm_flags(args)
+    assert engine_config(args).enable_embeddings is embeds
 
 
 def test_no_flag_is_in_two_tables() -> None:

@@ -1,0 +1,153 @@
+"""`POST /score` and `/rerank`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from server.app import create_app
+from tests.server.fake_engine import FakeEngine
+
+SCORES, RANKS = ("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank")
+
+
+def served(engine: FakeEngine) -> Iterator[TestClient]:
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    """Its vectors are of a text's first token and 0.1."""
+    return FakeEngine(enable_embeddings=True)
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[TestClient]:
+    yield from served(engine)
+
+
+@pytest.fixture
+def judge() -> FakeEngine:
+    """A score is a pair's first token."""
+    return FakeEngine(labels=("good",), enable_embeddings=True)
+
+
+@pytest.fixture
+def judged(judge: FakeEngine) -> Iterator[TestClient]:
+    yield from served(judge)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
+)
+@pytest.mark.parametrize("path", SCORES)
+def test_a_pair_is_one_prompt(
+    judged: TestClient, judge: FakeEngine, path: str, first: str, second: str
+) -> None:
+    body = {first: "a", second: ["b", "cd"], "add_special_tokens": False}
+    answer = judged.post(path, json=body).json()
+    assert answer.pop("id").startswith("score-") and answer.pop("created") > 0
+    assert answer == {
+        "object": "list",
+        "model": "/models/fake",
+        "data": [{"index": i, "object": "score", "score": 97.0} for i in range(2)],
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    }
+    assert sorted(judge.prompts) == [[*b"ab"], [*b"acd"]]
+    body = {first: ["x", "y"], second: ["b", "c"], "add_special_tokens": False}
+    found = judged.post(path, json=body).json()["data"]
+    assert [one["score"] for one in found] == [120.0, 121.0]
+
+
+def test_texts_with_vectors_are_compared(client: TestClient, engine: FakeEngine) -> None:
+    body = {"queries": "a", "documents": ["a", "b"], "add_special_tokens": False}
+    answer = client.post("/score", json=body).json()
+    same, near = (one["score"] for one in answer["data"])
+    assert same == pytest.approx(1.0) and 0.99 < near < 1.0
+    assert sorted(engine.prompts) == [[97], [97], [98]]
+    assert answer["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize("path", RANKS)
+def test_documents_come_the_best_first(judged: TestClient, path: str) -> None:
+    body = {"query": "", "documents": ["b", "d", "c"], "add_special_tokens": False}
+    answer = judged.post(path, json=body).json()
+    assert answer["results"] == [
+        {
+            "index": index,
+            "document": {"text": text, "multi_modal": None},
+            "relevance_score": float(ord(text)),
+        }
+        for index, text in ((1, "d"), (2, "c"), (0, "b"))
+    ]
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    best = judged.post(path, json=body | {"top_n": 1, "request_id": "mine"}).json()
+    assert best["results"] == answer["results"][:1] and best["id"] == "rerank-mine"
+
+
+def test_texts_are_cut_before_and_behind(judged: TestClient, judge: FakeEngine) -> None:
+    body = {"query": "abc", "documents": "xyz", "add_special_tokens": False}
+    limits = {"max_tokens_per_query": 2, "max_tokens_per_doc": 1}
+    assert judged.post("/rerank", json=body | limits).status_code == 200
+    cut = {"truncate_prompt_tokens": 3, "truncation_side": "right"}
+    assert judged.post("/rerank", json=body | cut).status_code == 200
+    assert judge.prompts == [[*b"abx"], [*b"abc"]]
+
+
+def test_a_template_puts_pairs_together(tmp_path: Any) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    engine = FakeEngine(labels=("good",), enable_embeddings=True, chat_template=str(template))
+    for client in served(engine):
+        body = {"queries": "q", "documents": "d", "add_special_tokens": False}
+        more = {"instruction": "i", "chat_template_kwargs": {"x": "k"}}
+        assert client.post("/score", json=body | more).status_code == 200
+        refused = client.post("/score", json=body | {"chat_template_kwargs": {"tools": []}})
+        assert refused.json()["error"]["param"] == "chat_template_kwargs"
+    assert engine.prompts == [[*b"[query]q[document]dik"]]
+
+
+def test_a_request_whose_time_is_over_is_told_so(judged: TestClient, judge: FakeEngine) -> None:
+    judge.abort_after = 0
+    response = judged.post("/rerank", json={"query": "a", "documents": ["b"]})
+    assert response.status_code == 504 and response.json()["error"]["param"] == "timeout"
+
+
+PAIR, RANK = {"queries": "a", "documents": "b"}, {"query": "a", "documents": "b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/score", {}, "queries"),
+        ("/score", {"queries": "a"}, "queries"),
+        ("/score", PAIR | {"text_2": "c"}, "queries"),
+        ("/score", {"queries": [], "documents": "b"}, "queries"),
+        ("/score", {"queries": ["a", "b"], "documents": ["c"]}, "documents"),
+        ("/score", {"queries": "a", "documents": {"content": []}}, "documents"),
+        ("/score", {"queries": "a", "documents": ["b"] * 2000}, "documents"),
+        ("/score", {"queries": "a", "documents": "b" * 70}, "documents"),
+        ("/score", {"queries": "a", "documents": "b" * 10**6}, "documents"),
+        ("/score", PAIR | {"max_tokens_per_doc": -5}, "max_tokens_per_doc"),
+        ("/rerank", {"documents": ["b"]}, "query"),
+        ("/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/rerank", RANK | {"top_n": -1}, "top_n"),
+        ("/rerank", RANK | {"max_tokens_per_query": 64}, "max_tokens_per_query"),
+        ("/rerank", RANK | {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/rerank", RANK | {"priority": 3}, "priority"),
+    ],
+)
+def test_bad_input(judged: TestClient, path: str, body: dict[str, Any], param: str) -> None:
+    response = judged.post(path, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_a_model_with_vectors_has_no_template(client: TestClient) -> None:
+    body = {"queries": "a", "documents": "b", "instruction": "x"}
+    error = client.post("/score", json=body).json()["error"]
+    assert error["code"] == 400 and error["param"] == "instruction"
