@@ -56,7 +56,7 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 # clients whose requirements are at odds with those of jaxserve
 .venv-clients/.clients: tests/clients/requirements.txt
 	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	.venv-clients/bin/python -m pip --disable-pip-version-check install --quiet --no-compile -r $<
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python

@@ -426,8 +426,7 @@ class InputProcessor:
             raise ValidationError(
                 "prompt",
                 f"{num_tokens} tokens",
-                f"the context is {self._max_model_len} tokens and at least one must be left for "
-                "the output",
+                f"{too_long(self._max_model_len)}, and at least one must be left for the output",
             )
 
     def _check_tokens(self, tokens: Any) -> list[int]:
@@ -478,6 +477,11 @@ def check_cache_salt(salt: object) -> None:
         raise ValidationError("cache_salt", salt, f"1 to {MAX_SALT_CHARACTERS} characters")
 
 
+def too_long(max_model_len: int) -> str:
+    """What is said of prompts beyond the context: clients know it by these phrases."""
+    return f"the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+
+
 def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:
     """Refuse a text that is far longer than the context, before all of it is tokenised.
 
@@ -494,7 +498,7 @@ def check_text_fits(text: str, tokenizer: Tokenizer, max_model_len: int, field: 
             raise ValidationError(
                 field,
                 f"a text of {len(text)} characters, more than {head} tokens",
-                f"the context is {max_model_len} tokens",
+                too_long(max_model_len),
             )
         size *= 4
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from jaxserve.errors import ValidationError
 
+# of parts of content; the later ones are what agents carry over from answers
+KINDS = ("text", "input_text", "output_text", "refusal")
+
 
 def content_text(content: Any, where: str) -> str:
     """The text of a message's content: a string, or OpenAI's list of text parts, joined by lines.
@@ -40,8 +43,11 @@ def _part_text(part: Any, where: str) -> str:
         return part
     if not isinstance(part, dict):
         raise ValidationError(where, type(part).__name__, "a text part")
-    if part.get("type") != "text":
-        raise ValidationError(f"{where}.type", part.get("type"), "'text'")
-    if not isinstance(part.get("text"), str):
-        raise ValidationError(f"{where}.text", type(part.get("text")).__name__, "a string")
-    return str(part["text"])
+    kind = part.get("type")
+    if kind not in KINDS:
+        allowed = f"one of {', '.join(KINDS)}: this model reads text alone"
+        raise ValidationError(f"{where}.type", kind, allowed)
+    field = "refusal" if kind == "refusal" else "text"
+    if not isinstance(part.get(field), str):
+        raise ValidationError(f"{where}.{field}", type(part.get(field)).__name__, "a string")
+    return str(part[field])

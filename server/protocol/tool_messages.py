@@ -9,6 +9,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.params.structured_outputs_params import MAX_DEPTH, is_deeper
 
 MAX_CALLS = 256  # of one message
+DEEPEST = f"at most {MAX_DEPTH} levels of nesting"
 
 
 def rendered_calls(calls: Any, where: str) -> list[dict[str, Any]]:
@@ -43,15 +44,25 @@ def _rendered(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(given: Any, where: str) -> dict[str, Any]:
+    """The object that templates want.
+
+    What a model has written need not be one: a call may have been cut off. Its text is passed on
+    in the field `arguments`, so that the conversation can go on.
+    """
     if isinstance(given, str):
+        text = given
         try:
-            given = json.loads(given) if given.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise ValidationError(where, given, "the text of a JSON object") from error
+            given = json.loads(text) if text.strip() else {}
+        except RecursionError as error:
+            raise ValidationError(where, "deeper nesting", DEEPEST) from error
+        except ValueError:
+            given = text
+        if not isinstance(given, dict | None):
+            return {"arguments": text}
     if given is None:
         return {}
     if not isinstance(given, dict):
         raise ValidationError(where, given, "the text of a JSON object")
     if is_deeper(given, MAX_DEPTH):
-        raise ValidationError(where, "deeper nesting", f"at most {MAX_DEPTH} levels of nesting")
+        raise ValidationError(where, "deeper nesting", DEEPEST)
     return given

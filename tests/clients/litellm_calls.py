@@ -1,60 +1,80 @@
-"""Calls a server with litellm: python litellm_calls.py URL."""
+"""Calls a server with litellm, as a hosted vLLM and as Anthropic's API."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import sys
+from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it is fetched from the web
 
 import litellm
+from asked import ASK, MESSAGES, PIXEL, Sum, run
 
-ASK = [{"role": "user", "content": "What is the sum of two and three?"}]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
-}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": Sum.model_json_schema()}}
+VLLM: Any = {"model": "hosted_vllm/tiny", "api_key": "none"}
 
 
-def main(url: str) -> None:
-    given = {
-        "model": "hosted_vllm/tiny",
+def asked(url: str, **given: Any) -> dict[str, Any]:
+    return {
+        **VLLM,
         "api_base": f"{url}/v1",
-        "api_key": "none",
-        "messages": ASK,
-        "max_tokens": 24,
+        "messages": MESSAGES,
+        "max_tokens": 100,
         "temperature": 0,
-    }
-    whole = litellm.completion(**given)
+    } | given
+
+
+def plain(url: str) -> None:
+    whole = litellm.completion(**asked(url))
     text = whole.choices[0].message.content
     assert text and whole.usage.completion_tokens > 0
-    pieces = litellm.completion(**given, stream=True)
-    assert "".join(one.choices[0].delta.content or "" for one in pieces) == text
-    called = litellm.completion(**given | {"max_tokens": 100}, tools=[TOOL], tool_choice="required")
-    call = called.choices[0].message.tool_calls[0]
-    assert call.function.name == "add" and "a" in call.function.arguments
-    vectors = litellm.embedding(
-        model="hosted_vllm/tiny", input=["x", "y"], api_base=f"{url}/v1", api_key="none"
-    )
-    assert len(vectors.data) == 2
-    message = litellm.completion(**given | {"model": "anthropic/tiny", "api_base": url})
+    chunks = list(litellm.completion(**asked(url), stream=True))
+    assert litellm.stream_chunk_builder(chunks).choices[0].message.content == text
+    told = asyncio.run(litellm.acompletion(**asked(url)))
+    assert told.choices[0].message.content == text
+    message = litellm.completion(**asked(url, model="anthropic/tiny", api_base=url))
     assert message.choices[0].message.content == text, "as a client of /v1/messages"
-    try:
-        litellm.completion(**given | {"temperature": -1})
-    except litellm.BadRequestError as error:
-        assert "temperature" in str(error)
-    else:
-        raise AssertionError("a temperature of -1 was accepted")
+    assert litellm.completion(**asked(url), logprobs=True).choices[0].logprobs.content
+
+
+def tools_and_formats(url: str) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        given: Any = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+        told = litellm.completion(**asked(url, **given))
+        (call,) = told.choices[0].message.tool_calls
+        chunks = list(litellm.completion(**asked(url, **given), stream=True))
+        (streamed,) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+        assert streamed.function == call.function and call.function.name == "add"
+        # litellm leaves out additionalProperties, so there may be more
+        assert '"left":' in call.function.arguments
+    told = litellm.completion(**asked(url), response_format=Sum)
+    Sum.model_validate_json(told.choices[0].message.content)
+
+
+def embeddings_and_responses(url: str) -> None:
+    base = f"{url}/v1"
+    assert len(litellm.embedding(input=["x", "y"], api_base=base, **VLLM).data) == 2
+    assert litellm.responses(input=ASK, api_base=base, **VLLM).output[0].content[0].text
+
+
+def errors(url: str) -> None:
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    many = [{"role": "user", "content": "one " * 9000}]
+    for expected, given in (
+        (litellm.BadRequestError, {"temperature": -1}),
+        (litellm.BadRequestError, {"messages": [{"role": "user", "content": [picture]}]}),
+        (litellm.ContextWindowExceededError, {"messages": many}),
+        (litellm.NotFoundError, {"model": "hosted_vllm/other"}),
+        (litellm.Timeout, {"timeout": 0.001}),
+    ):
+        try:
+            litellm.completion(**asked(url, **given), num_retries=0)
+        except expected:
+            pass
+        else:
+            raise AssertionError(f"{given} was accepted")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    print("ok")
+    run(plain, tools_and_formats, embeddings_and_responses, errors)

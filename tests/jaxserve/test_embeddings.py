@@ -168,7 +168,7 @@ def test_embeds_that_are_no_tokens(llm: LLM, model: Any) -> None:
         (np.zeros((3, HIDDEN), "i4"), r"int32\[3, 64\].*floating"),
         (np.zeros((3, HIDDEN), object), "floating"),
         (np.zeros((0, HIDDEN), "f"), "at least one token"),
-        (np.zeros((192, HIDDEN), "f"), "192 tokens.*the context is 192"),
+        (np.zeros((192, HIDDEN), "f"), "192 tokens.*maximum context length is 192"),
         (np.full((3, HIDDEN), np.nan, "f"), "finite"),
         (np.full((3, HIDDEN), 1e300), "finite"),
         ([[0.0] * HIDDEN], "list.*NumPy or JAX array"),

@@ -58,6 +58,13 @@ def test_what_is_no_prompt_is_named(prompt: Any, named: str) -> None:
     assert caught.value.field == named
 
 
+def test_clients_know_that_a_prompt_is_too_long_by_its_words() -> None:
+    # of langchain and Anthropic's clients; of litellm, pydantic-ai and others of vLLM
+    words = "prompt is too long.*this model's maximum context length is 16 tokens"
+    with pytest.raises(ValidationError, match=words):
+        processor().prepare([5] * 16, SamplingParams(), "r")
+
+
 def embedding(prompt: Any, **params: Any) -> Any:
     model: Any = SimpleNamespace(vocab_size=100, eos_token_ids=(2, 3), hidden_size=2, labels=())
     config = resolved_config(max_model_len=16, enable_prompt_embeds=True)

@@ -94,8 +94,9 @@ def test_tokens_asked_for_by_id_are_the_alternatives(client: TestClient, stream:
 
 def test_text_parts_are_joined(client: TestClient, engine: FakeEngine) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    parts += [{"type": "output_text", "text": "c"}, {"type": "refusal", "refusal": "d"}]
     chat(client, messages=[{"role": "user", "content": parts}])
-    assert prompt_of(engine) == "[user]a\nb[assistant]"
+    assert prompt_of(engine) == "[user]a\nb\nc\nd[assistant]"
 
 
 @pytest.mark.parametrize("stream", [False, True])

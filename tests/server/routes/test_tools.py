@@ -14,7 +14,7 @@ from jaxserve.errors import ValidationError
 from jaxserve.outputs import GRAMMAR, CompletionOutput, RequestOutput
 from jaxserve.params.sampling_params import RequestOutputKind
 from server.app import create_app
-from server.protocol.tool_messages import MAX_CALLS
+from server.protocol.tool_messages import MAX_CALLS, rendered_calls
 from server.protocol.tools import asked_tools
 from server.tools.choice import Parsers
 from tests.server.fake_engine import FakeEngine
@@ -114,6 +114,23 @@ def test_arguments_that_are_nested_too_deep(client: TestClient) -> None:
     assert refused.status_code == 400 and "deeper" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("written", "rendered"),
+    [
+        ('{"a":1}', {"a": 1}),
+        ('{"a":', {"arguments": '{"a":'}),
+        ("[1]", {"arguments": "[1]"}),
+        ("", {}),
+        ("null", {}),
+    ],
+)
+def test_a_call_that_was_cut_off_does_not_end_the_conversation(
+    written: str, rendered: dict[str, Any]
+) -> None:
+    (call,) = rendered_calls([{"function": {"name": "f", "arguments": written}}], "x")
+    assert call["function"]["arguments"] == rendered
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1" + "0" * 400 + ".5"])
 def test_numbers_that_no_response_could_tell(client: TestClient, number: str) -> None:
     tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {{"x": {number}}}}}}}'
@@ -190,7 +207,7 @@ def test_history_is_rendered(client: TestClient, engine: FakeEngine) -> None:
                 "messages": [
                     {
                         "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                        "tool_calls": [{"function": {"name": "f", "arguments": [1]}}],
                     }
                 ]
             },
