@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -27,6 +29,7 @@ def grouped_linear(
     out_dtype: DTypeLike | None = None,
     row_invariant: bool = False,
     backend: str,
+    interpret: Any = None,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """Multiplies the first sizes[0] rows of x with weight[0], the sizes[1] behind them with
     weight[1], and so on; rows behind the last group give zeros.
@@ -44,8 +47,9 @@ def grouped_linear(
         gated: outputs 2 i and 2 i + 1 are gate and up, as in `linear`.
         out_dtype: type of the result; that of x by default.
         row_invariant: as for `linear`; of "native" alone.
-        backend: "xla" (any device), "native" (CPU, C++) or "reference" (any device, every weight
-            times every row).
+        backend: "xla" (any device), "native" (CPU, C++), "triton" (NVIDIA GPUs) or "reference"
+            (any device, every weight times every row).
+        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
@@ -76,7 +80,8 @@ def grouped_linear(
     implementation = resolve("grouped_linear", backend)
     if row_invariant and backend != "native":
         raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
-    options = {"path": Path.ONE_ORDER} if row_invariant else {}
+    options: dict[str, Any] = {"path": Path.ONE_ORDER} if row_invariant else {}
+    options |= implementation.options(interpret=interpret)
     return implementation.load().grouped_linear(
         x,
         weight,
