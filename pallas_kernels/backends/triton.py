@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
     from pallas_kernels.route.coverage import RouteShape
 
-MOST_TOKENS, MOST_SCORES = 256, 16384  # of one thread block that routes
+MOST_TOKENS, MOST_SCORES = 64, 8192  # of one thread block that routes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_linear.blocks import Blocks
 from pallas_kernels.grouped_linear.weights import sizes_of
 from pallas_kernels.linear.api import EIGHT_BITS, Weight
 from pallas_kernels.native.paths import Path
@@ -55,28 +56,9 @@ def grouped_linear(
         KernelError: a shape, a type or the backend is not supported; names it.
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    if x.ndim != 2:
-        raise KernelError("x.shape", x.shape, "[rows, inputs]")
-    if x.dtype not in FLOAT_DTYPES:
-        raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
-    eight_bits = False
-    if not isinstance(weight, (NativeWeight, Int4Weight, Int8Weight, Fp8Weight)):
-        if weight.ndim != 3 or weight.shape[2] != x.shape[1]:
-            raise KernelError("weight.shape", weight.shape, f"[groups, outputs, {x.shape[1]}]")
-        if weight.dtype not in (x.dtype, *EIGHT_BITS):
-            raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
-        eight_bits = weight.dtype in EIGHT_BITS
-    groups, outputs = sizes_of(weight)
+    groups = _check(x, weight, scale, gated, chosen)
     if sizes.shape != (groups,) or sizes.dtype != jnp.int32:
         raise KernelError("sizes", f"{sizes.dtype}{sizes.shape}", f"int32[{groups}]")
-    if (scale is not None) != eight_bits:
-        raise KernelError("scale", scale, "given exactly for an array of 8 bits")
-    if scale is not None and (scale.shape != (groups, outputs) or scale.dtype != jnp.float32):
-        raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{groups}, {outputs}]")
-    if gated and outputs % 2:
-        raise KernelError("weight", f"{outputs} outputs", "an even number when gated")
-    if chosen not in FLOAT_DTYPES:
-        raise KernelError("out_dtype", chosen, "float32, float16 or bfloat16")
     implementation = resolve("grouped_linear", backend)
     if row_invariant and backend != "native":
         raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
@@ -92,3 +74,87 @@ def grouped_linear(
         out_dtype=chosen,
         **options,
     )
+
+
+def takes_blocks(backend: str) -> bool:
+    """Whether a backend has `linear_in_blocks`: kernels of a GPU, which read a table."""
+    return resolve("grouped_linear", backend).interprets
+
+
+def linear_in_blocks(
+    x: jax.Array,  # [M / sources, K], or [B * R, K] where sources is None
+    weight: Weight,  # [E, N, K]
+    blocks: Blocks,
+    *,
+    scale: jax.Array | None = None,  # float32[E, N]
+    activations: str = "float",
+    sources: int | None = None,
+    scattered: int | None = None,
+    gated: bool = False,
+    out_dtype: DTypeLike | None = None,
+    backend: str,
+    interpret: Any = None,
+) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
+    """Multiplies the rows of each block with the weight of its group.
+
+    Where no block holds a row, the result is anything.
+
+    Args:
+        x, weight, scale, gated, out_dtype, interpret: as for `grouped_linear`.
+        activations: likewise; "fp8" is taken for "float", the weights alone stay of 8 bits.
+        blocks: which row goes to which group.
+        sources: rows of the blocks that read one row of x: row r reads x[r // sources]. None: x
+            lies as the places of the blocks do.
+        scattered: number of rows, in whose order the result lies; None: in that of the places.
+        backend: one that `takes_blocks`: "triton" (NVIDIA GPUs).
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    _check(x, weight, scale, gated, chosen)
+    if not takes_blocks(backend):
+        raise KernelError("backend", repr(backend), "one with a kernel for blocks: 'triton'")
+    return (
+        resolve("grouped_linear", backend)
+        .load()
+        .in_blocks(
+            x,
+            weight,
+            blocks,
+            scale=scale,
+            activations="float" if activations == "fp8" else activations,
+            sources=sources,
+            scattered=scattered,
+            gated=gated,
+            out_dtype=chosen,
+            interpret=interpret,
+        )
+    )
+
+
+def _check(
+    x: jax.Array, weight: Weight, scale: jax.Array | None, gated: bool, out_dtype: jnp.dtype
+) -> int:
+    """Judges the operands; the number of groups."""
+    if x.ndim != 2:
+        raise KernelError("x.shape", x.shape, "[rows, inputs]")
+    if x.dtype not in FLOAT_DTYPES:
+        raise KernelError("x.dtype", x.dtype, "float32, float16 or bfloat16")
+    eight_bits = False
+    if not isinstance(weight, (NativeWeight, Int4Weight, Int8Weight, Fp8Weight)):
+        if weight.ndim != 3 or weight.shape[2] != x.shape[1]:
+            raise KernelError("weight.shape", weight.shape, f"[groups, outputs, {x.shape[1]}]")
+        if weight.dtype not in (x.dtype, *EIGHT_BITS):
+            raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
+        eight_bits = weight.dtype in EIGHT_BITS
+    groups, outputs = sizes_of(weight)
+    if (scale is not None) != eight_bits:
+        raise KernelError("scale", scale, "given exactly for an array of 8 bits")
+    if scale is not None and (scale.shape != (groups, outputs) or scale.dtype != jnp.float32):
+        raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{groups}, {outputs}]")
+    if gated and outputs % 2:
+        raise KernelError("weight", f"{outputs} outputs", "an even number when gated")
+    if out_dtype not in FLOAT_DTYPES:
+        raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
+    return groups

@@ -124,30 +124,19 @@ def in_blocks(
     weight: Weight,  # [E, N, K]
     blocks: Blocks,
     *,
-    scale: jax.Array | None = None,  # float32[E, N]
-    activations: str = "float",
-    sources: int | None = None,
-    scattered: int | None = None,
-    gated: bool = False,
+    scale: jax.Array | None,  # float32[E, N]
+    activations: str,
+    sources: int | None,
+    scattered: int | None,
+    gated: bool,
     out_dtype: jnp.dtype,
-    interpret: Any = None,
+    interpret: Any,
 ) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
-    """x times the matrix of each row's group; what no block holds is not written.
-
-    Args:
-        x: floating-point numbers.
-        weight, scale, activations, gated: as for `grouped_linear`; activations "float" or "int8".
-        blocks: the table.
-        sources: rows of the table that read one row of x: row r reads x[r // sources]. None: x
-            lies as the blocks do.
-        scattered: rows of the result, which lie as the table's rows do; None: as the blocks do.
-        out_dtype: type of the result.
-        interpret: True runs the kernel without a GPU; None or False compiles.
-    """
+    """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
     if isinstance(weight, NativeWeight):
         raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul, or an array")
     if activations == "fp8":
-        raise KernelError("activations", "'fp8'", "'float' or 'int8' of the triton backend")
+        raise KernelError("activations", "'fp8'", "'float' or 'int8' with the triton backend")
     inputs = x.shape[1]
     _, channels = sizes_of(weight)
     stored = weight if isinstance(weight, jax.Array) else weight[0]

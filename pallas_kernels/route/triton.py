@@ -22,7 +22,7 @@ from pallas_kernels.compat import result_like
 from pallas_kernels.grouped_linear.blocks import Blocks, block_size, most_blocks
 from pallas_kernels.route.coverage import RouteShape
 
-LOWEST = -3e38  # below every score, and finite
+LOWEST, TAKEN = -3e38, -3.3e38  # below every score, and finite
 WARPS = 8
 
 
@@ -52,18 +52,20 @@ def _kernel(
     lives = plt.load(live_ref.at[token], mask=is_token, other=0) > 0
     exponentials = jnp.exp(scores - by_token(scores.max(axis=1)))
 
-    left, taken = scores, jnp.zeros(sides, jnp.bool_)
-    chosen, parts = list[jax.Array](), list[jax.Array]()
-    for _ in range(choices):
-        is_best = (left == by_token(left.max(axis=1))) & ~taken
+    def best_of(left: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The best expert [T] of what is left, and where it stands [T, E]."""
+        is_best = left == by_token(left.max(axis=1))
         best = jnp.where(is_best, by_expert(expert), sides[1]).min(axis=1)
-        is_chosen = by_expert(expert) == by_token(best)
-        chosen.append(best)
-        parts.append(jnp.where(is_chosen, exponentials, 0.0).sum(axis=1))
-        left, taken = jnp.where(is_chosen, LOWEST, left), taken | is_chosen
-    total = sum(parts) if normalized else exponentials.sum(axis=1)
-    for choice, part in enumerate(parts):
-        plt.store(weights_ref.at[token, choice], part / total, mask=is_token)
+        return best, by_expert(expert) == by_token(best)
+
+    def without(left: jax.Array, chosen: jax.Array) -> jax.Array:
+        return jnp.where(chosen, TAKEN, left)
+
+    # experts are found twice: loops keep the program short, and their finds would not fit
+    left = lax.fori_loop(0, choices, lambda _, left: without(left, best_of(left)[1]), scores)
+    taken = left == TAKEN
+    total = jnp.where(taken, exponentials, 0.0) if normalized else exponentials
+    total = total.sum(axis=1)
 
     ones = (taken & lives[:, None]).astype(jnp.bfloat16)
     square = (sides[0], sides[0])
@@ -80,13 +82,20 @@ def _kernel(
     first = jnp.where(is_lower, lax.broadcast_in_dim(needed, square, [0]), 0).sum(axis=0)
 
     place = by_expert(first * size) + before
-    for choice, best in enumerate(chosen):
-        own = jnp.where(by_expert(expert) == by_token(best), place, 0).sum(axis=1)
+
+    def store(choice: jax.Array, left: jax.Array) -> jax.Array:
+        best, chosen = best_of(left)
+        part = jnp.where(chosen, exponentials, 0.0).sum(axis=1) / total
+        plt.store(weights_ref.at[token, jnp.full_like(token, choice)], part, mask=is_token)
+        own = jnp.where(chosen, place, 0).sum(axis=1)
         # scores that are no numbers have no best one
         mask = is_token & lives & (best < experts)
         # an interpreter puts back what a mask leaves out: beyond the end it does no harm
         own = jnp.where(mask, own, rows_ref.shape[0])
         plt.store(rows_ref.at[own], token * choices + choice, mask=mask)
+        return without(left, chosen)
+
+    lax.fori_loop(0, choices, store, scores)
     for block in range(-(-tokens // size)):
         mask = block < needed
         own = jnp.where(mask, first + block, blocks)
@@ -109,20 +118,21 @@ def route(
     tokens, experts = scores.shape
     size = block_size(tokens * choices, experts)
     blocks = most_blocks(tokens * choices, experts, size)
-    shape = functools.partial(result_like, scores)
+    result = functools.partial(result_like, scores)
+    covered = RouteShape(tokens, experts)
     weights, *table = pl.pallas_call(
         functools.partial(
             _kernel,
-            sides=RouteShape(tokens, experts).sides,
+            sides=covered.sides,
             choices=choices,
             size=size,
             normalized=normalized,
         ),
         out_shape=[
-            shape((tokens, choices), jnp.float32),
-            shape((blocks * size,), jnp.int32),
-            shape((blocks,), jnp.int32),
-            shape((blocks,), jnp.int32),
+            result((tokens, choices), jnp.float32),
+            result((blocks * size,), jnp.int32),
+            result((blocks,), jnp.int32),
+            result((blocks,), jnp.int32),
         ],
         compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=1),
         interpret=interpreter.is_used_by_triton(interpret),

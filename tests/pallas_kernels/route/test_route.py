@@ -20,7 +20,7 @@ from tests.pallas_kernels.strategies import SEEDS, examples
 
 # tokens, experts, choices
 SHAPES = [(1, 8, 2), (20, 6, 6), (37, 40, 8)]
-SLOW_SHAPES = [(64, 128, 8), (256, 8, 2), (128, 128, 8)]
+SLOW_SHAPES = [(64, 128, 8), (64, 8, 2)]
 SLOW = [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW_SHAPES]
 
 
@@ -100,7 +100,7 @@ def test_one_token_without_numbers_spoils_no_other() -> None:
 def test_a_large_batch_takes_the_backend_that_covers_it() -> None:
     scores, live = jnp.zeros((512, 128)), jnp.ones(512, bool)
     options: dict[str, Any] = {"choices": 8, "normalized": True}
-    with pytest.raises(KernelError, match="at most 256 tokens"):
+    with pytest.raises(KernelError, match="at most 64 tokens"):
         route(scores, live, backend="triton", **options)
     text = jax.jit(lambda s: route(s, live, backend=("triton", "xla"), **options)).lower(scores)
     assert "sort" in text.as_text()
