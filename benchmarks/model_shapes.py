@@ -49,6 +49,22 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-2-7b": _shape(32, 4096, 11008, 32, 32, 32000, 4096),
     "llama-3-8b": _shape(32, 4096, 14336, 32, 8, 128256, 8192) | {"rope_theta": 500000.0},
     "llama-3-70b": _shape(80, 8192, 28672, 64, 8, 128256, 8192) | {"rope_theta": 500000.0},
+    "mixtral-8x7b": _shape(32, 4096, 14336, 32, 8, 32000, 32768)
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rope_theta": 1e6,
+    },
+    "qwen3-30b-a3b": _shape(48, 2048, 6144, 32, 4, 151936, 40960)
+    | _SPARSE
+    | {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "rope_theta": 1e6,
+    },
     "qwen3-moe-3b": _shape(20, 2048, 5632, 16, 4, 32000, 4096) | _SPARSE,
 }
 

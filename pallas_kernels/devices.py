@@ -57,6 +57,8 @@ class Backends:
             where they do that themselves.
         threshold: for kept_threshold.
         matmul: for quantized_matmul, the best first: a product takes the first that covers it.
+        experts: for grouped_linear, where `linear` is not "native".
+        route: for route, the best first.
     """
 
     decode: str
@@ -72,6 +74,8 @@ class Backends:
     residual_norm: str | None = None
     threshold: str = "xla"
     matmul: tuple[str, ...] = ("xla",)
+    experts: str = "xla"
+    route: tuple[str, ...] = ("xla",)
 
     @property
     def divides_products(self) -> bool:
@@ -83,10 +87,11 @@ class Backends:
 
         XLA divides its own products, and would gather the weights for others.
         """
-        if self.linear == "xla" and self.matmul == ("xla",):
+        if (self.linear, self.experts, self.matmul) == ("xla", "xla", ("xla",)):
             return self
         reason = f"{self.reason}; sharded linear layers run on xla"
-        return replace(self, linear="xla", matmul=("xla",), residual_norm=None, reason=reason)
+        alone = {"linear": "xla", "matmul": ("xla",), "experts": "xla", "residual_norm": None}
+        return replace(self, reason=reason, **alone)
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""
@@ -224,6 +229,8 @@ def choose_backends(
         residual_norm=together("residual_norm") if linear == "gpu" else None,
         threshold=candidates("threshold", family)[0],
         matmul=tuple(candidates("matmul", family)),
+        experts=candidates("grouped_linear", family)[0],
+        route=tuple(candidates("route", family)),
     )
 
 

@@ -62,9 +62,11 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
+from jaxserve.models.moe import MoeConfig
 from jaxserve.models.weights import abstract_model
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
+from pallas_kernels.route import RouteShape
 
 MAX_MODEL_LEN = 8192
 MAX_NUM_SEQS = 256
@@ -73,6 +75,8 @@ UTILIZATION = 0.9  # of a device's memory: the engine's default
 TEMPORARIES = 2**30  # kept free of pages
 MAX_LOGPROBS = 20  # the engine's default
 STEPS = {
+    "decode[1]": StepShape(1, 0, 0, FAST, 0),
+    "decode[64]": StepShape(64, 0, 0, FAST, 0),
     "decode[16]": StepShape(16, 0, 0, FAST, 0),
     "decode[256]": StepShape(256, 0, 0, FAST, 0),
     "full[256]": StepShape(256, 0, 0, FULL_DECODE, MOST_SPECIAL),
@@ -88,6 +92,11 @@ FULL = (
 # activation; attention of decode rows, where Triton merges their pieces in a kernel of its own; and
 # prefill, for which XLA cuts the queries of both kinds apart and joins the outputs around Triton's
 OTHER_KERNELS = 8
+# in the place of a dense MLP's two products and activation: the router's product, `route`, two
+# grouped products, the sum of a token's experts, and what XLA pads and converts for them
+SPARSE_KERNELS = 5
+# more where the sort of many tokens is XLA's
+SORT_KERNELS = 16
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -203,7 +212,7 @@ def step_cost(
 
 
 def requirements(
-    setting: Setting, backends: Backends, step: StepShape, pool_bytes: int
+    setting: Setting, config: ModelConfig, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
     """The demands on the step: matrix instructions, few kernels, the pool in place."""
     used = {"paged_decode": resolve("decode", backends.decode)}
@@ -217,6 +226,10 @@ def requirements(
     plain = setting.devices == 1 and setting.quantization is None
     if plain and backends.rotate_and_write and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
+        if isinstance(config, MoeConfig):
+            covers = resolve("route", backends.route[0]).covers
+            rows = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
+            a_layer += SPARSE_KERNELS + (0 if covers(rows) is None else SORT_KERNELS)
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,
@@ -282,7 +295,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
             kind=setting.kind,
-            wanted=requirements(setting, backends, step, pool),
+            wanted=requirements(setting, config, backends, step, pool),
             cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,
             compiler_options=compiler_options(

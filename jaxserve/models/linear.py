@@ -54,6 +54,8 @@ class LinearForm:
         qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
         interpret: parameters of the interpreter of a kernel; None compiles it.
         row_invariant: whether a row's result may not depend on the rows beside it.
+        experts: backend of `pallas_kernels.grouped_linear`.
+        route: backends of `pallas_kernels.route`, the best first.
     """
 
     backend: str = "xla"
@@ -63,6 +65,8 @@ class LinearForm:
     qkv_in_parts: bool = False
     interpret: Any = None
     row_invariant: bool = False
+    experts: str = "xla"
+    route: tuple[str, ...] = ("xla",)
 
     @staticmethod
     def of(backends: Backends, quantization: str | None, row_invariant: bool = False) -> LinearForm:
@@ -86,6 +90,8 @@ class LinearForm:
             qkv_in_parts=backends.rotate_and_write is not None,
             interpret=backends.interpret,
             row_invariant=row_invariant,
+            experts="native" if backends.linear == "native" else backends.experts,
+            route=backends.route,
         )
 
     @property

@@ -8,7 +8,9 @@ dropped, whatever the balance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +23,8 @@ from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.quant_array import QuantArray
-from pallas_kernels.grouped_linear import grouped_linear
+from pallas_kernels.grouped_linear import Blocks, grouped_linear, linear_in_blocks, takes_blocks
+from pallas_kernels.route import route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +82,38 @@ class Experts(nnx.Module):
         dtype: Any,
         form: LinearForm,
     ):
-        self.backend = "native" if form.backend == "native" else "xla"
-        self.row_invariant = form.row_invariant
+        self.form = form
         self.weight = parameter(shape, dtype, axes, role="experts")
 
     def __call__(self, x: jax.Array, sizes: jax.Array, *, gated: bool = False) -> jax.Array:
         """Rows [M, in], sorted by expert, of which each has `sizes` -> [M, out]."""
-        weight: Any = self.weight.get_value()
-        scale, activations = None, "float"
-        if isinstance(weight, QuantArray):
-            activations = weight.format.stored.activations
-            if weight.format.is_channel8:
-                weight, scale = weight.values, weight.scale
-            else:
-                weight = weight.operand_of_groups()
+        weight, options = self._operands()
         return grouped_linear(
             x,
             weight,
             sizes,
-            scale=scale,
-            activations=activations,
             gated=gated,
-            row_invariant=self.row_invariant,
-            backend=self.backend,
+            row_invariant=self.form.row_invariant,
+            backend=self.form.experts,
+            **options,
         )
+
+    def in_blocks(self, x: jax.Array, blocks: Blocks, **places: Any) -> jax.Array:
+        """Rows of x times the experts of the blocks that they are in; see `linear_in_blocks`."""
+        weight, options = self._operands()
+        backend, interpret = self.form.experts, self.form.interpret
+        options |= {"backend": backend, "interpret": interpret, **places}
+        return linear_in_blocks(x, weight, blocks, **options)
+
+    def _operands(self) -> tuple[Any, dict[str, Any]]:
+        """As `pallas_kernels.grouped_linear` takes it: the weight, and options."""
+        weight: Any = self.weight.get_value()
+        if not isinstance(weight, QuantArray):
+            return weight, {}
+        activations = weight.format.stored.activations
+        if weight.format.is_channel8:
+            return weight.values, {"scale": weight.scale, "activations": activations}
+        return weight.operand_of_groups(), {"activations": activations}
 
 
 class SparseMLP(nnx.Module):
@@ -113,6 +124,7 @@ class SparseMLP(nnx.Module):
 
     def __init__(self, config: MoeConfig, dtype: Any, form: LinearForm):
         self.config = config
+        self.form = form
         hidden, inner, experts = config.hidden_size, config.expert_size, config.num_experts
         # scores decide which weights are read at all, so they are not rounded to few bits
         self.router = Projection(
@@ -148,6 +160,8 @@ class SparseMLP(nnx.Module):
         return self._experts(normed, rows)[None]
 
     def _experts(self, x: jax.Array, rows: TokenRows) -> jax.Array:
+        if takes_blocks(self.form.experts):
+            return self._in_blocks(x, _live(rows.live, x.shape[0]))
         chosen = self.config.experts_per_token
         weights, experts = self.route(x)
         # rows without a token take no expert's time
@@ -155,10 +169,27 @@ class SparseMLP(nnx.Module):
         flat = experts.reshape(-1)  # [T * k]
         order = jnp.argsort(flat)
         sizes = jnp.bincount(flat, length=self.config.num_experts + 1)[:-1].astype(jnp.int32)
-        inner = self._inner(x[order // chosen], sizes)
+        inner = self._gated(partial(self.gate_up, x[order // chosen], sizes))
         parts = self.down(inner, sizes)[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
         total = jnp.einsum("tke,tk->te", parts.astype(jnp.float32), weights)
         return total.astype(x.dtype)
+
+    def _in_blocks(self, x: jax.Array, live: jax.Array) -> jax.Array:
+        """[T, E] -> [T, E], zeros where a token does not live."""
+        tokens, choices = x.shape[0], self.config.experts_per_token
+        weights, blocks = route(
+            self.router(x, out_dtype=jnp.float32),
+            live,
+            choices=choices,
+            normalized=self.config.normalized,
+            backend=self.form.route,
+            interpret=self.form.interpret,
+        )
+        inner = self._gated(partial(self.gate_up.in_blocks, x, blocks, sources=choices))
+        parts = self.down.in_blocks(inner, blocks, scattered=tokens * choices)
+        parts = parts.reshape(tokens, choices, -1).astype(jnp.float32)
+        total = (parts * weights[:, :, None]).sum(axis=1)
+        return jnp.where(live[:, None], total, 0.0).astype(x.dtype)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x [T, E] -> float32[T, k] weights and int32[T, k] experts of each token."""
@@ -168,12 +199,13 @@ class SparseMLP(nnx.Module):
             weights = weights / weights.sum(-1, keepdims=True)
         return weights, experts
 
-    def _inner(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+    def _gated(self, gate_up: Callable[..., jax.Array]) -> jax.Array:
+        """activation(gate) * up of a product that takes `gated`."""
         if self.config.hidden_act in GATED_IN_PLACE:
-            return self.gate_up(x, sizes, gated=True)
-        gate_up = self.gate_up(x, sizes)
-        gate = ACTIVATIONS[self.config.hidden_act](gate_up[:, ::2].astype(jnp.float32))
-        return gate.astype(x.dtype) * gate_up[:, 1::2]
+            return gate_up(gated=True)
+        both = gate_up(gated=False)
+        gate = ACTIVATIONS[self.config.hidden_act](both[:, ::2].astype(jnp.float32))
+        return gate.astype(both.dtype) * both[:, 1::2]
 
 
 def _live(ranges: jax.Array | None, count: int) -> jax.Array:

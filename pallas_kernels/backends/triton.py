@@ -22,6 +22,9 @@ from pallas_kernels.pages import is_quantized
 
 if TYPE_CHECKING:
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
+    from pallas_kernels.route.coverage import RouteShape
+
+MOST_TOKENS, MOST_SCORES = 64, 8192  # of one thread block that routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,17 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
     """Why the Triton kernel does not cover a product; None when it does."""
     if shape.activations == "fp8":
         return KernelError("activations", "'fp8'", "'float' or 'int8'")
+    return None
+
+
+def covers_route(shape: RouteShape) -> KernelError | None:
+    """Why the Triton kernel does not choose the experts of tokens; None when it does.
+
+    One thread block holds the scores of all of them in registers.
+    """
+    if shape.tokens > MOST_TOKENS or shape.padded > MOST_SCORES:
+        allowed = f"at most {MOST_TOKENS} tokens and {MOST_SCORES} scores, both padded"
+        return KernelError("scores.shape", (shape.tokens, shape.groups), allowed)
     return None
 
 
@@ -219,5 +233,7 @@ BACKEND = Backend(
             ),
         ),
         Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
+        Implementation("grouped_linear", "grouped_linear.triton", runs=GPUS, interprets=True),
+        Implementation("route", "route.triton", covers_route, GPUS, interprets=True),
     ),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_linear.blocks import Blocks
 from pallas_kernels.grouped_linear.weights import sizes_of
 from pallas_kernels.linear.api import EIGHT_BITS, Weight
 from pallas_kernels.native.paths import Path
@@ -27,6 +30,7 @@ def grouped_linear(
     out_dtype: DTypeLike | None = None,
     row_invariant: bool = False,
     backend: str,
+    interpret: Any = None,
 ) -> jax.Array:  # [M, N], or [M, N // 2] when gated
     """Multiplies the first sizes[0] rows of x with weight[0], the sizes[1] behind them with
     weight[1], and so on; rows behind the last group give zeros.
@@ -44,13 +48,95 @@ def grouped_linear(
         gated: outputs 2 i and 2 i + 1 are gate and up, as in `linear`.
         out_dtype: type of the result; that of x by default.
         row_invariant: as for `linear`; of "native" alone.
-        backend: "xla" (any device), "native" (CPU, C++) or "reference" (any device, every weight
-            times every row).
+        backend: "xla" (any device), "native" (CPU, C++), "triton" (NVIDIA GPUs) or "reference"
+            (any device, every weight times every row).
+        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    groups = _check(x, weight, scale, gated, chosen)
+    if sizes.shape != (groups,) or sizes.dtype != jnp.int32:
+        raise KernelError("sizes", f"{sizes.dtype}{sizes.shape}", f"int32[{groups}]")
+    implementation = resolve("grouped_linear", backend)
+    if row_invariant and backend != "native":
+        raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
+    options: dict[str, Any] = {"path": Path.ONE_ORDER} if row_invariant else {}
+    options |= implementation.options(interpret=interpret)
+    return implementation.load().grouped_linear(
+        x,
+        weight,
+        sizes,
+        scale=scale,
+        activations=activations,
+        gated=gated,
+        out_dtype=chosen,
+        **options,
+    )
+
+
+def takes_blocks(backend: str) -> bool:
+    """Whether a backend has `linear_in_blocks`: kernels of a GPU, which read a table."""
+    return resolve("grouped_linear", backend).interprets
+
+
+def linear_in_blocks(
+    x: jax.Array,  # [M / sources, K], or [B * R, K] where sources is None
+    weight: Weight,  # [E, N, K]
+    blocks: Blocks,
+    *,
+    scale: jax.Array | None = None,  # float32[E, N]
+    activations: str = "float",
+    sources: int | None = None,
+    scattered: int | None = None,
+    gated: bool = False,
+    out_dtype: DTypeLike | None = None,
+    backend: str,
+    interpret: Any = None,
+) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
+    """Multiplies the rows of each block with the weight of its group.
+
+    Where no block holds a row, the result is anything.
+
+    Args:
+        x, weight, scale, gated, out_dtype, interpret: as for `grouped_linear`.
+        activations: likewise; "fp8" is taken for "float", the weights alone stay of 8 bits.
+        blocks: which row goes to which group.
+        sources: rows of the blocks that read one row of x: row r reads x[r // sources]. None: x
+            lies as the places of the blocks do.
+        scattered: number of rows, in whose order the result lies; None: in that of the places.
+        backend: one that `takes_blocks`: "triton" (NVIDIA GPUs).
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    _check(x, weight, scale, gated, chosen)
+    if not takes_blocks(backend):
+        raise KernelError("backend", repr(backend), "one with a kernel for blocks: 'triton'")
+    return (
+        resolve("grouped_linear", backend)
+        .load()
+        .in_blocks(
+            x,
+            weight,
+            blocks,
+            scale=scale,
+            activations="float" if activations == "fp8" else activations,
+            sources=sources,
+            scattered=scattered,
+            gated=gated,
+            out_dtype=chosen,
+            interpret=interpret,
+        )
+    )
+
+
+def _check(
+    x: jax.Array, weight: Weight, scale: jax.Array | None, gated: bool, out_dtype: jnp.dtype
+) -> int:
+    """Judges the operands; the number of groups."""
     if x.ndim != 2:
         raise KernelError("x.shape", x.shape, "[rows, inputs]")
     if x.dtype not in FLOAT_DTYPES:
@@ -63,27 +149,12 @@ def grouped_linear(
             raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
         eight_bits = weight.dtype in EIGHT_BITS
     groups, outputs = sizes_of(weight)
-    if sizes.shape != (groups,) or sizes.dtype != jnp.int32:
-        raise KernelError("sizes", f"{sizes.dtype}{sizes.shape}", f"int32[{groups}]")
     if (scale is not None) != eight_bits:
         raise KernelError("scale", scale, "given exactly for an array of 8 bits")
     if scale is not None and (scale.shape != (groups, outputs) or scale.dtype != jnp.float32):
         raise KernelError("scale", f"{scale.dtype}{scale.shape}", f"float32[{groups}, {outputs}]")
     if gated and outputs % 2:
         raise KernelError("weight", f"{outputs} outputs", "an even number when gated")
-    if chosen not in FLOAT_DTYPES:
-        raise KernelError("out_dtype", chosen, "float32, float16 or bfloat16")
-    implementation = resolve("grouped_linear", backend)
-    if row_invariant and backend != "native":
-        raise KernelError("row_invariant", row_invariant, "True with the native backend alone")
-    options = {"path": Path.ONE_ORDER} if row_invariant else {}
-    return implementation.load().grouped_linear(
-        x,
-        weight,
-        sizes,
-        scale=scale,
-        activations=activations,
-        gated=gated,
-        out_dtype=chosen,
-        **options,
-    )
+    if out_dtype not in FLOAT_DTYPES:
+        raise KernelError("out_dtype", out_dtype, "float32, float16 or bfloat16")
+    return groups

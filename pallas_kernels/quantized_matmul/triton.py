@@ -1,9 +1,8 @@
 """quantized_matmul for NVIDIA GPUs without wgmma, by Pallas' Triton backend.
 
-A program owns one tile of the result and one part of K. It loads a tile of x and a tile of stored
-weights a step, converts the weights in registers and multiplies on the tensor cores; with
-activations="int8" both stay integers. The loads of later steps are put ahead of the products by
-Triton's own pipelining. Tails of every dimension are masked.
+A program owns one tile of the result and one part of K, and adds it up as `triton_tile` does. The
+loads of later steps are put ahead of the products by Triton's own pipelining. Tails of every
+dimension are masked.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from pallas_kernels.multiprocessors import multiprocessors
 from pallas_kernels.quantized_matmul.activations import rounded_rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
-    NIBBLES,
-    PIECE,
-    SYMMETRIC_ZERO,
     Fp8Weight,
     Int4Weight,
     QuantizedWeight,
@@ -38,6 +34,12 @@ from pallas_kernels.quantized_matmul.formats import (
     outputs_of,
 )
 from pallas_kernels.quantized_matmul.splits import Tiling, number_of_splits, step_bytes
+from pallas_kernels.quantized_matmul.triton_tile import (
+    TileFormat,
+    TileOperands,
+    kind_of,
+    tile_sums,
+)
 
 MIN_TILE = 16  # the smallest side of a tensor-core product
 FEW_ROWS = 64
@@ -50,127 +52,56 @@ class _Plan:
     Attributes:
         tile_rows: rows of x of a program.
         tile_channels: output channels of a program.
-        width: inputs of a step.
         splits: parts of K.
-        group: inputs that share a scale of 4-bit weights; None when one scale serves a row.
-        has_zeros: whether 4-bit weights have zero points of their own.
-        is_fp8: whether the stored bytes are float8_e4m3fn.
+        format: of the weight.
     """
 
     tile_rows: int
     tile_channels: int
-    width: int
     splits: int
-    group: int | None
-    has_zeros: bool
-    is_fp8: bool
+    format: TileFormat
 
-
-def _load(ref: Any, rows: jax.Array, columns: jax.Array, row_end: int, column_end: int) -> Any:
-    """A tile by the indices of its rows and columns, zero beyond the ends."""
-    mask = (rows < row_end)[:, None] & (columns < column_end)[None, :]
-    shape = (rows.shape[0], columns.shape[0])
-    index = (
-        lax.broadcast_in_dim(rows, shape, [0]),
-        lax.broadcast_in_dim(columns, shape, [1]),
-    )
-    return plt.load(ref.at[index], mask=mask, other=0)
-
-
-def _vector(ref: Any, row: Any, columns: jax.Array, row_end: int, column_end: int) -> Any:
-    mask = (columns < column_end) & (row < row_end)
-    return plt.load(ref.at[jnp.minimum(row, row_end - 1), columns], mask=mask, other=0)
-
-
-def _from_fp8(stored: jax.Array, dtype: Any) -> jax.Array:
-    """float8_e4m3fn, as its bits, in another type: a float16 with an exponent 8 too small."""
-    bits = stored.astype(jnp.int32)
-    moved = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).astype(jnp.uint16)
-    half = lax.bitcast_convert_type(moved, jnp.float16)
-    return (half.astype(jnp.float32) * 256.0).astype(dtype)
+    @property
+    def width(self) -> int:
+        """Inputs of a step."""
+        return self.format.width
 
 
 def _kernel(
     x_ref: Any,  # [M, K]
-    weight_ref: Any,  # [N, K] or uint16[N, K / 4]
-    scales_ref: Any,  # float32[groups, N]
-    zeros_ref: Any,  # uint8[groups, N]
+    weight_ref: Any,  # [1, N, K] or uint16[1, N, K / 4]
+    scales_ref: Any,  # float32[groups, 1, N]
+    zeros_ref: Any,  # uint8[groups, 1, N]
     row_scale_ref: Any,  # float32[1, M]
     out_ref: Any,  # [splits, M, N]
     *,
     plan: _Plan,
 ) -> None:
     rows_end, inputs = x_ref.shape
-    channels_end, stored_columns = weight_ref.shape
-    groups = scales_ref.shape[0]
+    channels_end = weight_ref.shape[1]
     split = pl.program_id(2)
     rows = pl.program_id(1) * plan.tile_rows + jnp.arange(plan.tile_rows)
     channels = pl.program_id(0) * plan.tile_channels + jnp.arange(plan.tile_channels)
+    counted = rows < rows_end
     tile = (plan.tile_rows, plan.tile_channels)
     steps = -(-inputs // plan.width)
     share = -(-steps // plan.splits)
     begin = split * share
-    end = jnp.minimum(begin + share, steps)
-    integers = x_ref.dtype == jnp.int8
-    sum_type = jnp.int32 if integers else jnp.float32
-
-    def product(x: jax.Array, weights: jax.Array) -> jax.Array:
-        return lax.dot_general(
-            x,
-            weights.T,
-            (((1,), (0,)), ((), ())),
-            precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-            preferred_element_type=sum_type,
-        )
-
-    def eight_bits(step: jax.Array, total: jax.Array) -> jax.Array:
-        columns = step * plan.width + jnp.arange(plan.width)
-        x = _load(x_ref, rows, columns, rows_end, inputs)
-        held = _load(weight_ref, channels, columns, channels_end, inputs)
-        held = _from_fp8(held, x.dtype) if plan.is_fp8 else held.astype(x.dtype)
-        return total + product(x, held)
-
-    size = min(plan.group or PIECE, PIECE)
-
-    def four_bits(step: jax.Array, total: jax.Array) -> jax.Array:
-        waiting = jnp.zeros(tile, jnp.float32)
-        for first in range(0, PIECE, size):
-            words = step * PIECE + first + jnp.arange(size)
-            held = _load(weight_ref, channels, words, channels_end, stored_columns)
-            held = held.astype(jnp.int32)
-            for nibble in range(NIBBLES):
-                column = step * BLOCK + nibble * PIECE + first
-                x = _load(x_ref, rows, column + jnp.arange(size), rows_end, inputs)
-                group = column // plan.group if plan.group else 0
-                values = (held >> (4 * nibble)) & 15
-                if plan.has_zeros:
-                    zero = _vector(zeros_ref, group, channels, groups, channels_end)
-                    values = values - lax.broadcast_in_dim(
-                        zero.astype(jnp.int32), values.shape, [0]
-                    )
-                else:
-                    values = values - SYMMETRIC_ZERO
-                waiting = waiting + product(x, values.astype(jnp.float32).astype(x.dtype))
-                if plan.group and (nibble + 1) * PIECE % plan.group == 0:
-                    scale = _vector(scales_ref, group, channels, groups, channels_end)
-                    total = total + waiting * lax.broadcast_in_dim(scale, tile, [1])
-                    waiting = jnp.zeros(tile, jnp.float32)
-        return total + waiting if plan.group is None else total
-
-    body = four_bits if weight_ref.dtype == jnp.uint16 else eight_bits
-    total = lax.fori_loop(begin, end, body, jnp.zeros(tile, sum_type)).astype(jnp.float32)
-    if plan.group is None:
-        scale = _vector(scales_ref, 0, channels, groups, channels_end)
-        total = total * lax.broadcast_in_dim(scale, tile, [1])
-    if integers:
-        scale = _vector(row_scale_ref, 0, rows, 1, rows_end)
-        total = total * lax.broadcast_in_dim(scale, tile, [0])
+    (total,) = tile_sums(
+        TileOperands(x_ref, weight_ref, scales_ref, zeros_ref, row_scale_ref),
+        plan.format,
+        matrix=0,
+        rows=rows,
+        counted=counted,
+        channels=(channels,),
+        steps=(begin, jnp.minimum(begin + share, steps)),
+    )
     index = (
         jnp.full(tile, split, jnp.int32),
         lax.broadcast_in_dim(rows, tile, [0]),
         lax.broadcast_in_dim(channels, tile, [1]),
     )
-    mask = (rows < rows_end)[:, None] & (channels < channels_end)[None, :]
+    mask = counted[:, None] & (channels < channels_end)[None, :]
     plt.store(out_ref.at[index], total.astype(out_ref.dtype), mask=mask)
 
 
@@ -212,11 +143,13 @@ def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TritonMatmulTuning | No
     return _Plan(
         tile_rows=tile_rows,
         tile_channels=tile_channels,
-        width=width,
         splits=splits or number_of_splits(tiling, multiprocessors()),
-        group=group if group < inputs else None,
-        has_zeros=isinstance(weight, Int4Weight) and weight.zeros is not None,
-        is_fp8=isinstance(weight, Fp8Weight),
+        format=TileFormat(
+            width,
+            kind_of(weight),
+            group=group if group < inputs else None,
+            has_zeros=isinstance(weight, Int4Weight) and weight.zeros is not None,
+        ),
     )
 
 
@@ -265,7 +198,7 @@ def matmul(
         ),
         interpret=interpreter.is_used_by_triton(interpret),
         name="quantized_matmul",
-    )(operand, stored, scales, zeros, row_scale[None])
+    )(operand, stored[None], scales[:, None], zeros[:, None], row_scale[None])
     if plan.splits == 1:
         return out[0]
     return out.sum(axis=0).astype(out_dtype)

@@ -161,6 +161,13 @@ def test_float32_tokens_are_those_of_plain_xla(name, float32_model, tokens_of_pl
 
 
 @pytest.mark.slow
+def test_tokens_of_a_sparse_model_are_those_of_plain_xla(model_folder):
+    model = str(model_folder("qwen3_moe"))
+    experts = replace(XLA, **FUSED, experts="triton", route=("triton", "xla"), interpret=True)
+    assert tokens(model, experts) == tokens(model, XLA)
+
+
+@pytest.mark.slow
 def test_filtered_tokens_are_those_of_plain_xla(float32_model):
     sampling = {"temperature": 1.0, "seed": 3, "top_k": 90, "top_p": 0.8, "min_p": 1e-3}
     kernel = replace(XLA, threshold="triton", interpret=True)

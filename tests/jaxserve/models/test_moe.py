@@ -17,6 +17,11 @@ from jaxserve.models.protocol import TokenRows
 from pallas_kernels import native
 
 TOKENS, HIDDEN = 37, 32
+FORMS = {
+    "xla": LinearForm(),
+    "native": LinearForm("native", experts="native"),
+    "triton": LinearForm(experts="triton", route=("triton", "xla"), interpret=True),
+}
 SETTINGS = {
     "architectures": ["MixtralForCausalLM"],
     "vocab_size": 64,
@@ -33,7 +38,7 @@ SETTINGS = {
 def make(backend: str, **changes: object) -> SparseMLP:
     config = model_config_of(SETTINGS)
     assert isinstance(config, MoeConfig)
-    mlp = SparseMLP(replace(config, **changes), "float32", LinearForm(backend))
+    mlp = SparseMLP(replace(config, **changes), "float32", FORMS[backend])
     graph, state = nnx.split(mlp)
     keys = iter(jax.random.split(jax.random.key(0), 8))
     drawn = jax.tree.map(lambda x: 0.5 * jax.random.normal(next(keys), x.shape, x.dtype), state)
@@ -63,7 +68,7 @@ def inputs() -> tuple[jax.Array, TokenRows]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["xla", "native"])
+@pytest.mark.parametrize("backend", FORMS)
 @pytest.mark.parametrize("changes", [{}, {"normalized": False, "hidden_act": "relu"}])
 def test_equals_every_expert_on_every_token(backend: str, changes: dict[str, object]) -> None:
     if backend == "native" and not native.availability().available:
@@ -91,8 +96,9 @@ def test_no_token_is_dropped_when_all_go_to_the_same_experts() -> None:
 
 
 @pytest.mark.slow
-def test_rows_without_a_token_go_to_no_expert() -> None:
-    mlp, (x, rows) = make("xla"), inputs()
+@pytest.mark.parametrize("backend", ["xla", "triton"])
+def test_rows_without_a_token_go_to_no_expert(backend: str) -> None:
+    mlp, (x, rows) = make(backend), inputs()
     live = jnp.array([[0, 5], [20, 22]], jnp.int32)
     found = np.asarray(jax.jit(lambda x, live: mlp(x, rows._replace(live=live), 0))(x, live))
     used = np.r_[0:5, 20:22]

@@ -45,18 +45,25 @@ def expected(x: np.ndarray, weight: np.ndarray, sizes: tuple[int, ...], gated: b
     return out[:, ::2] / (1 + np.exp(-out[:, ::2])) * out[:, 1::2] if gated else out
 
 
+def grouped(*operands: Any, backend: str, **options: Any) -> jax.Array:
+    """grouped_linear, interpreted where it is a kernel of a GPU."""
+    interpret = True if backend == "triton" else None
+    return grouped_linear(*operands, backend=backend, interpret=interpret, **options)
+
+
 def skip_without(backend: str) -> None:
     if backend == "native" and not native.availability().available:
         pytest.skip(f"native kernels: {native.availability().reason}")
 
 
+@pytest.mark.usefixtures("poison_outside")
 @pytest.mark.parametrize("backend", OPERATIONS["grouped_linear"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_every_row_meets_the_weight_of_its_group(backend: str, dtype: str) -> None:
     skip_without(backend)
     x, weight = operands(dtype)
     for gated in (False, True):
-        run = jax.jit(lambda s, g=gated: grouped_linear(x, weight, s, gated=g, backend=backend))
+        run = jax.jit(lambda s, g=gated: grouped(x, weight, s, gated=g, backend=backend))
         for name, sizes in SIZES.items():
             found = np.asarray(run(jnp.asarray(sizes, jnp.int32)), np.float64)
             want = expected(x, weight, sizes, gated)
@@ -74,7 +81,7 @@ def test_8_bit_weights(backend: str) -> None:
     values = jnp.stack([r.values for r in rounded])
     scale = jnp.stack([r.scale for r in rounded])
     sizes = SIZES["uneven"]
-    found = grouped_linear(
+    found = grouped(
         x,
         as_stored_weight(values, stored_dtype(backend)),
         jnp.asarray(sizes, jnp.int32),
@@ -87,9 +94,12 @@ def test_8_bit_weights(backend: str) -> None:
     np.testing.assert_allclose(found, want, rtol=0, atol=0.02 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", ["int4", "fp8", "native"])
-def test_weights_of_few_bits(kind: str) -> None:
-    backend = "native" if kind == "native" else "xla"
+@pytest.mark.usefixtures("poison_outside")
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("int4", "xla"), ("fp8", "xla"), ("native", "native"), ("int4", "triton"), ("fp8", "triton")],
+)
+def test_weights_of_few_bits(kind: str, backend: str) -> None:
     skip_without(backend)
     x, weight = operands("float32")
     if kind == "fp8":
@@ -105,7 +115,7 @@ def test_weights_of_few_bits(kind: str) -> None:
             blocks = [pack_native(elements, True) for elements in nibbles]
             given = NativeWeight(jnp.asarray(np.stack(blocks)), scales)
     whole = np.stack([np.asarray(dequantize(w, INPUTS), np.float64) for w in each])
-    run = jax.jit(lambda s: grouped_linear(x, given, s, backend=backend))
+    run = jax.jit(lambda s: grouped(x, given, s, backend=backend))
     for name, sizes in SIZES.items():
         found = run(jnp.asarray(sizes, jnp.int32))
         want = expected(x, whole, sizes, False)

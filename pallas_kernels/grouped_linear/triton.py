@@ -1,0 +1,210 @@
+"""Grouped linear layers for NVIDIA GPUs, by Pallas' Triton backend: one launch for all groups.
+
+A program owns one block of rows and one tile of outputs, and reads its group's matrix where it
+lies. Blocks are the grid's fastest axis: blocks of one group stand side by side, so what one of
+them reads of the matrix the next finds in the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels import interpreter
+from pallas_kernels.compat import result_like
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_linear.blocks import Blocks, blocks_of
+from pallas_kernels.grouped_linear.weights import sizes_of
+from pallas_kernels.linear.api import Weight, as_stored_weight
+from pallas_kernels.native.weights import NativeWeight
+from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.formats import BLOCK, Fp8Weight, Int4Weight, Int8Weight
+from pallas_kernels.quantized_matmul.triton_tile import (
+    TileFormat,
+    TileOperands,
+    kind_of,
+    tile_sums,
+)
+
+TILE_OUTPUTS = 64
+STEP_BYTES = 128  # of a row of the weight
+FEW_ROWS = 32  # of a block, whose tiles leave shared memory for a stage more
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The static facts of the kernel.
+
+    Attributes:
+        size: places of a block.
+        tile: outputs of a program, of each of gate and up.
+        sources: how many rows of the blocks read one row of x, side by side; None: x lies as the
+            blocks do.
+        scatters: whether results lie as rows do, not as the blocks do.
+        gated: whether outputs 2 i and 2 i + 1 are gate and up.
+        format: of the weight.
+    """
+
+    size: int
+    tile: int
+    sources: int | None
+    scatters: bool
+    gated: bool
+    format: TileFormat
+
+
+def _kernel(
+    rows_ref: Any,  # int32[B * R]
+    groups_ref: Any,  # int32[B]
+    counts_ref: Any,  # int32[B]
+    x_ref: Any,  # [M, K]
+    weight_ref: Any,  # [E, N, K]
+    scales_ref: Any,  # float32[groups of K, E, N]
+    zeros_ref: Any,  # uint8[groups of K, E, N]
+    row_scale_ref: Any,  # float32[1, M]
+    out_ref: Any,  # [M or B * R, width]
+    *,
+    plan: _Plan,
+) -> None:
+    block, tile = pl.program_id(0), pl.program_id(1)
+    count = counts_ref[block]
+
+    @pl.when(count > 0)
+    def _() -> None:
+        counted = jnp.arange(plan.size) < count
+        places = block * plan.size + jnp.arange(plan.size)
+        rows = plt.load(rows_ref.at[places], mask=counted, other=0)
+        outputs = tile * plan.tile + jnp.arange(plan.tile)
+        channels = (2 * outputs, 2 * outputs + 1) if plan.gated else (outputs,)
+        sums = tile_sums(
+            TileOperands(x_ref, weight_ref, scales_ref, zeros_ref, row_scale_ref),
+            plan.format,
+            matrix=groups_ref[block],
+            rows=places if plan.sources is None else lax.div(rows, jnp.int32(plan.sources)),
+            counted=counted,
+            channels=channels,
+            steps=(0, -(-x_ref.shape[1] // plan.format.width)),
+        )
+        out = sums[0]
+        if plan.gated:
+            # rounded where the layers of other backends round
+            gate, up = (total.astype(out_ref.dtype).astype(jnp.float32) for total in sums)
+            active = gate / (1.0 + jnp.exp(-gate))
+            out = active.astype(out_ref.dtype).astype(jnp.float32) * up
+        shape = (plan.size, plan.tile)
+        # an interpreter puts back what a mask leaves out: beyond the end it does no harm
+        target = jnp.where(counted, rows if plan.scatters else places, out_ref.shape[0])
+        index = (
+            lax.broadcast_in_dim(target, shape, [0]),
+            lax.broadcast_in_dim(outputs, shape, [1]),
+        )
+        mask = counted[:, None] & (outputs < out_ref.shape[1])[None, :]
+        plt.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
+
+
+def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Scales float32[groups of K, E, N], and zeros of the same shape; a number where none."""
+    absent = jnp.zeros((1, 1, 1), jnp.uint8)
+    if isinstance(weight, Int4Weight):
+        return weight.scales, absent if weight.zeros is None else weight.zeros
+    if isinstance(weight, (Int8Weight, Fp8Weight)):
+        return weight.scale[None], absent
+    return (jnp.ones((1, 1, 1), jnp.float32) if scale is None else scale[None]), absent
+
+
+def in_blocks(
+    x: jax.Array,  # [M / sources, K], or [B * R, K] where sources is None
+    weight: Weight,  # [E, N, K]
+    blocks: Blocks,
+    *,
+    scale: jax.Array | None,  # float32[E, N]
+    activations: str,
+    sources: int | None,
+    scattered: int | None,
+    gated: bool,
+    out_dtype: jnp.dtype,
+    interpret: Any,
+) -> jax.Array:  # [B * R or scattered, N], half as wide when gated
+    """As `pallas_kernels.grouped_linear.linear_in_blocks`."""
+    if isinstance(weight, NativeWeight):
+        raise KernelError("weight", "NativeWeight", "a weight of quantized_matmul, or an array")
+    if activations == "fp8":
+        raise KernelError("activations", "'fp8'", "'float' or 'int8' with the triton backend")
+    inputs = x.shape[1]
+    _, channels = sizes_of(weight)
+    stored = weight if isinstance(weight, jax.Array) else weight[0]
+    width = channels // 2 if gated else channels
+    if isinstance(weight, Int4Weight):
+        shared = inputs // weight.scales.shape[0]
+        form = TileFormat(
+            BLOCK, "int4", shared if shared < inputs else None, weight.zeros is not None
+        )
+    else:
+        kind = "int8" if scale is not None else kind_of(weight)
+        form = TileFormat(STEP_BYTES // stored.dtype.itemsize, kind)
+    if scale is not None:
+        stored = as_stored_weight(stored, jnp.int8)
+    operand, row_scale = rounded_rows(x, "int8" if scale is not None else activations, None)
+    if isinstance(weight, Fp8Weight):
+        stored = lax.bitcast_convert_type(stored, jnp.uint8)
+    scales, zeros = _scales(weight, scale)
+    plan = _Plan(
+        size=blocks.size,
+        tile=TILE_OUTPUTS,
+        sources=sources,
+        scatters=scattered is not None,
+        gated=gated,
+        format=form,
+    )
+    return pl.pallas_call(
+        functools.partial(_kernel, plan=plan),
+        grid=(blocks.groups.shape[0], -(-width // plan.tile)),
+        out_shape=result_like(operand, (scattered or blocks.rows.shape[0], width), out_dtype),
+        compiler_params=plt.CompilerParams(
+            num_warps=4, num_stages=4 if blocks.size <= FEW_ROWS else 3
+        ),
+        interpret=interpreter.is_used_by_triton(interpret),
+        name="grouped_linear",
+    )(
+        *blocks,
+        operand,
+        stored,
+        scales,
+        zeros,
+        (jnp.ones(x.shape[0], jnp.float32) if row_scale is None else row_scale)[None],
+    )
+
+
+def grouped_linear(
+    x: jax.Array,  # [M, K]
+    weight: Weight,  # [E, N, K]
+    sizes: jax.Array,  # int32[E]
+    *,
+    scale: jax.Array | None,  # float32[E, N]
+    activations: str,
+    gated: bool,
+    out_dtype: jnp.dtype,
+    interpret: Any = None,
+) -> jax.Array:  # [M, N], or [M, N // 2] when gated
+    """As `pallas_kernels.grouped_linear`."""
+    rows = x.shape[0]
+    out = in_blocks(
+        x,
+        weight,
+        blocks_of(jnp.arange(rows, dtype=jnp.int32), sizes),
+        scale=scale,
+        activations=activations,
+        sources=1,
+        scattered=rows,
+        gated=gated,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+    return jnp.where(jnp.arange(rows)[:, None] < sizes.sum(), out, 0)

@@ -1,0 +1,62 @@
+"""route: the public function, its checks and the explicit choice of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.backends import resolve
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_linear.blocks import Blocks
+from pallas_kernels.route.coverage import RouteShape
+
+
+def route(
+    scores: jax.Array,  # float32[T, E]
+    live: jax.Array,  # bool[T]
+    *,
+    choices: int,
+    normalized: bool,
+    backend: str | Sequence[str],
+    interpret: Any = None,
+) -> tuple[jax.Array, Blocks]:
+    """The best experts of every token with their weights, and the blocks of a grouped product.
+
+    Row t * choices + i of the blocks is the i-th choice of token t. Choices of tokens that do not
+    live are in no block. Of equal scores the expert with the lower index is chosen first.
+
+    Args:
+        scores: of every token and expert, before the softmax.
+        live: whether a token counts.
+        choices: experts of a token, E at most.
+        normalized: whether the weights of a token are made to sum to 1.
+        backend: "xla" (any device) or "triton" (NVIDIA GPUs), or several, of which the first that
+            covers the shape is taken.
+        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
+
+    Returns:
+        float32[T, choices], parts of the softmax over all experts; and the blocks.
+
+    Raises:
+        KernelError: a shape, a type or the backend is not supported; names it.
+    """
+    if scores.ndim != 2 or scores.dtype != jnp.float32:
+        raise KernelError("scores", f"{scores.dtype}{scores.shape}", "float32[tokens, experts]")
+    tokens, groups = scores.shape
+    if live.shape != (tokens,) or live.dtype != jnp.bool_:
+        raise KernelError("live", f"{live.dtype}{live.shape}", f"bool[{tokens}]")
+    if not 1 <= choices <= groups:
+        raise KernelError("choices", choices, f"1 to {groups}")
+    shape = RouteShape(tokens, groups)
+    named = [backend] if isinstance(backend, str) else list(backend)
+    found = [resolve("route", name) for name in named]
+    chosen = next((one for one in found if one.covers(shape) is None), None)
+    if chosen is None:
+        refusal = found[0].covers(shape)
+        assert refusal is not None
+        raise refusal
+    options = chosen.options(interpret=interpret if chosen.interprets else None)
+    return chosen.load().route(scores, live, choices=choices, normalized=normalized, **options)
