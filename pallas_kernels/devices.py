@@ -90,8 +90,9 @@ class Backends:
         if (self.linear, self.experts, self.matmul) == ("xla", "xla", ("xla",)):
             return self
         reason = f"{self.reason}; sharded linear layers run on xla"
-        alone = {"linear": "xla", "matmul": ("xla",), "experts": "xla", "residual_norm": None}
-        return replace(self, reason=reason, **alone)
+        return replace(
+            self, linear="xla", matmul=("xla",), experts="xla", residual_norm=None, reason=reason
+        )
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""

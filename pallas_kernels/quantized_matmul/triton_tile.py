@@ -82,13 +82,10 @@ def _matrix(ref: Any, first: Any, rows: jax.Array, counted: jax.Array, columns: 
     """
     mask = counted[:, None] & (columns < ref.shape[-1])[None, :]
     shape = (rows.shape[0], columns.shape[0])
-    index = (
-        lax.broadcast_in_dim(rows, shape, [0]),
-        lax.broadcast_in_dim(columns, shape, [1]),
-    )
+    index = [lax.broadcast_in_dim(rows, shape, [0]), lax.broadcast_in_dim(columns, shape, [1])]
     if first is not None:
-        index = (jnp.full(shape, first, jnp.int32), *index)
-    return plt.load(ref.at[index], mask=mask, other=0)
+        index = [jnp.full(shape, first, jnp.int32), *index]
+    return plt.load(ref.at[tuple(index)], mask=mask, other=0)
 
 
 def tile_sums(

@@ -66,7 +66,6 @@ class FakeTokenizer:
         mark: bool,
         chat_template: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
-        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         turns = "".join(f"({tool['function']['name']})" for tool in tools)
