@@ -42,6 +42,10 @@ class AnswerPart:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def begun(self) -> AnswerPart:
+        """The part without its text: what is told where it begins, for all of it follows."""
+        return AnswerPart(self.kind, self.index, self.name, self.call_id)
+
 
 @dataclass(frozen=True, slots=True)
 class PartBegin:

@@ -75,10 +75,17 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = shown
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = shown
+                if scope["path"].endswith(ANTHROPIC_PATHS):
+                    headers["request-id"] = shown
             await send(message)
 
         await self.app(scope, receive, send_with_id if self._tells else send)
+
+
+# Anthropic's clients look for the id under their own name
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
 class RootPathMiddleware:

@@ -110,7 +110,7 @@ def block(part: AnswerPart) -> dict[str, Any]:
     """The block of a part as it is now."""
     match part.kind:
         case Kind.TEXT:
-            return {"type": "text", "text": part.text, "citations": None}
+            return {"type": "text", "text": part.text}
         case Kind.THOUGHT:
             # nothing is signed: thoughts that come back are read as they are
             return {"type": "thinking", "thinking": part.text, "signature": ""}

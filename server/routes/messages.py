@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from server.answer_parts import AnswerPart, Kind, PartBegin, PartGrowth, Step
+from server.answer_parts import Kind, PartBegin, PartGrowth, Step
 from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
@@ -101,7 +101,7 @@ class Messages(PartsAnswer):
     def step_events(self, step: Step) -> list[bytes]:
         part = step.part
         if isinstance(step, PartBegin):
-            empty = block(AnswerPart(part.kind, part.index, part.name, part.call_id))
+            empty = block(part.begun())
             return [_event("content_block_start", index=part.index, content_block=empty)]
         if isinstance(step, PartGrowth):
             told = delta(part, step.text)

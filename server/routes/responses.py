@@ -283,11 +283,11 @@ class Responses(PartsAnswer):
         part = step.part
         at = {"output_index": part.index}
         if isinstance(step, PartBegin):
-            item = self._item(part, "in_progress")
+            item = self._item(part.begun(), "in_progress")
             begun = self._event("response.output_item.added", **at, item=item)
             if part.kind is Kind.CALL:
                 return begun
-            content = output_content(part, None)
+            content = output_content(part.begun(), None)
             where = self._where(part)
             return begun + self._event("response.content_part.added", **where, part=content)
         if isinstance(step, PartGrowth):

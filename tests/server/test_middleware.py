@@ -71,6 +71,8 @@ def test_request_ids(client: TestClient, engine: FakeEngine) -> None:
         assert bad == "" or bad not in shown + body_id
         assert shown.isalnum() and len(shown) == 32
     assert client.get("/nothing").headers["x-request-id"]
+    shown = client.post("/v1/messages", json={}, headers={"x-request-id": "mine-2"}).headers
+    assert shown["request-id"] == shown["x-request-id"] == "mine-2"
 
 
 def test_cors_is_off_until_asked_for(client: TestClient, engine: FakeEngine) -> None:

@@ -63,7 +63,7 @@ def test_text(client: TestClient, engine: FakeEngine) -> None:
         and told["role"] == "assistant"
         and told["model"] == "/models/fake"
     )
-    assert told["content"] == [{"type": "text", "text": "hello", "citations": None}]
+    assert told["content"] == [{"type": "text", "text": "hello"}]
     assert told["stop_reason"] == "end_turn" and told["stop_sequence"] is None
     assert told["usage"] == {
         "input_tokens": len(engine.prompts[-1]),

@@ -144,6 +144,11 @@ def test_the_order_of_events(client: TestClient, engine: FakeEngine) -> None:
     for name, data in events:
         if "output_index" in data and "item_id" in data:
             assert final["output"][data["output_index"]]["id"] == data["item_id"]
+        if name == "response.output_item.added":
+            item = data["item"]
+            assert item.get("arguments", "") == "" and item.get("content", []) in ([], None), item
+        if name == "response.content_part.added":
+            assert data["part"]["text"] == ""
         if name == "response.output_item.done":
             assert final["output"][data["output_index"]] == data["item"]
     assert (
