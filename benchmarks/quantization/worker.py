@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.load_memory import peak_bytes
 from benchmarks.quantization.schemes import held_out_text
+from checkpoints.tiny.tasks import TASKS
 from jaxserve import LLM
 from jaxserve.bench.measure import environment, run_workload
 from jaxserve.bench.workloads import fixed

@@ -139,7 +139,7 @@ def _lookup(rng: Random, kind: str, word: Callable[[Random], str] | None = None)
     """A tool that takes a value; ``word`` draws another value than those of the kind."""
     names = w.LOOKUPS[kind]
     name, parameter = _name(rng, names.names), _name(rng, names.parameters)
-    extra = ()
+    extra: tuple[tuple[str, str], ...] = ()
     if rng.random() < 0.1:
         extra = (rng.choice((("unit", "string?"), ("limit", "integer?"), ("lang", "string?"))),)
     told = _described(rng, name, names.names, names.descriptions)
@@ -268,7 +268,7 @@ def tool_answer(rng: Random) -> Pair:
     return replace(reply, system=scene.listing, before=before)
 
 
-_OWN = (
+_OWN: tuple[Callable[[Random], Pair], ...] = (
     lists.sort_numbers,
     lists.sort_words,
     lists.reverse_list,
@@ -284,7 +284,11 @@ _OWN = (
     chat.chat,
     chat.chat,
 )
-_SUMS = (arithmetic.addition, arithmetic.addition_3_digits, arithmetic.subtraction)
+_SUMS: tuple[Callable[[Random], Pair], ...] = (
+    arithmetic.addition,
+    arithmetic.addition_3_digits,
+    arithmetic.subtraction,
+)
 
 
 def tool_unused(rng: Random) -> Pair:
