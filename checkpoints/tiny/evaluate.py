@@ -162,7 +162,7 @@ def quoted(found: dict[str, Any]) -> str:
         "",
         "Held-out questions answered right at the end of a conversation: "
         + ", ".join(
-            f"{right} of {asked} after {tokens:,} tokens"
+            f"{right} of {asked} after {int(tokens):,} tokens"
             for tokens, (right, asked) in found["late_in_context"].items()
         )
         + " of other turns.",
