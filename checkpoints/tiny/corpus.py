@@ -66,23 +66,6 @@ def encode_question(tokenizer: Tokenizer, pair: Pair) -> Document:
     return Document(whole.ids, [n and at >= begin for at, n in enumerate(whole.learn)])
 
 
-def echo(rng: Random, vocab_size: int) -> Document:
-    """Random tokens among others, some of which come again: to be learnt but for their first.
-
-    What follows a token earlier is what a model copies: names from a list of tools, for one.
-    """
-    known = range(ASSISTANT_ID + 1, vocab_size)
-    if rng.random() < 0.5:
-        known = rng.sample(known, rng.choice((30, 100)))
-    ids, learn = [BOS_ID], [False]
-    again = rng.choices(known, k=rng.randint(6, 40))
-    for repeated in range(rng.choice((2, 2, 3))):
-        other = rng.choices(known, k=rng.randint(0, 30))
-        ids += other + again
-        learn += [False] * (len(other) + 1) + [repeated > 0] * (len(again) - 1)
-    return Document(ids, learn)
-
-
 def encode_text(tokenizer: Tokenizer, text: str) -> Document:
     """Token ids of plain text, all of it to be learnt."""
     ids = [*tokenizer.encode(text).ids, END_ID]
@@ -114,24 +97,16 @@ class Stream:
         self._texts = [encode_text(tokenizer, item.document) for item in self._docs]
 
     def batch(
-        self,
-        step: int,
-        rows: int,
-        length: int,
-        late: bool = False,
-        tools: float = 0.0,
-        echoes: float = 0.0,
+        self, step: int, rows: int, length: int, late: bool = False, tools: float = 0.0
     ) -> Batch:
         """The batch of a step; what conversations leave free in a row is filled with plain text.
 
         ``late`` draws tasks by their late shares; ``tools`` is the share of conversations with
-        tools, ``echoes`` that of repeated tokens among all documents.
+        tools.
         """
         rng = Random(f"stream {self._seed} {step}")
 
         def draw() -> Document:
-            if echoes and rng.random() < echoes:
-                return echo(rng, self._tokenizer.get_vocab_size())
             if tools and rng.random() < tools:
                 pair = training_pair(rng, late, with_tools=True)
                 return encode_conversation(self._tokenizer, [*pair.before, pair], pair.system)

@@ -60,6 +60,7 @@ TASKS: dict[str, Task] = {
     "tool_lookup": Task(tools.tool_lookup, 4, 4, with_tools=True),
     "tool_new_word": Task(tools.tool_new_word, 5, 5, with_tools=True),
     "tool_answer": Task(tools.tool_answer, 4, 4, with_tools=True),
+    "tool_list": Task(tools.tool_list, 4, 4, with_tools=True),
     "tool_unused": Task(tools.tool_unused, 3, 3, with_tools=True),
 }
 

@@ -268,6 +268,14 @@ def tool_answer(rng: Random) -> Pair:
     return replace(reply, system=scene.listing, before=before)
 
 
+def tool_list(rng: Random) -> Pair:
+    """Which tools there are, in the words of the list."""
+    scene = rng.choice((_sum_scene, _lookup_scene))(rng)
+    listing = scene.listing.partition("Tools:\n")[2]
+    prompt = phrase(rng, w.LIST_FORMS)
+    return Pair("tool_list", prompt, listing, listing, scene.listing)
+
+
 _OWN: tuple[Callable[[Random], Pair], ...] = (
     lists.sort_numbers,
     lists.sort_words,

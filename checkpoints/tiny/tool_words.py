@@ -51,6 +51,14 @@ OTHER_PROMPTS = (
     "Be kind to the {} and the {}.",
 )
 
+LIST_FORMS = (
+    "Which tools do you have?",
+    "List the tools.",
+    "What tools are there?",
+    "Show me your tools.",
+    "Tools",
+)
+
 CALCULATORS = (
     "calculator calculate calc evaluate compute math do_math eval_expression evaluate_expression "
     "run_calculator calculate_expression solve"

@@ -31,8 +31,7 @@ class Tail:
     """Steps after the main schedule: the rate falls to nothing again, from ``rate``.
 
     One step in ``long_every`` has rows of ``long_lengths``, which take turns. ``lengths`` of the
-    others: None for those of the schedule. ``tools`` is the share of conversations with tools, and
-    ``echoes`` that of repeated tokens among all documents at first, which falls to nothing.
+    others: None for those of the schedule. ``tools`` is the share of conversations with tools.
     """
 
     steps: int
@@ -42,7 +41,6 @@ class Tail:
     lengths: tuple[int, ...] | None = None
     warmup_steps: int = 0
     tools: float = 0.0
-    echoes: float = 0.0
     tokens_per_step: int = 4096
 
 
@@ -69,7 +67,7 @@ class TrainConfig:
         Tail(steps=400, rate=5e-4, long_every=8, long_lengths=(512, 512, 2048)),
         Tail(steps=300, rate=5e-4, long_every=2, long_lengths=(2048,)),
         # with tools
-        Tail(1400, 2e-3, 12, (512, 512, 2048), (256, 256, 384), 50, 0.55, 0.5, 3072),
+        Tail(2200, 2.5e-3, 12, (512, 512, 2048), (256, 256, 384), 50, 0.55, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True
@@ -145,12 +143,9 @@ def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[B
     for step in range(first, config.end):
         length = config.row_length(step)
         late = step >= config.steps * (1 - config.decay_share)
-        tools = echoes = 0.0
-        if found := config.tail(step):
-            tail, left = found
-            tools, echoes = tail.tools, tail.echoes * left / tail.steps
-        rows = max(1, config.tokens_of(step) // length)
-        yield stream.batch(step, rows, length, late, tools, echoes)
+        found = config.tail(step)
+        tools = found[0].tools if found else 0.0
+        yield stream.batch(step, max(1, config.tokens_of(step) // length), length, late, tools)
 
 
 class Trainer:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from checkpoints.tiny.corpus import Stream, echo, encode_conversation, encode_text
+from checkpoints.tiny.corpus import Stream, encode_conversation, encode_text
 from checkpoints.tiny.docstrings import load_docstrings
 from checkpoints.tiny.tasks import training_pair
 from checkpoints.tiny.tokenizer import BOS_ID, END_ID
@@ -27,16 +27,6 @@ def test_only_answers_are_learnt(tokenizer: Tokenizer) -> None:
     learnt = [token for token, learn in zip(document.ids, document.learn) if learn]
     text = tokenizer.decode(learnt, skip_special_tokens=False)
     assert text == "".join(f"{pair.answer}<|end|>" for pair in pairs)
-
-
-def test_an_echo_learns_what_comes_again() -> None:
-    rng = Random(3)
-    for _ in range(50):
-        document = echo(rng, 2048)
-        assert len(document.ids) == len(document.learn) and min(document.ids[1:]) > 5
-        for at in (at for at, learn in enumerate(document.learn) if learn):
-            pair = document.ids[at - 1 : at + 1]
-            assert any(document.ids[i : i + 2] == pair for i in range(at - 1))
 
 
 def test_text_ends_with_the_end_token(tokenizer: Tokenizer) -> None:

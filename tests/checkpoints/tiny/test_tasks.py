@@ -70,6 +70,8 @@ def _is_right_with_tools(pair: Pair) -> bool:
     if pair.task == "tool_unused":
         task, _, key = pair.key.partition("|")
         return _is_right(Pair(task, pair.prompt, pair.answer, key))
+    if pair.task == "tool_list":
+        return pair.answer.splitlines() == listing
     if pair.task == "tool_answer":
         result = pair.prompt.removeprefix("<tool_response> ").removesuffix(" </tool_response>")
         *_, asked = pair.before
