@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from server.commands.engine_flags import reads_bundled_calls
 from server.reasoning.registry import REASONING_PARSERS
 from server.tools.choice import Parsers
 from server.tools.registry import TOOL_PARSERS
-
-BUNDLED_TOOLS = "hermes"  # how the bundled model writes calls
 
 
 def add_parser_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,14 +15,14 @@ def add_parser_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--tool-call-parser",
         choices=sorted(TOOL_PARSERS),
-        help="how the model writes calls of tools, for tool_choice auto (default for the bundled "
-        f"model: {BUNDLED_TOOLS})",
+        help="how the model writes calls of tools, for tool_choice auto",
     )
     add(
         "--enable-auto-tool-choice",
         action=argparse.BooleanOptionalAction,
+        default=False,
         help="let the model decide whether it calls a tool; needs --tool-call-parser "
-        "(default: on for the bundled model, else off)",
+        "(default: off)",
     )
     add(
         "--reasoning-parser",
@@ -35,13 +32,9 @@ def add_parser_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parsers(args: argparse.Namespace) -> Parsers:
-    """What the flags say; the bundled model has tools unless they are refused.
+    """What the flags say.
 
     Raises:
-        ValidationError: a flag that needs another, or no model.
+        ValidationError: one of them needs another.
     """
-    tools, is_auto = args.tool_call_parser, args.enable_auto_tool_choice
-    if reads_bundled_calls(args):
-        tools = tools or BUNDLED_TOOLS
-        is_auto = True if is_auto is None else is_auto
-    return Parsers(tools, bool(is_auto), args.reasoning_parser)
+    return Parsers(args.tool_call_parser, args.enable_auto_tool_choice, args.reasoning_parser)
