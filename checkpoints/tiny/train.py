@@ -67,7 +67,7 @@ class TrainConfig:
         Tail(steps=400, rate=5e-4, long_every=8, long_lengths=(512, 512, 2048)),
         Tail(steps=300, rate=5e-4, long_every=2, long_lengths=(2048,)),
         # with tools
-        Tail(2200, 2.5e-3, 12, (512, 512, 2048), (256, 256, 384), 50, 0.55, 3072),
+        Tail(1600, 2.5e-3, 12, (512, 512, 2048), (256, 256, 384), 50, 0.55, 3072),
     )
     bfloat16: bool = True
     compiled: bool = True
