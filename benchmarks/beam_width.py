@@ -73,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     require(parser, "bench", "sacrebleu")
     count = 1 if options.quick else options.pairs
-    exact = [name for name, task in TASKS.items() if task.exact and not task.memorised]
+    plain = {n: t for n, t in TASKS.items() if not t.memorised and not t.with_tools}
+    exact = [name for name, task in plain.items() if task.exact]
     questions = [pair for name in exact for pair in held_out_pairs(name, count)]
     stories = held_out_pairs("story", count)
     llm = LLM(

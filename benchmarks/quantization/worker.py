@@ -15,11 +15,12 @@ from typing import Any
 
 from benchmarks.load_memory import peak_bytes
 from benchmarks.quantization.schemes import held_out_text
+from checkpoints.tiny.tasks import TASKS
 from jaxserve import LLM
 from jaxserve.bench.measure import environment, run_workload
 from jaxserve.bench.workloads import fixed
 from jaxserve.evaluation.perplexity import perplexity
-from jaxserve.evaluation.tasks import evaluate_tasks
+from jaxserve.evaluation.tasks import HELD_OUT, evaluate_tasks
 from jaxserve.models.store import named_leaves
 
 WINDOW = 128  # of the perplexity
@@ -93,7 +94,8 @@ def measure(job: Job) -> Measured:
         if job.tasks:
             text = held_out_text(job.characters)
             found = perplexity(llm, text, WINDOW, WINDOW // 2).perplexity
-            accuracy = evaluate_tasks(llm, job.tasks).exact_match
+            names = [name for name in HELD_OUT if not TASKS[name].with_tools]
+            accuracy = evaluate_tasks(llm, job.tasks, names).exact_match
         speeds = {str(batch): speed(llm, batch, job) for batch in BATCHES if job.repeats}
         stored = stored_bytes(Path(job.folder))
         return Measured(

@@ -38,7 +38,10 @@ class Document:
 
 
 def encode_conversation(tokenizer: Tokenizer, pairs: list[Pair], system: str = "") -> Document:
-    """Token ids of a conversation as the chat template renders it; answers are to be learnt."""
+    """Token ids of a conversation as the chat template renders it; answers are to be learnt.
+
+    What belongs before a pair is not added: see `encode_question`.
+    """
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -54,6 +57,13 @@ def encode_conversation(tokenizer: Tokenizer, pairs: list[Pair], system: str = "
         ids += question + answer
         learn += [False] * len(question) + [True] * len(answer)
     return Document(ids, learn)
+
+
+def encode_question(tokenizer: Tokenizer, pair: Pair) -> Document:
+    """A pair in the conversation that it needs, of which its own answer alone counts."""
+    begin = len(encode_conversation(tokenizer, list(pair.before), pair.system).ids)
+    whole = encode_conversation(tokenizer, [*pair.before, pair], pair.system)
+    return Document(whole.ids, [n and at >= begin for at, n in enumerate(whole.learn)])
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> Document:
@@ -86,13 +96,23 @@ class Stream:
         self._docs = [item for item in load_docstrings() if not item.held_out]
         self._texts = [encode_text(tokenizer, item.document) for item in self._docs]
 
-    def batch(self, step: int, rows: int, length: int, late: bool = False) -> Batch:
+    def batch(
+        self, step: int, rows: int, length: int, late: bool = False, tools: float = 0.0
+    ) -> Batch:
         """The batch of a step; what conversations leave free in a row is filled with plain text.
 
-        ``late`` draws tasks by their late shares.
+        ``late`` draws tasks by their late shares; ``tools`` is the share of conversations with
+        tools.
         """
         rng = Random(f"stream {self._seed} {step}")
-        packer = _Packer(rng, self._texts, lambda: self._conversation(rng, length, late))
+
+        def draw() -> Document:
+            if tools and rng.random() < tools:
+                pair = training_pair(rng, late, with_tools=True)
+                return encode_conversation(self._tokenizer, [*pair.before, pair], pair.system)
+            return self._conversation(rng, length, late)
+
+        packer = _Packer(rng, self._texts, draw)
         # One row in 24 is plain text, so that the model also reads long stretches of it.
         table = np.array(
             [

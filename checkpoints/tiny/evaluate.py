@@ -1,7 +1,8 @@
 """Held-out perplexity and exact match of the bundled model.
 
-``python -m checkpoints.tiny.evaluate [--model DIR] [--pairs N]`` prints the table and writes
-``evaluation.json`` with ``--write``.
+``python -m checkpoints.tiny.evaluate [--model DIR] [--pairs N]`` prints them. With ``--write`` it
+makes again all that is quoted of the model: ``evaluation.json`` and what stands between the marks
+in ``README.md``.
 
 Exact match is counted without generating: greedy decoding writes the wanted answer if and only if
 at each of its tokens, the end of the turn included, the right token has the highest logit given the
@@ -13,7 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +25,20 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from checkpoints.tiny.corpus import Document, encode_conversation, encode_text
+from checkpoints.tiny.corpus import (
+    Document,
+    encode_conversation,
+    encode_question,
+    encode_text,
+)
 from checkpoints.tiny.docstrings import load_docstrings
 from checkpoints.tiny.export import load_model
-from checkpoints.tiny.tasks import TASKS, held_out_pairs
+from checkpoints.tiny.pair import Pair
+from checkpoints.tiny.tasks import TASKS, held_out_pairs, training_pair
 from checkpoints.tiny.tokenizer import PAD_ID
 
 _ROWS, _LENGTH = 16, 128
+BEGIN, END = "<!-- written by evaluate --write -->", "<!-- end -->"
 
 
 @torch.inference_mode()
@@ -42,23 +53,24 @@ def _score(model: LlamaForCausalLM, ids: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def score_documents(
-    model: LlamaForCausalLM, documents: list[Document]
+    model: LlamaForCausalLM, documents: list[Document], length: int = _LENGTH
 ) -> list[tuple[np.ndarray, bool]]:
     """For each document the losses (nats) of its learnt tokens, and whether greedy writes them all.
 
-    A document longer than a row is cut into rows that are read independently.
+    A document longer than a row of ``length`` is cut into rows that are read independently.
     """
     rows: list[tuple[int, list[int], list[bool]]] = []
     for index, document in enumerate(documents):
-        for at in range(0, len(document.ids) - 1, _LENGTH):
-            piece = slice(at, at + _LENGTH + 1)
+        for at in range(0, len(document.ids) - 1, length):
+            piece = slice(at, at + length + 1)
             rows.append((index, document.ids[piece], document.learn[piece]))
     losses: list[list[float]] = [[] for _ in documents]
     exact = [True] * len(documents)
-    for first in range(0, len(rows), _ROWS):
-        group = rows[first : first + _ROWS]
-        ids = np.full((_ROWS, _LENGTH + 1), PAD_ID, np.int32)
-        learn = np.zeros((_ROWS, _LENGTH + 1), bool)
+    at_once = max(1, _ROWS * _LENGTH // length)
+    for first in range(0, len(rows), at_once):
+        group = rows[first : first + at_once]
+        ids = np.full((at_once, length + 1), PAD_ID, np.int32)
+        learn = np.zeros((at_once, length + 1), bool)
         for row, (_, piece_ids, piece_learn) in enumerate(group):
             ids[row, : len(piece_ids)] = piece_ids
             learn[row, : len(piece_learn)] = piece_learn
@@ -70,7 +82,7 @@ def score_documents(
     return [(np.array(loss), ok) for loss, ok in zip(losses, exact)]
 
 
-def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[str, object]:
+def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[str, Any]:
     """Metrics on held-out data: perplexity of documentation and of answers, exact match."""
     tasks: dict[str, dict[str, float]] = {}
     answer_losses = []
@@ -78,7 +90,9 @@ def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[
         if task.memorised:
             continue
         chosen = held_out_pairs(name, pairs)
-        scored = score_documents(model, [encode_conversation(tokenizer, [p]) for p in chosen])
+        documents = [encode_question(tokenizer, pair) for pair in chosen]
+        longest = max(len(document.ids) for document in documents)
+        scored = score_documents(model, documents, max(_LENGTH, longest))
         losses = np.concatenate([loss for loss, _ in scored])
         answer_losses.append(losses)
         tasks[name] = {
@@ -101,6 +115,61 @@ def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int) -> dict[
     }
 
 
+def late_in_context(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, pairs: int, tokens: int
+) -> tuple[int, int]:
+    """How many held-out questions are answered right behind other turns of so many tokens.
+
+    Returns the right ones and all: ``pairs`` of each task without tools.
+    """
+    rng, documents = Random(f"late {tokens}"), []
+    for name, task in TASKS.items():
+        if task.memorised or task.with_tools or not task.exact:
+            continue
+        for pair in held_out_pairs(name, pairs):
+            turns: list[Pair] = []
+            while len(encode_conversation(tokenizer, turns).ids) < tokens:
+                turns.append(training_pair(rng, late=True))
+            documents.append(encode_question(tokenizer, replace(pair, before=tuple(turns))))
+    scored = score_documents(model, documents, max(len(one.ids) for one in documents))
+    return sum(ok for _, ok in scored), len(documents)
+
+
+def quoted(found: dict[str, Any]) -> str:
+    """What ``README.md`` says of the results."""
+    lines = [
+        "| task | example | pairs | exact match | perplexity of an answer token |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for name, task in found["tasks"].items():
+        example = min(held_out_pairs(name, 20), key=lambda pair: len(pair.prompt + pair.answer))
+        answer = "..." if "exact_match" not in task else example.answer.replace("\n", " ")
+        match = f"{task['exact_match']:.1%}".replace("%", " %") if "exact_match" in task else "-"
+        lines.append(
+            f"| {name} | {example.prompt} -> {answer} | {task['pairs']} | {match} | "
+            f"{task['answer_perplexity']:.3f} |"
+        )
+    scored = {
+        name: task["exact_match"] for name, task in found["tasks"].items() if "exact_match" in task
+    }
+    above = [name for name, match in scored.items() if match >= 0.95]
+    lines += [
+        "",
+        f"Tasks at 95 % or above: {len(above)} of {len(scored)}. Held-out documentation "
+        f"({found['docstring_texts']} texts, {found['docstring_tokens']} tokens): perplexity "
+        f"{found['docstring_perplexity']:.1f} a token, "
+        f"{found['docstring_bits_per_character']:.2f} bits per character.",
+        "",
+        "Held-out questions answered right at the end of a conversation: "
+        + ", ".join(
+            f"{right} of {asked} after {int(tokens):,} tokens"
+            for tokens, (right, asked) in found["late_in_context"].items()
+        )
+        + " of other turns.",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Evaluate an exported model and print the metrics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -109,10 +178,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write evaluation.json next to it")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
-    text = json.dumps(evaluate(load_model(arguments.model), tokenizer, arguments.pairs), indent=2)
+    model = load_model(arguments.model)
+    found = evaluate(model, tokenizer, arguments.pairs)
+    found["late_in_context"] = {
+        tokens: late_in_context(model, tokenizer, 4, tokens) for tokens in (250, 500, 1000, 1900)
+    }
+    text = json.dumps(found, indent=2)
     print(text)
     if arguments.write:
         (arguments.model / "evaluation.json").write_text(text + "\n")
+        readme = Path(__file__).parent / "README.md"
+        before, _, rest = readme.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        readme.write_text(f"{before}{BEGIN}\n\n{quoted(found)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

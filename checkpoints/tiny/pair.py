@@ -10,17 +10,26 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One question and its only right answer."""
+    """One question and its only right answer.
+
+    Attributes:
+        key: what is asked, apart from the wording.
+        system: the system turn, where the question needs one.
+        before: earlier turns of the conversation.
+    """
 
     task: str
     prompt: str
     answer: str
     key: str
+    system: str = ""
+    before: tuple[Pair, ...] = ()
 
     @property
     def held_out(self) -> bool:
-        """True for one key in ten."""
-        digest = hashlib.sha256(f"{self.task}|{self.key}".encode()).digest()
+        """True for one key in ten; of a task and a key in one, as in `tool_unused`, theirs."""
+        named = self.key if "|" in self.key else f"{self.task}|{self.key}"
+        digest = hashlib.sha256(named.encode()).digest()
         return int.from_bytes(digest[:4], "big") % 10 == 0
 
 

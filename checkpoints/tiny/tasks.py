@@ -14,6 +14,7 @@ from random import Random
 from checkpoints.tiny import arithmetic_tasks as arithmetic
 from checkpoints.tiny import chat_tasks as chat
 from checkpoints.tiny import list_tasks as lists
+from checkpoints.tiny import tool_tasks as tools
 from checkpoints.tiny.pair import Pair
 
 
@@ -24,6 +25,7 @@ class Task:
     ``late_share`` counts while the learning rate falls: what is not yet learnt then gets more.
     ``memorised`` tasks are closed sets of facts or phrases: all of them are trained on, none is
     held out, and none counts as evidence of generalisation. ``exact`` tasks have one right answer.
+    ``with_tools``: the shares are of conversations with tools.
     """
 
     draw: Callable[[Random], Pair]
@@ -31,6 +33,7 @@ class Task:
     late_share: float
     memorised: bool = False
     exact: bool = True
+    with_tools: bool = False
 
 
 TASKS: dict[str, Task] = {
@@ -53,21 +56,22 @@ TASKS: dict[str, Task] = {
     "story": Task(chat.story, 2, 2, exact=False),
     "chat": Task(chat.chat, 1.2, 1.2, memorised=True),
     "unknown": Task(chat.unknown, 1.5, 1.5, memorised=True),
+    "tool_call": Task(tools.tool_call, 5, 5, with_tools=True),
+    "tool_lookup": Task(tools.tool_lookup, 4, 4, with_tools=True),
+    "tool_new_word": Task(tools.tool_new_word, 5, 5, with_tools=True),
+    "tool_answer": Task(tools.tool_answer, 4, 4, with_tools=True),
+    "tool_list": Task(tools.tool_list, 4, 4, with_tools=True),
+    "tool_unused": Task(tools.tool_unused, 3, 3, with_tools=True),
 }
 
-_NAMES = list(TASKS)
-_SHARES = {
-    False: [task.share for task in TASKS.values()],
-    True: [task.late_share for task in TASKS.values()],
-}
 
-
-def training_pair(rng: Random, late: bool = False) -> Pair:
-    """Draw one pair of a random task that is not held out."""
-    task = TASKS[rng.choices(_NAMES, _SHARES[late])[0]]
+def training_pair(rng: Random, late: bool = False, with_tools: bool = False) -> Pair:
+    """Draw one pair of a random task of which no turn is held out."""
+    tasks = [task for task in TASKS.values() if task.with_tools is with_tools]
+    (task,) = rng.choices(tasks, [t.late_share if late else t.share for t in tasks])
     while True:
         pair = task.draw(rng)
-        if task.memorised or not pair.held_out:
+        if task.memorised or not any(turn.held_out for turn in (*pair.before, pair)):
             return pair
 
 

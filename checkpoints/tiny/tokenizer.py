@@ -13,16 +13,78 @@ ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>
 SPECIAL_TOKENS = [PAD, BOS, END, *ROLES.values()]
 PAD_ID, BOS_ID, END_ID, SYSTEM_ID, USER_ID, ASSISTANT_ID = range(6)
 
-CHAT_TEMPLATE = (
-    "{{- bos_token -}}"
-    "{%- for message in messages -%}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
-    "{{- raise_exception('the role must be system, user or assistant, not ' ~ message['role']) -}}"
-    "{%- endif -%}"
-    "{{- '<|' ~ message['role'] ~ '|>' ~ (message['content'] | trim) ~ '<|end|>' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
-)
+# Tools are listed as their calls are written (Hermes' notation), so that a call copies its line.
+# `tests/checkpoints/tiny/test_tool_text.py` holds this to `tool_text.py`.
+_TOOL_LINES = r"""
+{%- macro line(tool) -%}
+  {%- set function = tool['function'] if tool['function'] is mapping else tool -%}
+  {%- set schema = function['parameters'] if function['parameters'] is mapping else {} -%}
+  {%- set fields = schema['properties'] if schema['properties'] is mapping else {} -%}
+  {%- set needed = schema['required'] if schema['required'] is sequence else fields -%}
+  {{- '{"name": ' ~ (function['name'] | string | tojson) ~ ', "arguments": {' -}}
+  {%- for name, field in fields.items() -%}
+    {{- (', ' if not loop.first else '') ~ (name | tojson) ~ ': ' -}}
+    {{- field['type'] if field is mapping and field['type'] is string else 'any' -}}
+    {{- '?' if name not in needed else '' -}}
+  {%- endfor -%}
+  {{- '}}' -}}
+  {%- if function['description'] is string and function['description'] | trim -%}
+    {{- ' ' ~ (function['description'] | trim).split('\n')[0][:80] | trim -}}
+  {%- endif -%}
+{%- endmacro -%}
+{%- set listing -%}
+  {%- if tools -%}
+    {{- 'Tools:' -}}
+    {%- for tool in tools -%}{{- '\n' ~ line(tool) -}}{%- endfor -%}
+  {%- endif -%}
+{%- endset -%}
+"""
+_MESSAGES = r"""
+{{- bos_token -}}
+{%- if listing and messages[0]['role'] != 'system' -%}
+  {{- '<|system|>' ~ listing ~ '<|end|>' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message['role'] == 'tool' -%}
+    {{- '<|user|>' if loop.first or loop.previtem['role'] != 'tool' else '\n' -}}
+    {{- '<tool_response> ' ~ (message['content'] | trim) ~ ' </tool_response>' -}}
+    {{- '<|end|>' if loop.last or loop.nextitem['role'] != 'tool' else '' -}}
+  {%- elif message['role'] in ['system', 'user', 'assistant'] -%}
+    {{- '<|' ~ message['role'] ~ '|>' -}}
+    {%- set text = message['content'] | trim -%}
+    {%- if message['role'] == 'assistant' and message['tool_calls'] -%}
+      {%- set text = message['content'] | trim if message['content'] else '' -%}
+      {{- text -}}
+      {%- for call in message['tool_calls'] -%}
+        {%- set function = call['function'] if call['function'] is mapping else call -%}
+        {%- set given = function['arguments'] -%}
+        {{- '\n' if text or not loop.first else '' -}}
+        {{- '<tool_call>\n{"name": ' ~ (function['name'] | string | tojson) -}}
+        {{- ', "arguments": ' ~ (given if given is string else given | tojson) -}}
+        {{- '}\n</tool_call>' -}}
+      {%- endfor -%}
+    {%- else -%}
+      {{- text -}}
+    {%- endif -%}
+    {%- if listing and loop.first and message['role'] == 'system' -%}
+      {{- ('\n\n' if text else '') ~ listing -}}
+    {%- endif -%}
+    {{- '<|end|>' -}}
+  {%- else -%}
+    {%- set role = message['role'] -%}
+    {{- raise_exception('the role must be system, user, assistant or tool, not ' ~ role) -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+
+
+def _joined(text: str) -> str:
+    """A template without the line breaks and indents that are there to read it."""
+    return "".join(line.strip() for line in text.splitlines())
+
+
+CHAT_TEMPLATE = _joined(_TOOL_LINES + _MESSAGES)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

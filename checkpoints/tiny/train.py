@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from checkpoints.tiny.corpus import Batch, Stream, tokenizer_texts
 from checkpoints.tiny.evaluate import evaluate
-from checkpoints.tiny.export import model_config, save_model
+from checkpoints.tiny.export import load_model, model_config, save_model
+from checkpoints.tiny.muon import Muon
 from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
 
 
@@ -29,13 +30,18 @@ from checkpoints.tiny.tokenizer import save_tokenizer, train_tokenizer
 class Tail:
     """Steps after the main schedule: the rate falls to nothing again, from ``rate``.
 
-    One step in ``long_every`` has rows of ``long_lengths``, which take turns.
+    One step in ``long_every`` has rows of ``long_lengths``, which take turns. ``lengths`` of the
+    others: None for those of the schedule. ``tools`` is the share of conversations with tools.
     """
 
     steps: int
     rate: float
     long_every: int
     long_lengths: tuple[int, ...]
+    lengths: tuple[int, ...] | None = None
+    warmup_steps: int = 0
+    tools: float = 0.0
+    tokens_per_step: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +66,13 @@ class TrainConfig:
     tails: tuple[Tail, ...] = (
         Tail(steps=400, rate=5e-4, long_every=8, long_lengths=(512, 512, 2048)),
         Tail(steps=300, rate=5e-4, long_every=2, long_lengths=(2048,)),
+        # with tools
+        Tail(1600, 2.5e-3, 12, (512, 512, 2048), (256, 256, 384), 50, 0.55, 3072),
     )
+    bfloat16: bool = True
     compiled: bool = True
     log_every: int = 50
-    save_every: int = 250
+    save_every: int = 100
     evaluate_every: int = 2000
     evaluate_pairs: int = 32
 
@@ -72,7 +81,12 @@ class TrainConfig:
         """Number of all steps."""
         return self.steps + sum(tail.steps for tail in self.tails)
 
-    def _tail(self, step: int) -> tuple[Tail, int] | None:
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the products; weights are float32."""
+        return torch.bfloat16 if self.bfloat16 else torch.float32
+
+    def tail(self, step: int) -> tuple[Tail, int] | None:
         """The tail of a step and how many of its steps are left, if it is in one."""
         last = self.steps
         for tail in self.tails:
@@ -81,23 +95,31 @@ class TrainConfig:
                 return tail, last - step
         return None
 
+    def tokens_of(self, step: int) -> int:
+        """Number of packed tokens of a step, but for what its rows do not divide."""
+        found = self.tail(step)
+        return found[0].tokens_per_step if found else self.tokens_per_step
+
     def row_length(self, step: int) -> int:
         """Length of the rows of a step."""
-        every, long_lengths = 2, self.long_lengths
-        if found := self._tail(step):
-            every, long_lengths = found[0].long_every, found[0].long_lengths
+        every, lengths, long_lengths = 2, self.lengths, self.long_lengths
+        if found := self.tail(step):
+            tail = found[0]
+            every, lengths = tail.long_every, tail.lengths or lengths
+            long_lengths = tail.long_lengths
         if step >= self.steps * (1 - self.long_share) and step % every == 1:
             return long_lengths[step // 2 % len(long_lengths)]
-        return self.lengths[step % len(self.lengths)]
+        return lengths[step % len(lengths)]
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: it rises linearly, stays, and falls linearly to nothing.
 
         The length of the run does not change it before the fall (Hu et al. 2024).
         """
-        if found := self._tail(step):
+        if found := self.tail(step):
             tail, left = found
-            return tail.rate * left / tail.steps
+            rise = (tail.steps - left + 1) / max(1, tail.warmup_steps)
+            return tail.rate * min(1.0, rise, left / tail.steps)
         rise = (step + 1) / self.warmup_steps
         fall = (self.steps - step) / (self.decay_share * self.steps)
         return self.learning_rate * min(1.0, rise, fall)
@@ -121,7 +143,9 @@ def batches(config: TrainConfig, tokenizer: Tokenizer, first: int) -> Iterator[B
     for step in range(first, config.end):
         length = config.row_length(step)
         late = step >= config.steps * (1 - config.decay_share)
-        yield stream.batch(step, config.tokens_per_step // length, length, late)
+        found = config.tail(step)
+        tools = found[0].tools if found else 0.0
+        yield stream.batch(step, max(1, config.tokens_of(step) // length), length, late, tools)
 
 
 class Trainer:
@@ -144,9 +168,7 @@ class Trainer:
         chosen = {id(p) for p in inner}
         outer = [p for p in self.model.parameters() if id(p) not in chosen]
         self.optimizers = (
-            torch.optim.Muon(
-                inner, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-            ),
+            Muon(inner, config.weight_decay, config.dtype),
             torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.0),
         )
         self.step = 0
@@ -157,7 +179,7 @@ class Trainer:
         """Mean cross entropy in nats over the targets that count."""
         tokens = torch.from_numpy(batch.tokens).long()
         counted = torch.from_numpy(batch.weights) > 0
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
             hidden = self._body(
                 input_ids=tokens,
                 attention_mask=document_mask(torch.from_numpy(batch.documents)),
@@ -194,7 +216,7 @@ class Trainer:
             if self.step % config.log_every == 0 or self.step == config.end:
                 row = {
                     "step": self.step,
-                    "tokens": self.step * config.tokens_per_step,
+                    "tokens": sum(map(config.tokens_of, range(self.step))),
                     "seconds": round(self.seconds, 1),
                     "loss": round(float(torch.stack(losses).mean()), 4),
                 }
@@ -236,6 +258,17 @@ class Trainer:
         torch.save(state, draft)
         draft.replace(folder / "state.pt")
 
+    def begin_last_tail(self, folder: Path) -> None:
+        """Take the weights and the log in ``folder``; the last tail's steps are what is left.
+
+        The optimizers begin anew, and so does the count of seconds.
+        """
+        self.model.load_state_dict(load_model(folder).state_dict())
+        self.step = self.config.end - self.config.tails[-1].steps
+        with (folder / "training_log.csv").open() as file:
+            rows = csv.DictReader(file)
+            self.log = [{name: text for name, text in row.items() if text} for row in rows]
+
     def resume(self, folder: Path) -> None:
         """Go on from the state that a run left in ``folder``."""
         state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
@@ -253,17 +286,28 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0, help="stop after this time")
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--float32", action="store_true", help="for CPUs without bfloat16 products")
+    parser.add_argument(
+        "--last-tail", type=Path, help="folder of a model that has the rest behind it"
+    )
     arguments = parser.parse_args()
     shape = model_config()
     stopped = (arguments.output / "state.pt").exists()
-    if stopped:
-        tokenizer = Tokenizer.from_file(str(arguments.output / "tokenizer.json"))
+    source = arguments.output if stopped else arguments.last_tail
+    if source:
+        tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+        save_tokenizer(tokenizer, arguments.output, shape.max_position_embeddings)
     else:
         tokenizer = train_tokenizer(tokenizer_texts(arguments.seed), shape.vocab_size)
         save_tokenizer(tokenizer, arguments.output, shape.max_position_embeddings)
-    trainer = Trainer(TrainConfig(steps=arguments.steps, seed=arguments.seed), shape, tokenizer)
+    # Without units for bfloat16 the compiled model is no faster than the plain one.
+    fast = not arguments.float32
+    config = TrainConfig(steps=arguments.steps, seed=arguments.seed, bfloat16=fast, compiled=fast)
+    trainer = Trainer(config, shape, tokenizer)
     if stopped:
         trainer.resume(arguments.output)
+    elif arguments.last_tail:
+        trainer.begin_last_tail(arguments.last_tail)
     trainer.run(arguments.output, arguments.minutes)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from checkpoints.tiny.pair import Pair
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
 from jaxserve.errors import ValidationError
 from jaxserve.evaluation.scores import score_windows
@@ -76,7 +77,7 @@ def evaluate_tasks(
     windows, owners = [], []
     for name in names:
         for pair in held_out_pairs(name, pairs):
-            windows.append(_window(llm, pair.prompt, pair.answer))
+            windows.append(_window(llm, pair))
             owners.append(name)
     losses: dict[str, list[np.ndarray]] = {name: [] for name in names}
     right: dict[str, list[bool]] = {name: [] for name in names}
@@ -96,13 +97,15 @@ def evaluate_tasks(
     return TaskResults(float(np.mean(matches)), math.exp(whole.mean()), results)
 
 
-def _window(llm: LLM, question: str, answer: str) -> Window:
-    """A conversation of one turn, of which the answer and the end of the turn are scored."""
+def _window(llm: LLM, pair: Pair) -> Window:
+    """A conversation; its last answer and the end of that turn are scored."""
     tokenizer = llm.get_tokenizer()
-    asked = [{"role": "user", "content": question}]
-    begin = tokenizer.apply_chat_template(asked, tokenize=True, add_generation_prompt=True)
-    answered = [*asked, {"role": "assistant", "content": answer}]
-    whole = tokenizer.apply_chat_template(answered, tokenize=True, add_generation_prompt=False)
+    asked = [{"role": "system", "content": pair.system}] if pair.system else []
+    for turn in (*pair.before, pair):
+        asked.append({"role": "user", "content": turn.prompt})
+        asked.append({"role": "assistant", "content": turn.answer})
+    begin = tokenizer.apply_chat_template(asked[:-1], tokenize=True, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template(asked, tokenize=True, add_generation_prompt=False)
     assert not isinstance(begin, str) and not isinstance(whole, str)
     if list(whole[: len(begin)]) != list(begin):
         raise ValidationError(

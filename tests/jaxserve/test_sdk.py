@@ -36,10 +36,11 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7]]
 
 
 def test_pairs_and_their_cosine() -> None:
-    assert pair_up(1, 3) == [(0, 0), (0, 1), (0, 2)]
-    assert pair_up(2, 2) == [(0, 0), (1, 1)]
+    fields = ("data_1", "data_2")
+    assert pair_up(1, 3, fields) == [(0, 0), (0, 1), (0, 2)]
+    assert pair_up(2, 2, fields) == [(0, 0), (1, 1)]
     with pytest.raises(ValidationError, match="data_2"):
-        pair_up(2, 3)
+        pair_up(2, 3, fields)
     a, b = np.float32([3, 4]), np.float32([4, 3])
     assert cosine(a, b) == pytest.approx(24 / 25) and cosine(a, np.zeros(2)) == 0.0
 

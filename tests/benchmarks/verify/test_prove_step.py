@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from benchmarks.verify.prove import (
     Counts,
     Memory,
     Proof,
+    Requirements,
     device_name,
 )
 from benchmarks.verify.prove.gpu_targets import CompilerMissingError
@@ -124,7 +126,7 @@ def test_the_full_run_is_that_of_the_document() -> None:
 def test_quantised_weights_need_a_kernel_of_their_own() -> None:
     (setting,) = prove_step.settings(prove_step.parse(["--quantization", "int4"]))
     assert setting.quantization == "int4"
-    wanted = prove_step.requirements(setting, setting.backends(), DECODE, POOL)
+    wanted = requirements_of(setting, setting.backends(), DECODE, POOL)
     assert wanted.instructions["quantized_matmul"] == "wgmma"
 
 
@@ -169,6 +171,10 @@ def test_weights_and_pool_are_those_of_one_device() -> None:
     assert mixed.flops == 2 * products + row * seen
 
 
+def requirements_of(setting: prove_step.Setting, *rest: Any) -> Requirements:
+    return prove_step.requirements(setting, setting.config(), *rest)
+
+
 def test_the_pool_is_what_the_engine_would_plan() -> None:
     open_setting = replace(SETTING, num_pages=None, shape="llama-3-8b", layers=32)
     weights = 15 * 2**30
@@ -189,26 +195,34 @@ def test_the_pool_is_what_the_engine_would_plan() -> None:
 def test_matrix_instructions_are_asked_of_the_kernels_that_the_step_holds() -> None:
     backends = SETTING.backends()
     assert backends.decode == "mosaic_gpu"
-    wanted = prove_step.requirements(SETTING, backends, DECODE, POOL)
+    wanted = requirements_of(SETTING, backends, DECODE, POOL)
     assert wanted.instructions == {"paged_decode": "wgmma"}
     assert wanted.recomputed == 0
     tpu = replace(SETTING, kind="v5e")
-    assert prove_step.requirements(tpu, backends, DECODE, POOL).recomputed is None
+    assert requirements_of(tpu, backends, DECODE, POOL).recomputed is None
     assert wanted.in_place == POOL
     assert wanted.max_temporaries == POOL // 2
     assert wanted.own_kernel
     assert wanted.a_layer == 9
-    assert prove_step.requirements(SETTING, backends, MIXED, POOL).a_layer == 10
-    assert prove_step.requirements(tpu, tpu.backends(), DECODE, POOL).a_layer is None
+    assert requirements_of(SETTING, backends, MIXED, POOL).a_layer == 10
+    assert requirements_of(tpu, tpu.backends(), DECODE, POOL).a_layer is None
     triton = replace(backends, decode="triton", prefill="triton")
-    assert prove_step.requirements(SETTING, triton, DECODE, POOL).a_layer == 10
-    assert prove_step.requirements(SETTING, triton, MIXED, POOL).a_layer == 14
+    assert requirements_of(SETTING, triton, DECODE, POOL).a_layer == 10
+    assert requirements_of(SETTING, triton, MIXED, POOL).a_layer == 14
 
     both = replace(backends, decode="triton", prefill="mosaic_tpu")
-    wanted = prove_step.requirements(SETTING, both, MIXED, POOL)
+    wanted = requirements_of(SETTING, both, MIXED, POOL)
     assert wanted.instructions == {"paged_decode": "mma", "paged_prefill": "matmul"}
     plain = replace(backends, decode="xla", prefill="xla")
-    assert not prove_step.requirements(SETTING, plain, MIXED, POOL).own_kernel
+    assert not requirements_of(SETTING, plain, MIXED, POOL).own_kernel
+
+
+def test_a_sparse_layer_may_launch_14_kernels_where_no_sort_is_needed() -> None:
+    sparse = replace(SETTING, shape="qwen3-30b-a3b")
+    backends = sparse.backends()
+    assert (backends.experts, backends.route) == ("triton", ("triton", "xla"))
+    assert requirements_of(sparse, backends, DECODE, POOL).a_layer == 14
+    assert requirements_of(sparse, backends, MIXED, POOL).a_layer == 31
 
 
 def test_the_document_says_what_did_not_compile() -> None:

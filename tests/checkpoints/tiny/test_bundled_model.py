@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from checkpoints.tiny.corpus import encode_conversation
-from checkpoints.tiny.evaluate import evaluate, score_documents
+from checkpoints.tiny.evaluate import BEGIN, END, evaluate, quoted, score_documents
 from checkpoints.tiny.export import load_model, save_model
 from checkpoints.tiny.tasks import TASKS, held_out_pairs
 from checkpoints.tiny.train import TrainConfig
@@ -126,6 +126,10 @@ def test_the_recorded_evaluation_is_this_models(recorded: dict) -> None:
     again = evaluate(load_model(FOLDER), tokenizer, pairs=12)
     # The documentation differs a little between Python versions, so its perplexity does too.
     assert again["docstring_perplexity"] == pytest.approx(recorded["docstring_perplexity"], rel=0.2)
+
+
+def test_the_readme_quotes_the_recorded_evaluation(recorded: dict) -> None:
+    assert f"{BEGIN}\n\n{quoted(recorded)}\n\n{END}" in (FOLDER / "README.md").read_text()
 
 
 def test_the_log_shows_the_run() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -61,7 +63,39 @@ def _equalities_hold(answer: str) -> bool:
     return len(set(sides)) == 1
 
 
+def _is_right_with_tools(pair: Pair) -> bool:
+    """A call of a listed tool with what the question names, or an answer that its turn gives."""
+    listing = pair.system.partition("Tools:\n")[2].splitlines()
+    assert 1 <= len(listing) <= 3
+    if pair.task == "tool_unused":
+        task, _, key = pair.key.partition("|")
+        return _is_right(Pair(task, pair.prompt, pair.answer, key))
+    if pair.task == "tool_list":
+        return pair.answer.splitlines() == listing
+    if pair.task == "tool_answer":
+        result = pair.prompt.removeprefix("<tool_response> ").removesuffix(" </tool_response>")
+        *_, asked = pair.before
+        return asked.answer.startswith("<tool_call>") and pair.answer in (
+            f"The result is {result}.",
+            f"The result is {result}",
+        )
+    begin, call, end = pair.answer.split("\n")
+    told = json.loads(call)
+    (line,) = [one for one in listing if one.startswith(f'{{"name": "{told["name"]}", ')]
+    needed = re.findall(r'"(\w+)": (?:string|number|integer)(?=[,}])', line)
+    said = [
+        part for value in told["arguments"].values() for part in re.split(" [-+*/] ", str(value))
+    ]
+    return (
+        (begin, end) == ("<tool_call>", "</tool_call>")
+        and list(told["arguments"]) == needed
+        and all(part.lower() in pair.prompt.lower() for part in said)
+    )
+
+
 def _is_right(pair: Pair) -> bool:
+    if TASKS[pair.task].with_tools:
+        return _is_right_with_tools(pair)
     prompt, answer, task = pair.prompt, pair.answer, pair.task
     if task in ("addition", "addition_3_digits", "times_table", "multiplication", "subtraction"):
         left = _numbers(answer.split(" = ")[0])
@@ -160,11 +194,13 @@ def test_the_same_seed_gives_the_same_pairs() -> None:
     assert held_out_pairs("addition", 30) == held_out_pairs("addition", 30)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_tasks_come_by_their_shares(late: bool) -> None:
-    rng, total = Random(5), sum(t.late_share if late else t.share for t in TASKS.values())
-    drawn = Counter(training_pair(rng, late).task for _ in range(8000))
-    for name, task in TASKS.items():
+@pytest.mark.parametrize(("late", "with_tools"), [(False, False), (True, False), (True, True)])
+def test_tasks_come_by_their_shares(late: bool, with_tools: bool) -> None:
+    tasks = {name: task for name, task in TASKS.items() if task.with_tools is with_tools}
+    rng, total = Random(5), sum(t.late_share if late else t.share for t in tasks.values())
+    drawn = Counter(training_pair(rng, late, with_tools).task for _ in range(8000))
+    assert drawn.keys() == tasks.keys()
+    for name, task in tasks.items():
         share = (task.late_share if late else task.share) / total
         assert abs(drawn[name] / 8000 - share) < 5 * (share / 8000) ** 0.5, name
 
@@ -172,12 +208,16 @@ def test_tasks_come_by_their_shares(late: bool) -> None:
 def test_no_held_out_question_is_trained_on() -> None:
     checked = [name for name, task in TASKS.items() if not task.memorised]
     held_keys = {(p.task, p.key) for name in checked for p in held_out_pairs(name, 50)}
-    held_prompts = {p.prompt for name in checked for p in held_out_pairs(name, 50)}
+    # Nobody asks with a result: it may follow other questions too.
+    asked = [name for name in checked if name != "tool_answer"]
+    held_prompts = {(p.system, p.prompt) for name in asked for p in held_out_pairs(name, 50)}
     rng = Random(9)
-    trained = [training_pair(rng, late) for late in (False, True) for _ in range(10_000)]
+    drawn = [training_pair(rng, late) for late in (False, True) for _ in range(10_000)]
+    drawn += [training_pair(rng, True, with_tools=True) for _ in range(5000)]
+    trained = [turn for pair in drawn for turn in (*pair.before, replace(pair, before=()))]
     assert not held_keys & {(p.task, p.key) for p in trained}
     # Different keys must not share a wording either, or a held-out prompt could be trained on.
-    assert not held_prompts & {p.prompt for p in trained}
+    assert not held_prompts & {(p.system, p.prompt) for p in trained}
 
 
 def test_held_out_keys_leave_no_mirror_image() -> None:

@@ -124,3 +124,26 @@ def test_long_rows_come_last() -> None:
     assert set(lengths[920:1000]) == {*config.lengths, *config.long_lengths}
     assert lengths[1000:1080].count(512) == 10 and lengths[1080:].count(2048) == 20
     assert max(lengths) == model_config().max_position_embeddings
+
+
+def test_a_tail_with_tools_has_rows_and_batches_of_its_own() -> None:
+    tail = Tail(
+        4, 1e-3, 4, (512,), lengths=(256, 384), warmup_steps=2, tools=1.0, tokens_per_step=1024
+    )
+    config = TrainConfig(steps=10, tails=(tail,))
+    assert [config.row_length(step) for step in range(10, 14)] == [256, 384, 256, 512]
+    assert [config.tokens_of(step) for step in (9, 10)] == [4096, 1024]
+    assert [config.rate(step) for step in (10, 12)] == [5e-4, 5e-4]
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    (batch,) = islice(batches(config, tokenizer, 10), 1)
+    assert batch.tokens.shape == (4, 256)
+    assert "Tools:" in tokenizer.decode(batch.tokens.flatten().tolist())
+
+
+def test_the_last_tail_begins_with_the_weights_of_a_folder() -> None:
+    config = TrainConfig(compiled=False)
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    trainer = Trainer(config, model_config(), tokenizer)
+    trainer.begin_last_tail(FOLDER)
+    assert trainer.step == config.end - config.tails[-1].steps and len(trainer.log) > 100
+    assert torch.equal(trainer.model.lm_head.weight, load_model(FOLDER).lm_head.weight)
