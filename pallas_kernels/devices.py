@@ -19,12 +19,13 @@ from pallas_kernels.backends.record import (
 from pallas_kernels.coverage import AttentionShape
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
-from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning
+from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning, generation
 
 PORTABLE = ("reference", "xla")  # backends that run on any device
 ATTENTION = ("decode", "prefill")  # operations that may have a backend outside the package
 # wgmma is an instruction of compute capability 9.0 alone: Blackwell has a different tensor core
 HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
+HOPPER_GENERATION, FIRST_GENERATION = (9, 0), (8, 0)  # compute capabilities; the first: Ampere
 # heads are stored padded with zeros to a multiple of so many elements; on a TPU XLA would bring a
 # pool of smaller heads into another order around every kernel
 HEAD_DIM_MULTIPLE = {TPU: 128}
@@ -142,12 +143,14 @@ class Backends:
         return options | {"tuning": tuning if isinstance(tuning, record.tuning) else None}
 
 
-def device_family(device_kind: str, platform: str) -> str:
+def device_family(device_kind: str, platform: str, capability: str | None = None) -> str:
     """The family that a device belongs to, such as "a TPU".
 
     Args:
         device_kind: `jax.Device.device_kind`, such as "NVIDIA H200" or "cpu".
         platform: `jax.Device.platform`: "cpu", "gpu" (or "cuda") or "tpu".
+        capability: `jax.Device.compute_capability` of a GPU, such as "9.0"; None: GPUs are told
+            apart by words of their names.
 
     Raises:
         KernelError: no implementation has been chosen for this platform or device.
@@ -160,6 +163,11 @@ def device_family(device_kind: str, platform: str) -> str:
         raise KernelError(
             "device", f"{device_kind!r} on platform {platform!r}", "a CPU, an NVIDIA GPU or a TPU"
         )
+    if capability is not None:
+        version = generation(capability)
+        if version == HOPPER_GENERATION:
+            return HOPPER
+        return AMPERE_ADA_BLACKWELL if version >= FIRST_GENERATION else OTHER_NVIDIA
     words = device_kind.replace("-", " ").split()
     if any(word in HOPPER_NAMES for word in words):
         return HOPPER
@@ -173,6 +181,8 @@ def choose_backends(
     platform: str,
     shape: AttentionShape | None = None,
     integers: bool | None = None,
+    *,
+    capability: str | None = None,
 ) -> Backends:
     """The backends for a device, and for a model's shapes where these are given.
 
@@ -183,6 +193,7 @@ def choose_backends(
             that it does not cover when it is called.
         integers: whether linear layers multiply quantised weights as integers, with rounded
             activations; None: weights are not quantised.
+        capability: as for device_family.
 
     Returns:
         The choice, with its reason.
@@ -190,7 +201,7 @@ def choose_backends(
     Raises:
         KernelError: no implementation has been chosen for this platform or device.
     """
-    family = device_family(device_kind, platform)
+    family = device_family(device_kind, platform, capability)
     multiple = HEAD_DIM_MULTIPLE.get(family, 1)
     judged = _as_stored(shape or AttentionShape(), multiple)
     notes: list[str] = []
@@ -223,7 +234,7 @@ def choose_backends(
         write_kv=write_kv,
         linear=linear,
         reason="; ".join([f"{device_kind} is {family}", *notes]),
-        tuning=chip_tuning(device_kind),
+        tuning=chip_tuning(device_kind, capability),
         head_dim_multiple=multiple,
         decode_and_write=together("decode_and_write"),
         rotate_and_write=together("rotate_and_write"),
@@ -250,7 +261,12 @@ def choose_matmul_backend(device_kind: str, platform: str, shape: MatmulShape) -
 
 
 def require_backend(
-    operation: str, backend: str, device_kind: str, platform: str, shape: AttentionShape
+    operation: str,
+    backend: str,
+    device_kind: str,
+    platform: str,
+    shape: AttentionShape,
+    capability: str | None = None,
 ) -> None:
     """Refuses a backend that does not run on a device or does not cover a shape.
 
@@ -259,11 +275,12 @@ def require_backend(
         backend: its name, or `module:NAME` of a record outside the package.
         device_kind, platform: as for choose_backends.
         shape: the model's attention.
+        capability: as for device_family.
 
     Raises:
         KernelError: says which backends run there, or what the backend does not cover.
     """
-    family = device_family(device_kind, platform)
+    family = device_family(device_kind, platform, capability)
     portable = [name for name in PORTABLE if name in OPERATIONS[operation]]
     allowed = dict.fromkeys([*candidates(operation, family), *portable])
     may_be_own = operation in ATTENTION

@@ -36,25 +36,22 @@ SMALL_GPUS = (
     "5060", "5070", "5080", "5090", "Blackwell",
 )  # fmt: skip
 
+LARGE = ChipTuning(decode=TritonDecodeTuning(stages=3), prefill=TritonPrefillTuning(stages=3))
+# with 3 the assembler gives narrow tiles of B200 128 registers, and spills
+LARGE_BLACKWELL = ChipTuning(
+    decode=TritonDecodeTuning(stages=3), prefill=TritonPrefillTuning(stages=4)
+)
+SMALL = ChipTuning(
+    decode=TritonDecodeTuning(block_tokens=32, stages=3),
+    prefill=TritonPrefillTuning(block_tokens=32, stages=3),
+)
+
 # by jax.Device.device_kind or a word of it
 CHIPS = {
     "H200": ChipTuning(),
     "H100": ChipTuning(),
-    **{
-        name: ChipTuning(
-            decode=TritonDecodeTuning(stages=3),
-            # with 3 the assembler gives narrow tiles of B200 128 registers, and spills
-            prefill=TritonPrefillTuning(stages=4 if "B" in name else 3),
-        )
-        for name in LARGE_GPUS
-    },
-    **{
-        name: ChipTuning(
-            decode=TritonDecodeTuning(block_tokens=32, stages=3),
-            prefill=TritonPrefillTuning(block_tokens=32, stages=3),
-        )
-        for name in SMALL_GPUS
-    },
+    **{name: LARGE_BLACKWELL if "B" in name else LARGE for name in LARGE_GPUS},
+    **dict.fromkeys(SMALL_GPUS, SMALL),
     "TPU v5 lite": tpu_tuning(cores=1),
     "TPU v5": tpu_tuning(cores=2),
     "TPU v5p": tpu_tuning(cores=2),
@@ -62,7 +59,26 @@ CHIPS = {
 }
 
 
-def chip_tuning(device_kind: str) -> ChipTuning:
-    """The choices for a device kind such as "NVIDIA H200"; the defaults for an unknown one."""
+def generation(capability: str) -> tuple[int, ...]:
+    """A compute capability such as "9.0" as numbers."""
+    return tuple(int(part) for part in capability.split("."))
+
+
+def chip_tuning(device_kind: str, capability: str | None = None) -> ChipTuning:
+    """The choices for a device kind such as "NVIDIA H200".
+
+    Args:
+        device_kind: `jax.Device.device_kind`.
+        capability: `jax.Device.compute_capability`, by which a GPU of an unknown name has the
+            choices of those with as much shared memory; None: the defaults.
+    """
     words = [device_kind, *device_kind.replace("-", " ").split()]
-    return next((CHIPS[word] for word in words if word in CHIPS), ChipTuning())
+    known = next((CHIPS[word] for word in words if word in CHIPS), None)
+    if known is not None or capability is None:
+        return known or ChipTuning()
+    version = generation(capability)
+    if version < (8, 0) or version == (9, 0):
+        return ChipTuning()
+    if version == (8, 0):
+        return LARGE
+    return LARGE_BLACKWELL if (10, 0) <= version < (12, 0) else SMALL

@@ -99,11 +99,13 @@ def gpu_setting(shared: dict[str, float], seconds_left: float) -> Setting | None
     if jax.default_backend() != "gpu":
         return None
     device = jax.devices()[0]
-    family = device_family(device.device_kind, device.platform)
+    known = (device.device_kind, device.platform)
+    capability = device.compute_capability
+    family = device_family(*known, capability)
     limit = (device.memory_stats() or {})["bytes_limit"]
     return Setting(
         device_kind=device.device_kind,
-        backends=choose_backends(device.device_kind, device.platform),
+        backends=choose_backends(*known, capability=capability),
         decode=[(name, None) for name in candidates("decode", family)],
         prefill=[(name, None) for name in candidates("prefill", family)],
         memory=int(limit * USABLE_MEMORY),

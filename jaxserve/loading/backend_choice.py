@@ -36,7 +36,9 @@ def backends_for(
     shape = kv_format.attention_shape(
         model, config.model.dtype, platform, config.cache.page_size, devices
     )
-    chosen = choose_backends(kind, platform, shape, integers)
+    # devices of other platforms have none
+    capability = getattr(device, "compute_capability", None)
+    chosen = choose_backends(kind, platform, shape, integers, capability=capability)
     if devices > 1:
         chosen = chosen.sharded()
     for operation in ("decode", "prefill", "linear"):
@@ -44,7 +46,7 @@ def backends_for(
         if wanted is None:
             continue
         try:
-            require_backend(operation, wanted, kind, platform, shape)
+            require_backend(operation, wanted, kind, platform, shape, capability)
         except KernelError as error:
             raise ValidationError(f"{operation}_backend", wanted, error.allowed) from error
         changed: dict[str, Any] = {operation: wanted}

@@ -55,6 +55,30 @@ def test_everything_else_runs_xla_and_says_why(kind, platform):
     assert backends.reason
 
 
+@pytest.mark.parametrize(
+    ("kind", "capability", "decode", "block_tokens"),
+    [
+        ("NVIDIA H300", "9.0", "mosaic_gpu", None),
+        ("NVIDIA GB10", "12.1", "triton", 32),
+        ("NVIDIA Thor", "11.0", "triton", 64),
+        ("NVIDIA GeForce RTX 3050", "8.6", "triton", 32),
+        ("NVIDIA A900", "8.0", "triton", 64),
+        ("NVIDIA GeForce RTX 2060", "7.5", "xla", None),
+    ],
+)
+def test_gpus_of_unknown_names_are_chosen_by_compute_capability(
+    kind, capability, decode, block_tokens
+):
+    backends = choose_backends(kind, "gpu", capability=capability)
+    assert backends.decode == decode
+    assert getattr(backends.tuning.decode, "block_tokens", None) == block_tokens
+    shape = AttentionShape(head_dim=128)
+    require_backend("decode", decode, kind, "gpu", shape, capability)
+    if decode != "xla":
+        with pytest.raises(KernelError, match=decode):
+            require_backend("decode", decode, kind, "gpu", shape)
+
+
 @pytest.mark.parametrize("available", [True, False])
 def test_the_cpu_runs_native_kernels_where_they_can_be_built(available, monkeypatch):
     state = Availability(available, "AVX512" if available else "no C++ compiler is on PATH")

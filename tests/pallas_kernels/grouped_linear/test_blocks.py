@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ def test_hardly_a_weight_is_read_twice(tokens: int, groups: int, choices: int) -
     """Experts are drawn evenly, as a trained router's load is nearly; each block reads a weight."""
     rng = np.random.default_rng(tokens)
     blocks, least = 0, 0
+    table = jax.jit(blocks_of)
     for _ in range(20):
         experts = np.stack([rng.permutation(groups)[:choices] for _ in range(tokens)])
         sizes = np.bincount(experts.ravel(), minlength=groups)
         order = jnp.asarray(np.argsort(experts.ravel(), kind="stable"), jnp.int32)
-        found = blocks_of(order, jnp.asarray(sizes, jnp.int32))
+        found = table(order, jnp.asarray(sizes, jnp.int32))
         blocks += int((found.counts > 0).sum())
         least += int((sizes > 0).sum())
         assert int(found.counts.sum()) == tokens * choices
