@@ -148,6 +148,7 @@ def test_where_all_are_busy_others_may_ask_for_health(
         assert b" 503 " in refused.recv(100), "beyond any bound it is answered at once"
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_off() -> None:
     ended: list[float] = []
 

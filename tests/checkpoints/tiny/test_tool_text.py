@@ -114,7 +114,7 @@ SCHEMAS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | st.fixed_di
 
 
 @given(parameters=JSON | SCHEMAS, description=st.none() | st.text(max_size=200))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_schema_renders(
     tokenizer: PreTrainedTokenizerFast, parameters: Any, description: str | None
 ) -> None:

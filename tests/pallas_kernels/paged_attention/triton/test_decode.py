@@ -100,6 +100,7 @@ def test_ragged_of_any_shape(data):
     check_decode(program, data.draw(slots(program)), **{**CALL, "tuning": tuning})
 
 
+@pytest.mark.slow
 def test_every_e4m3_number_is_read_exactly():
     """One key a token and one value: the output is the value, NaN included."""
     bits = np.arange(256, dtype=np.uint8)
