@@ -54,7 +54,7 @@ class LinearForm:
         qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
         interpret: parameters of the interpreter of a kernel; None compiles it.
         row_invariant: whether a row's result may not depend on the rows beside it.
-        experts: backend of `pallas_kernels.grouped_linear`.
+        experts: backend of `pallas_kernels.grouped_linear` where `backend` is not "native".
         route: backends of `pallas_kernels.route`, the best first.
     """
 
@@ -90,9 +90,14 @@ class LinearForm:
             qkv_in_parts=backends.rotate_and_write is not None,
             interpret=backends.interpret,
             row_invariant=row_invariant,
-            experts="native" if backends.linear == "native" else backends.experts,
+            experts=backends.experts,
             route=backends.route,
         )
+
+    @property
+    def grouped(self) -> str:
+        """Backend of the products of experts."""
+        return "native" if self.backend == "native" else self.experts
 
     @property
     def quantizes_head(self) -> bool:

@@ -94,14 +94,14 @@ class Experts(nnx.Module):
             sizes,
             gated=gated,
             row_invariant=self.form.row_invariant,
-            backend=self.form.experts,
+            backend=self.form.grouped,
             **options,
         )
 
     def in_blocks(self, x: jax.Array, blocks: Blocks, **places: Any) -> jax.Array:
         """Rows of x times the experts of the blocks that they are in; see `linear_in_blocks`."""
         weight, options = self._operands()
-        backend, interpret = self.form.experts, self.form.interpret
+        backend, interpret = self.form.grouped, self.form.interpret
         options |= {"backend": backend, "interpret": interpret, **places}
         return linear_in_blocks(x, weight, blocks, **options)
 
@@ -160,7 +160,7 @@ class SparseMLP(nnx.Module):
         return self._experts(normed, rows)[None]
 
     def _experts(self, x: jax.Array, rows: TokenRows) -> jax.Array:
-        if takes_blocks(self.form.experts):
+        if takes_blocks(self.form.grouped):
             return self._in_blocks(x, _live(rows.live, x.shape[0]))
         chosen = self.config.experts_per_token
         weights, experts = self.route(x)

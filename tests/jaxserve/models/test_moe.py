@@ -19,7 +19,7 @@ from pallas_kernels import native
 TOKENS, HIDDEN = 37, 32
 FORMS = {
     "xla": LinearForm(),
-    "native": LinearForm("native", experts="native"),
+    "native": LinearForm("native"),
     "triton": LinearForm(experts="triton", route=("triton", "xla"), interpret=True),
 }
 SETTINGS = {
