@@ -355,7 +355,7 @@ class SamplingParams:
         most = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            if count == -1 and max_logprobs != -1:
+            if count == -1 and most < vocab_size:
                 raise ValidationError(
                     name, -1, f"0 to max_logprobs={max_logprobs} (-1 needs max_logprobs=-1)"
                 )

@@ -165,7 +165,8 @@ def test_verify():
         with pytest.raises(ValidationError) as error:
             SamplingParams(**bad).verify(**limits)
         assert error.value.field == next(iter(bad))
-    limits["max_logprobs"] = -1
+    for limits["max_logprobs"] in (100, -1):
+        SamplingParams(logprobs=-1, prompt_logprobs=-1).verify(**limits)
     SamplingParams(logprobs=-1, prompt_logprobs=100).verify(**limits)
     with pytest.raises(ValidationError):
         SamplingParams(logprobs=101).verify(**limits)

@@ -315,7 +315,7 @@ def test_a_template_has_a_time_limit(byte_level, monkeypatch):
 def test_template_errors_are_short_and_say_nothing_of_the_machine(byte_level, template, told):
     with pytest.raises(ValidationError) as error:
         byte_level.apply_chat_template(USER, chat_template=template)
-    assert told in str(error.value).partition(" (the chat template")[0]
+    assert told in str(error.value).partition("chat_template=")[0]
     assert len(str(error.value)) < 600
     assert "0x7f" not in error.value.allowed and "/usr" not in error.value.allowed
 

@@ -37,8 +37,10 @@ def test_each_conversation_has_a_choice() -> None:
         assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
         assert all(one.temperature == 0.5 for one in engine.params)
         goes_on = {"add_generation_prompt": False, "continue_final_message": True, "echo": True}
-        told = client.post(ROUTE, json={"messages": CONVERSATIONS[1:], **goes_on}).json()
-        assert told["choices"][0]["message"]["content"] == "chello"
+        other = [{"role": "assistant", "content": "d"}]
+        body = {"messages": [CONVERSATIONS[1], other], **goes_on}
+        told = client.post(ROUTE, json=body).json()["choices"]
+        assert [one["message"]["content"] for one in told] == ["chello", "dhello"]
 
 
 @pytest.mark.parametrize(
