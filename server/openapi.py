@@ -270,6 +270,8 @@ ANSWERS: dict[str, Schema] = {
     "/openapi.json": {"type": "object"},
 }
 _OTHER_TYPES = {"/metrics": "text/plain", "/docs": "text/html"}
+# answers of vectors, also as raw numbers
+_RAW = ("/v1/embeddings", "/pooling", "/invocations")
 _STREAMS = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -325,6 +327,8 @@ def _operation(path: str, method: str, route: Route) -> Schema:
         content["application/json"] = {"schema": known}
     if path in _STREAMS:
         content["text/event-stream"] = {}
+    if path in _RAW:
+        content["application/octet-stream"] = {}
     done: Schema = {"description": text.partition("\n")[0] or "done"}
     if content:
         done["content"] = content
