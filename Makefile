@@ -23,7 +23,7 @@ OPTIMISED := tests/jaxserve tests/test_smoke.py \
 	tests/pallas_kernels/paged_attention/test_xla.py tests/pallas_kernels/quantized_matmul/test_api.py
 # SHARE=1/8: an eighth of the cases
 SHARE ?= 1/1
-SLOW := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow --share $(SHARE)
+SLOW := $(BIN)/python -m pytest -n auto --dist worksteal -m slow --share $(SHARE)
 
 test-slow: $(VENV)/.test .venv-clients/.clients
 	XLA_FLAGS= $(SLOW) $(OPTIMISED)

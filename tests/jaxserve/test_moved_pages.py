@@ -75,7 +75,7 @@ def test_a_prompt_is_found_again_after_its_pages_were_taken(
         np.testing.assert_array_equal(mine, its)
     # pages leave before a fork writes to them, and come back when it has read them
     del log[:]
-    plan = StepPlan(forks=[Fork(0, 1, 5, 3, 4)])
+    plan = StepPlan(forks=[Fork(0, 1, 5, [3], [4])])
     plan.moves = [Move(4, 0, leaves=True), Move(3, 1, leaves=False), Move(5, 2, leaves=True)]
     first.runner.dispatch(plan)
     assert [one.program for one in log[:-1]] == [OUT, CopyProgram.name, BACK, OUT]
