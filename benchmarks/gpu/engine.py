@@ -69,7 +69,9 @@ def on_road(folder: Path, road: str, **settings: Any) -> LLM:
     """
     choice = "jaxserve.loading.backend_choice.choose_backends"
     plain = (
-        mock.patch(choice, lambda *device: PLAIN_BACKENDS) if road == PLAIN_XLA else nullcontext()
+        mock.patch(choice, lambda *device, **known: PLAIN_BACKENDS)
+        if road == PLAIN_XLA
+        else nullcontext()
     )
     with plain:
         return make_llm(folder, **(settings | ROADS[road]))

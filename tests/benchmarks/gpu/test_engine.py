@@ -43,7 +43,9 @@ def test_plain_xla_has_no_kernel_of_the_device(monkeypatch, tmp_path):
         "reference", "reference", "reference", "a test", rotate_and_write="xla",
         threshold="reference",
     )  # fmt: skip
-    monkeypatch.setattr("jaxserve.loading.backend_choice.choose_backends", lambda *device: chosen)
+    monkeypatch.setattr(
+        "jaxserve.loading.backend_choice.choose_backends", lambda *device, **known: chosen
+    )
     folder = write_config("llama-125m", tmp_path, **engine.TINY)
     few = {"max_num_seqs": 2, "num_pages": 40, "compile_ahead": 1}
     for road, backends in ((engine.CHOSEN, chosen), (engine.PLAIN_XLA, engine.PLAIN_BACKENDS)):
