@@ -27,7 +27,7 @@ class Pair:
 
     @property
     def held_out(self) -> bool:
-        """True for one key in ten; of a task and a key in one, as in `tool_unused`, theirs."""
+        """Whether the pair is held out: one key in ten, a key with a task's name as that task's."""
         named = self.key if "|" in self.key else f"{self.task}|{self.key}"
         digest = hashlib.sha256(named.encode()).digest()
         return int.from_bytes(digest[:4], "big") % 10 == 0

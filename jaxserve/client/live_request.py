@@ -170,7 +170,7 @@ class LiveRequest:
         self.num_unfinished = len(group.sequence_ids)
 
     def take_prompt_logprobs(self, positions: list[PositionLogprobs | None]) -> None:
-        """Keep what is told of the prompt's tokens, in the form that was asked for."""
+        """Keep the log-probabilities of the prompt's tokens, in the form that was asked for."""
         is_flat = self.params.flat_logprobs
         self.prompt_logprobs = FlatLogprobs.of(positions) if is_flat else positions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -17,7 +18,7 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 _TEXTS = {"query", *(name for pair in PAIRS for name in pair)}
 
 
-class ScoringRequest(PooledRequest):
+class ScoringRequest(PooledRequest, ABC):
     """What the two have in common."""
 
     max_tokens_per_query: int = 0
@@ -26,9 +27,9 @@ class ScoringRequest(PooledRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
+    @abstractmethod
     def fields(self) -> tuple[str, str]:
         """The names of the fields of queries and documents."""
-        raise NotImplementedError
 
     def limits(self, max_model_len: int) -> PairLimits:
         """Raises ValidationError for a limit that is none."""

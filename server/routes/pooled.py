@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from server.whole_answer import whole_response
 NO_VECTORS = "this server makes no embeddings: it was started without --enable-embeddings"
 
 
-class Pooled:
+class Pooled(ABC):
     """The answer to one request for vectors, of which an endpoint's class says the rest.
 
     Attributes:
@@ -54,20 +55,20 @@ class Pooled:
         self.answer_id = response_id(self.prefix, request, body.request_id)
         self._prepared: list[PreparedRequest] = []
 
+    @abstractmethod
     def tokens(self) -> tuple[int, AsyncIterator[list[int]]]:
         """How many prompts there are, and the tokens of each.
 
         Raises:
             ApiError, ValidationError: the body's cannot be served.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def told(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> dict[str, Any]:
         """The response."""
-        raise NotImplementedError
 
     def listed(self, data: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        """A response that is a list of what is told of each prompt or pair."""
+        """A response whose `data` has an entry for each prompt or pair."""
         told = {"id": self.answer_id, "object": "list", "created": int(time.time())}
         return {**told, "model": self.model, "data": data, "usage": usage}
 

@@ -208,7 +208,7 @@ def test_tasks_come_by_their_shares(late: bool, with_tools: bool) -> None:
 def test_no_held_out_question_is_trained_on() -> None:
     checked = [name for name, task in TASKS.items() if not task.memorised]
     held_keys = {(p.task, p.key) for name in checked for p in held_out_pairs(name, 50)}
-    # Nobody asks with a result: it may follow other questions too.
+    # A tool's result is no question: it may follow other questions too.
     asked = [name for name in checked if name != "tool_answer"]
     held_prompts = {(p.system, p.prompt) for name in asked for p in held_out_pairs(name, 50)}
     rng = Random(9)
