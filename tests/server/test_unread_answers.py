@@ -244,8 +244,12 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         while watched.num_bytes < 600_000 or not all(one.in_transport for one in watched._watched):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        (slowest,) = watched._watched
         with connect(port) as old:  # which knows no chunks
             old.sendall(post(**SOME).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            while slowest in watched._watched:  # both are unread until one of them is cut off
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             received = b"".join(iter(lambda: old.recv(2**20), b""))
         head, _, text = received.partition(b"\r\n\r\n")
         assert b"content-length: %d" % len(text) in head.lower() and b"chunked" not in head
