@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flax import nnx
-from tqdm import tqdm
 
 from jaxserve.boundary.messages import EngineStats
+from jaxserve.client.blocking_requests import Bar, BlockingRequests
+from jaxserve.client.call_arguments import list_of_prompts, one_a_prompt
 from jaxserve.client.chat_prompts import Message, chat_prompts
 from jaxserve.client.engine_client import LocalClient
-from jaxserve.client.input_processor import Params, PreparedRequest, Prompt
+from jaxserve.client.input_processor import PreparedRequest, Prompt
 from jaxserve.client.pair_prompts import PairText, scoring_params
 from jaxserve.client.similarity import check_scores, pair_up, score
 from jaxserve.client.sleep import Sleep
@@ -51,7 +51,6 @@ from jaxserve.request.queueing import Queueing
 from jaxserve.tokenization.tokenizer import Tokenizer
 
 Found = TypeVar("Found")
-Bar = bool | Callable[..., tqdm]  # whether a progress bar is shown, or what makes it
 
 
 class LLM(Pictures):
@@ -91,9 +90,7 @@ class LLM(Pictures):
         self.backends = loaded.decided.backends
         self.footprint = loaded.footprint
         self.startup_seconds = loaded.seconds
-        self._ids = itertools.count()
-        self._enqueued: list[str] = []  # requests that no call has waited for yet
-        self._finished: dict[str, RequestOutput | Exception] = {}
+        self._requests = BlockingRequests(self.client)
         self._sleep = Sleep(self.client)
         self._profile = Profile()
 
@@ -254,7 +251,7 @@ class LLM(Pictures):
         prepared = self._prepare_all(
             prompts, sampling_params, lora_request, priority, timeout, tokenization_kwargs
         )
-        return self._run(prepared, use_tqdm)
+        return self._requests.run(prepared, use_tqdm)
 
     def enqueue(
         self,
@@ -275,9 +272,7 @@ class LLM(Pictures):
         prepared = self._prepare_all(
             prompts, sampling_params, lora_request, priority, timeout, tokenization_kwargs
         )
-        ids = self._add_all(prepared)
-        self._enqueued += ids
-        return ids
+        return self._requests.enqueue(prepared)
 
     def enqueue_chat(
         self,
@@ -308,8 +303,7 @@ class LLM(Pictures):
         if output_type not in (None, RequestOutput):
             raise ValidationError("output_type", output_type, "RequestOutput or None")
         self.client.check_alive()
-        ids, self._enqueued = self._enqueued, []
-        return self._wait(ids, use_tqdm)
+        return self._requests.wait_for_enqueued(use_tqdm)
 
     def embed(
         self,
@@ -425,7 +419,7 @@ class LLM(Pictures):
         """
         if not isinstance(pooling_params, PoolingParams | None):
             raise ValidationError("pooling_params", pooling_params, "PoolingParams, or none")
-        first, second = _as_list(data_1), _as_list(data_2)
+        first, second = list_of_prompts(data_1), list_of_prompts(data_2)
         pairs = pair_up(len(first), len(second), ("data_1", "data_2"))
         most = self.config.scheduler.max_model_len
         params, limits, variables = scoring_params(pooling_params or PoolingParams(), most)
@@ -473,15 +467,17 @@ class LLM(Pictures):
     ) -> list[RequestOutput]:
         """The outputs of prompts that are pooled."""
         self._check_ready(lora_request)
-        items, queueing = _as_list(prompts), Queueing(time.monotonic(), timeout=timeout)
-        rules = self._tokenization(tokenization_kwargs)
+        items = self._tokenised(prompts, tokenization_kwargs)
+        queueing = Queueing(time.monotonic(), timeout=timeout)
+        asked_of_all = PoolingParams() if params is None else params
+        every = one_a_prompt("pooling_params", asked_of_all, PoolingParams, len(items))
         prepared = []
-        for prompt, asked in zip(items, _pooling_params(params, len(items)), strict=True):
+        for prompt, asked in zip(items, every, strict=True):
             if task is not None and asked.task not in (None, task):
                 raise ValidationError("task", asked.task, f"{task!r}, or none")
             own = asked if task is None else dataclasses.replace(asked, task=task)
-            prepared.append(self._prepare(rules.apply(prompt, self.client), own, queueing))
-        return self._run(prepared, use_tqdm)
+            prepared.append(self._requests.prepare(prompt, own, queueing))
+        return self._requests.run(prepared, use_tqdm)
 
     def chat(
         self,
@@ -576,9 +572,12 @@ class LLM(Pictures):
         """
         if not isinstance(params, BeamSearchParams):
             raise ValidationError("params", params, "BeamSearchParams")
-        refuse_adapter(lora_request)
-        prepared = self._prepare_alike(prompts, params)
-        return [self._beams(output, params) for output in self._run(prepared, use_tqdm)]
+        self._check_ready(lora_request)
+        queueing = Queueing(time.monotonic())
+        prepared = [
+            self._requests.prepare(prompt, params, queueing) for prompt in list_of_prompts(prompts)
+        ]
+        return [self._beams(output, params) for output in self._requests.run(prepared, use_tqdm)]
 
     def _beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
         found = []
@@ -632,122 +631,26 @@ class LLM(Pictures):
     ) -> list[PreparedRequest]:
         self._check_ready(lora_request)
         items = self._tokenised(prompts, tokenization_kwargs)
-        params = self._params_for(items, sampling_params)
-        now, urgency = time.monotonic(), _priorities(priority, len(items))
-        prepared = []
-        for prompt, given, urgent in zip(items, params, urgency):
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = one_a_prompt("sampling_params", sampling_params, SamplingParams, len(items))
+        urgency = one_a_prompt("priority", 0 if priority is None else priority, int, len(items))
+        now, prepared = time.monotonic(), []
+        for prompt, given, urgent in zip(items, params, urgency, strict=True):
             own = given.clone()
             own.output_kind = RequestOutputKind.FINAL_ONLY
-            prepared.append(self._prepare(prompt, own, Queueing(now, urgent, timeout)))
+            prepared.append(self._requests.prepare(prompt, own, Queueing(now, urgent, timeout)))
         return prepared
-
-    def _prepare_alike(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-    ) -> list[PreparedRequest]:
-        self._check_ready(None)
-        queueing = Queueing(time.monotonic())
-        return [self._prepare(prompt, params, queueing) for prompt in _as_list(prompts)]
 
     def _tokenised(
         self, prompts: Prompt | Sequence[Prompt], given: Mapping[str, Any] | None
     ) -> list[Prompt]:
         """The prompts of one call, as tokens where `tokenization_kwargs` say how."""
         how = self._tokenization(given)
-        return [how.apply(prompt, self.client) for prompt in _as_list(prompts)]
+        return [how.apply(prompt, self.client) for prompt in list_of_prompts(prompts)]
 
     def _tokenization(self, given: Mapping[str, Any] | None) -> Tokenization:
         return Tokenization.of(given, self.config.scheduler.max_model_len)
-
-    def _prepare(self, prompt: Prompt, params: Params, queueing: Queueing) -> PreparedRequest:
-        return self.client.prepare(prompt, params, str(next(self._ids)), queueing)
-
-    def _params_for(
-        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
-        if params is None:
-            params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * len(prompts)
-        allowed = f"SamplingParams, or a list with one a prompt ({len(prompts)})"
-        if not isinstance(params, Sequence) or not all(
-            isinstance(one, SamplingParams) for one in params
-        ):
-            raise ValidationError("sampling_params", params, allowed)
-        if len(params) != len(prompts):
-            raise ValidationError("sampling_params", f"{len(params)} items", allowed)
-        return list(params)
-
-    def _run(self, prepared: list[PreparedRequest], use_tqdm: Bar) -> list[RequestOutput]:
-        return self._wait(self._add_all(prepared), use_tqdm)
-
-    def _add_all(self, prepared: list[PreparedRequest]) -> list[str]:
-        """Begin the requests of one call; their ids."""
-        ids = [request.request_id for request in prepared]
-        try:
-            if prepared:
-                self.client.admit(prepared)
-            for request in prepared:
-                self.client.add(request)
-        except BaseException:
-            self._forget(ids)
-            raise
-        return ids
-
-    def _wait(self, ids: list[str], use_tqdm: Bar) -> list[RequestOutput]:
-        """Step until these requests have finished; what comes of others is kept for them."""
-        left = set(ids) - self._finished.keys()
-        make = use_tqdm if callable(use_tqdm) else tqdm
-        bar = make(total=len(ids), desc="Processed prompts", disable=not use_tqdm)
-        bar.update(len(ids) - len(left))
-        try:
-            # without others, all steps are run to their end: nothing is left in flight
-            while left or (self.client.has_work and not self._enqueued):
-                outputs = {one.request_id: one for one in self.client.outputs()}
-                news = outputs | self.client.take_failures()
-                self._finished |= news
-                for name in left.intersection(news):
-                    left.remove(name)
-                    bar.update()
-                    _served(news[name])
-            return [_served(self._finished[name]) for name in ids]
-        finally:
-            bar.close()
-            # after Ctrl-C or an error: leave no request behind that would run with the next call
-            self._forget(ids)
-
-    def _forget(self, ids: list[str]) -> None:
-        for name in ids:
-            if self._finished.pop(name, None) is None:
-                self.client.abort(name)
-
-
-def _served(found: RequestOutput | Exception) -> RequestOutput:
-    """An output; raises what a request has ended with instead."""
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int]:
-    if priority is None or isinstance(priority, int):
-        return [priority or 0] * count
-    if not isinstance(priority, Sequence) or len(priority) != count:
-        raise ValidationError("priority", priority, f"a list with one integer a prompt ({count})")
-    return priority
-
-
-def _pooling_params(given: Any, count: int) -> list[PoolingParams]:
-    """The parameters of each prompt."""
-    if isinstance(given, PoolingParams | None):
-        return [given or PoolingParams()] * count
-    allowed = f"PoolingParams, or a list with one a prompt ({count})"
-    if not isinstance(given, Sequence) or not all(isinstance(p, PoolingParams) for p in given):
-        raise ValidationError("pooling_params", given, allowed)
-    if len(given) != count:
-        raise ValidationError("pooling_params", f"{len(given)} items", allowed)
-    return list(given)
 
 
 def _text(given: Prompt) -> str:
@@ -755,11 +658,3 @@ def _text(given: Prompt) -> str:
     if not isinstance(given, str):
         raise ValidationError("data", given, "texts, which are put together or cut")
     return given
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    one_prompt = bool(items) and all(isinstance(item, int) for item in items)
-    return [items] if one_prompt else items

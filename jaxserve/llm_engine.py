@@ -63,9 +63,9 @@ class LLMEngine(LLM):
             ValidationError: a request that cannot be served.
         """
         super()._check_ready(lora_request)
-        if self._enqueued:
+        if enqueued := self._requests.enqueued:
             allowed = "none: call wait_for_completion first"
-            raise ValidationError("enqueued requests", len(self._enqueued), allowed)
+            raise ValidationError("enqueued requests", len(enqueued), allowed)
         if not isinstance(request_id, str) or request_id in self._unfinished:
             raise ValidationError("request_id", request_id, "text that no unfinished request has")
         waited = 0.0 if arrival_time is None else time.time() - arrival_time
