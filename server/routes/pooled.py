@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.pooling_params import CLASSIFY, EMBED
-from server.answers import QUICK_ENTRIES, check_served
+from server.answers import QUICK_ENTRIES, check_complete, check_served
 from server.errors import ApiError
 from server.event_stream import merge, until_disconnect
 from server.protocol.body_errors import named
@@ -129,18 +129,15 @@ async def _collect(service: Service, prepared: list[PreparedRequest]) -> list[Re
     """The final output of each prompt, in order.
 
     Raises:
-        ApiError: one has none, because its time was over.
+        ApiError, PausedError: one has none, because its time was over or the engine was paused.
     """
     finals: dict[int, RequestOutput] = {}
     streams = [service.engine.stream(one) for one in prepared]
     async with contextlib.aclosing(merge(streams)) as outputs:
         async for position, output in outputs:
             check_served(output)
+            check_complete(output.outputs[0])
             finals[position] = output
-    if any(one.embedding is None for one in finals.values()):
-        # OpenAI's clients would send it again at once
-        headers = {"x-should-retry": "false"}
-        raise ApiError(504, "the request's time was over", param="timeout", headers=headers)
     return [finals[position] for position in range(len(prepared))]
 
 

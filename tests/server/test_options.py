@@ -150,7 +150,17 @@ def test_routes_of_sleep(engine: FakeEngine) -> None:
     assert told == {"status": "sleeping", "tags": ["weights", "kv_cache"]}
     assert client.post("/wake_up").json() == {"status": "awake", "tags": None}
     tags = ("wake_up", ["weights", "kv_cache"])
-    assert controls.asked == [(1, "abort"), (2, "wait"), tags, ("wake_up", None)]
+    asked = [(1, "abort"), (2, "wait"), tags, ("wake_up", None)]
+    assert controls.asked == asked
+    for state in ("is_draining", "is_restarting", "is_dead"):
+        setattr(engine, state, True)
+        assert {client.post(path).status_code for path in ("/sleep", "/wake_up")} == {503}
+        setattr(engine, state, False)
+    engine.refusal = "the engine sleeps"
+    assert client.post("/wake_up").status_code == 200, "it is what ends that"
+    engine.is_ready = False
+    assert client.post("/wake_up").headers["retry-after"] == "5"
+    assert controls.asked == [*asked, asked[-1]]
 
 
 def test_a_paused_engine_is_healthy_and_takes_no_requests(engine: FakeEngine) -> None:

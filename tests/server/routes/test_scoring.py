@@ -113,7 +113,7 @@ def test_a_template_puts_pairs_together(tmp_path: Any) -> None:
 
 
 def test_a_request_whose_time_is_over_is_told_so(judged: TestClient, judge: FakeEngine) -> None:
-    judge.abort_after = 0
+    judge.abort_after, judge.abort_reason = 0, "timeout"
     response = judged.post("/rerank", json={"query": "a", "documents": ["b"]})
     assert response.status_code == 504 and response.json()["error"]["param"] == "timeout"
 
