@@ -12,6 +12,7 @@ from jaxserve.errors import ValidationError
 from server.app import create_app
 from server.commands.edge_flags import KEY_VARIABLE, add_edge_flags, api_keys
 from server.commands.surface_flags import add_surface_flags, options
+from server.engine_route import engine_paths
 from server.keys import ApiKey
 from server.options import Options
 from server.tools.choice import Parsers
@@ -184,8 +185,12 @@ def test_the_load_is_what_is_being_answered(engine: FakeEngine) -> None:
     engine.check_room = look  # type: ignore[method-assign]
     assert client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200
     assert set(seen) == {1} and client.get("/load").json() == {"server_load": 0}
-    client.post("/tokenize", json={"prompt": "a"})
+    seen.clear()
+    for path in engine_paths(client.app.routes).values():  # type: ignore[attr-defined]
+        client.post(path, json={})
     assert set(seen) == {1}
+    others = {"/tokenize", "/v1/messages/count_tokens", "/v1/responses/x/cancel"}
+    assert not others & set(engine_paths(client.app.routes).values())  # type: ignore[attr-defined]
 
 
 def test_timings_of_one_choice(engine: FakeEngine) -> None:

@@ -142,6 +142,7 @@ def test_a_request_that_is_ended_early_is_told_whether_to_come_again(
         ({"input": [5], "normalize": False}, "normalize"),
         ({"input": [5], "padding": "max_length"}, "padding"),
         ({"input": [5], "embed_dtype": "int8"}, "embed_dtype"),
+        ({"input": [[5]] * 257, "encoding_format": "bytes"}, "encoding_format"),
         ({"input": [5], "messages": [{"role": "user", "content": "a"}]}, "messages"),
         ({"messages": []}, "input"),
         ({"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template"),
