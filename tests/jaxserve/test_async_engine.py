@@ -155,9 +155,9 @@ def test_the_loop_goes_on_while_another_engine_loads(engine: Any) -> None:
         engine.client.is_ready = True
 
     async def main() -> None:
+        await engine.wait_ready()
         engine.client.is_ready = False
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.03, is_there)
+        asyncio.get_running_loop().call_later(0.03, is_there)
         settled = asyncio.create_task(engine.settle())
         while not settled.done():
             await asyncio.sleep(0.001)

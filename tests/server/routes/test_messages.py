@@ -450,7 +450,7 @@ def test_an_answer_that_is_ended_early_is_an_error(
     client: TestClient, engine: FakeEngine, reason: str | None, kind: str, status: int
 ) -> None:
     engine.abort_after, engine.abort_reason = 2, reason
-    body = {"messages": [USER], "max_tokens": 9}
+    body = {"messages": [USER], "max_tokens": 9, "timeout": 9}
     name, data = named_events(client.post(ROUTE, json=body | {"stream": True}).content)[-1]
     assert name == "error" and data["error"]["type"] == kind
     whole = client.post(ROUTE, json=body)
