@@ -20,7 +20,7 @@ from jaxserve.client.output_queue import OutputQueue
 from jaxserve.client.request_preparation import RequestPreparation
 from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.config.resolved_config import ResolvedConfig
-from jaxserve.errors import EngineDeadError, ShutdownError, ValidationError
+from jaxserve.errors import EngineDeadError, PausedError, ShutdownError, ValidationError
 from jaxserve.observability.metrics import Metrics
 from jaxserve.observability.step_clock import ClientClock
 from jaxserve.outputs import RequestOutput
@@ -263,6 +263,7 @@ class AsyncEngine:
         Raises:
             ValidationError: the request's id is in use (before any output).
             QueueFullError: too much waits already (before any output).
+            PausedError: requests are refused for now (before any output).
             EngineDeadError: the engine has ended.
         """
 
@@ -292,7 +293,7 @@ class AsyncEngine:
             stream.kind = prepared.params.output_kind
             self.client.check_alive()
             if self.refusal is not None:
-                raise ValidationError("engine", self.refusal, "one that takes requests")
+                raise PausedError(self.refusal)
             self.client.add(prepared)
             self._set_timer()
             if request_id in self._aborted_early:
@@ -365,6 +366,7 @@ class AsyncEngine:
         for _ in range(2):  # the first view may have been asked for before
             while await self.view() is None:
                 self.client.check_alive()
+                await asyncio.sleep(DRAIN_POLL_S)  # another engine loads, or the step is long
 
     async def drain(self, seconds: float, is_entering: Callable[[], bool] = bool) -> bool:
         """Wait until running requests have finished; False if some have not after that time.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from jaxserve.async_engine import AsyncEngine
 from jaxserve.boundary.messages import Action
 from jaxserve.client.input_processor import Params, Prompt
-from jaxserve.client.sleep import Sleep
+from jaxserve.client.sleep import Sleep, check_tags
 from jaxserve.client.tokenization_kwargs import Tokenization
 from jaxserve.config.engine_args import EngineArgs
 from jaxserve.config.profiler_config import FOLDER, ProfilerConfig
@@ -27,6 +28,7 @@ from jaxserve.tokenization.tokenizer import Tokenizer
 POLL_S = 0.02
 ABORT, WAIT, KEEP = "abort", "wait", "keep"
 MODES = OneOf((ABORT, WAIT, KEEP))
+PAUSED = "the engine is paused, or sleeps"
 SCHEDULING = "scheduling"  # a tag of `wake_up` beside those of memory
 
 
@@ -46,6 +48,8 @@ class AsyncLLMEngine:
         self._sleep = Sleep(engine.client)
         self._profile, self._profile_folder = Profile(), profile_folder
         self._is_paused = False
+        self._lock = asyncio.Lock()
+        self._num_next = 0  # calls that wait for it
 
     @classmethod
     def from_engine_args(
@@ -106,8 +110,8 @@ class AsyncLLMEngine:
             others: what vLLM has beside; None each.
 
         Raises:
-            ValidationError: a prompt or parameter that cannot be served, or the engine is paused
-                or sleeps.
+            ValidationError: a prompt or parameter that cannot be served.
+            PausedError: the engine is paused or sleeps.
             EngineDeadError: the engine has ended.
         """
         refuse_adapter(lora_request)
@@ -155,19 +159,41 @@ class AsyncLLMEngine:
             clear_cache: whether the prefix cache is emptied.
 
         Raises:
-            ValidationError: another mode.
+            ValidationError: another mode, or "wait" has given way to the next call of this method,
+                `resume_generation`, `sleep` or `wake_up`.
             EngineDeadError: the engine has ended.
         """
         MODES.checked("mode", mode)
+        async with self._turn():
+            await self._pause(mode, clear_cache=clear_cache)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """What holds requests back or lets them go on is done one call after the other."""
+        self._num_next += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self._num_next -= 1
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _pause(self, mode: str, *, clear_cache: bool) -> None:
         await self.engine.wait_ready()
         engine, self._is_paused = self.engine, True
         if mode == KEEP:
             engine.client.control(Action.PAUSE)
         else:
-            engine.refusal = "paused"
+            engine.refusal = PAUSED
             await self.abort(engine.live_requests if mode == ABORT else ())
+            if engine.client.is_paused:  # by "keep": what stands still would never end
+                engine.client.control(Action.RESUME)
             while mode == WAIT and engine.live_requests:
                 await self.check_health()
+                if self._num_next:  # it may end a pause whose requests take too long
+                    raise ValidationError("mode", mode, "no other call before its requests end")
                 await asyncio.sleep(POLL_S)
         await engine.settle()
         if clear_cache:
@@ -179,6 +205,10 @@ class AsyncLLMEngine:
         Raises:
             ValidationError: the engine sleeps.
         """
+        async with self._turn():
+            self._resume()
+
+    def _resume(self) -> None:
         self._sleep.check_awake()
         self.engine.refusal, self._is_paused = None, False
         self.engine.client.control(Action.RESUME)
@@ -196,16 +226,18 @@ class AsyncLLMEngine:
             mode: as of `pause_generation`; "keep" goes with level 0.
 
         Raises:
-            ValidationError: another level or mode.
+            ValidationError: another level or mode, or "wait" has given way to another call.
             EngineDeadError: the engine has ended.
         """
         Integer(0, 2).checked("level", level)
         if level and mode == KEEP:
             raise ValidationError("mode", mode, f"{ABORT} or {WAIT}: pages are freed")
-        await self.pause_generation(mode=mode, clear_cache=level != 0)
-        if level != 0:
-            self._sleep.sleep(level)
-            await self.engine.settle()
+        MODES.checked("mode", mode)
+        async with self._turn():
+            await self._pause(mode, clear_cache=level != 0)
+            if level != 0:
+                self._sleep.sleep(level)
+                await self.engine.settle()
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Take the memory again, and go on once all of it is there; whether all is.
@@ -218,11 +250,14 @@ class AsyncLLMEngine:
             EngineDeadError: the engine has ended.
         """
         memory = None if tags is None else [tag for tag in tags if tag != SCHEDULING]
-        self._sleep.wake_up(memory)
-        await self.engine.settle()
-        if not self._sleep.is_sleeping:
-            await self.resume_generation()
-        return not self._sleep.is_sleeping
+        check_tags(memory)
+        async with self._turn():
+            await self.engine.wait_ready()
+            self._sleep.wake_up(memory)
+            await self.engine.settle()
+            if not self._sleep.is_sleeping:
+                self._resume()
+            return not self._sleep.is_sleeping
 
     async def is_sleeping(self) -> bool:
         """Whether `wake_up` is needed before anything can be run."""

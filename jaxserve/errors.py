@@ -125,6 +125,16 @@ class CompilerBusyError(JaxServeError):
         self.retry_after = retry_after
 
 
+class PausedError(JaxServeError):
+    """A request was refused or ended because the engine was told to pause, or to sleep.
+
+    Attributes:
+        retry_after: seconds after which the request may be sent again.
+    """
+
+    retry_after = 5.0
+
+
 class RowError(JaxServeError):
     """The rows of one request cannot be packed; those of others can.
 

@@ -424,14 +424,15 @@ class LLM(Pictures):
         most = self.config.scheduler.max_model_len
         params, limits, variables = scoring_params(pooling_params or PoolingParams(), most)
         rules = self._tokenization(tokenization_kwargs)
-        if not check_scores(self.model_config.labels):
+        by_head = check_scores(self.model_config.labels)
+        if by_head or limits.max_tokens_per_query:
+            first = [limits.query(self.get_tokenizer(), _text(one)) for one in first]
+        if by_head or limits.max_tokens_per_doc:
+            second = [limits.document(self.get_tokenizer(), _text(one)) for one in second]
+        if not by_head:
             if chat_template is not None or variables:
                 allowed = "none: this model makes a vector of each text"
                 raise ValidationError("chat_template", chat_template or variables, allowed)
-            if limits.max_tokens_per_query:
-                first = [limits.query(self.get_tokenizer(), _text(one)) for one in first]
-            if limits.max_tokens_per_doc:
-                second = [limits.document(self.get_tokenizer(), _text(one)) for one in second]
             vectors = self.encode(
                 [*first, *second],
                 params,
@@ -446,7 +447,6 @@ class LLM(Pictures):
             chat_template is not None or self.config.asked.chat_template is not None,
             chat_template,
             variables,
-            limits,
             rules.cut,
             rules.add_special_tokens is not False,
         )

@@ -89,10 +89,10 @@ class AnswerParts:
         Args:
             text: more of it.
             last: no more comes.
-            cut: it ends before the model has ended it; what is said of the last part.
+            cut: it ends before the model has ended it; said of the last part, too.
         """
         steps: list[Step] = []
-        for delta in self._reader.find(text, last=last):
+        for delta in self._reader.find(text, last=last, cut=cut):
             self._add(delta, steps)
         if last:
             if not self.parts:

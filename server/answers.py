@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxserve.client.input_processor import Params, PreparedRequest
-from jaxserve.errors import ValidationError
+from jaxserve.errors import PausedError, ValidationError
 from jaxserve.grammars.grammar_checks import RETRY_S
 from jaxserve.outputs import (
     ERROR,
@@ -49,6 +49,7 @@ from server.whole_answer import whole_response
 
 PROMPT_END = 16  # tokens of a prompt that may open thoughts
 PROMPTS_AT_A_TIME = 8  # of one request, before the loop turns to others
+NOT_AGAIN = {"x-should-retry": "false"}  # OpenAI's clients would send it again at once
 QUICK_ENTRIES = 1024  # of a response, which the event loop makes in about a millisecond
 GRAMMAR_FAILED = (
     "the constraint allows no token any more, or has become too complex, before the text is "
@@ -319,7 +320,7 @@ class Answer(ABC, Generic[Body]):
             504,
             f"timeout={self._queueing.timeout:g} s were over before the first token",
             param="timeout",
-            headers={"x-should-retry": "false"},  # OpenAI's clients would send it again at once
+            headers=NOT_AGAIN,
         )
 
     @contextlib.asynccontextmanager
@@ -379,3 +380,18 @@ def check_served(output: RequestOutput) -> None:
         raise ApiError(503, text, headers={"Retry-After": f"{RETRY_S:.0f}"})
     if failed:
         raise ApiError(500, "internal error; the server's log has the details")
+
+
+def check_complete(completion: CompletionOutput) -> None:
+    """Refuse what was ended early and is of no use in part.
+
+    Raises:
+        ApiError: its time was over.
+        PausedError: the engine was paused.
+    """
+    if completion.finish_reason != "abort":
+        return
+    if completion.stop_reason != TIMEOUT:
+        raise PausedError("the engine was paused before the answer was complete")
+    text = "timeout was over before the answer was complete"
+    raise ApiError(504, text, param="timeout", headers=NOT_AGAIN)

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from server.client_limits import Limits
+from server.engine_route import engine_paths
 from server.errors import handle_http_exception
 from server.keys import ApiKey
 from server.middleware import (
@@ -89,6 +90,23 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.shutdown)
 
+    routes = [
+        *completions.ROUTES,
+        *chat.ROUTES,
+        *chat_batch.ROUTES,
+        *responses.ROUTES,
+        *stored_responses.ROUTES,
+        *messages.ROUTES,
+        *pooling.ROUTES,
+        *scoring.ROUTES,
+        *models.ROUTES,
+        *tokens.ROUTES,
+        *control.ROUTES,
+        *([*page.page_routes(), *watched.ROUTES] if has_page else []),
+        *optional.routes(options),
+        *invocations.ROUTES,
+        *documents.ROUTES,
+    ]
     middleware = [
         Middleware(UnreadMiddleware, answers=service.unread),
         Middleware(DoorMiddleware, allowed_hosts=allowed_hosts),
@@ -113,26 +131,11 @@ def create_app(
         opened |= page.OPEN_PATHS if has_page else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=service.keys, open_paths=opened))
     if options.tracks_load:
-        middleware.append(Middleware(LoadMiddleware, load=service.load))
+        waiting = engine_paths(routes).values()
+        middleware.append(Middleware(LoadMiddleware, load=service.load, paths=frozenset(waiting)))
     middleware.append(Middleware(ErrorMiddleware))
     app = Starlette(
-        routes=[
-            *completions.ROUTES,
-            *chat.ROUTES,
-            *chat_batch.ROUTES,
-            *responses.ROUTES,
-            *stored_responses.ROUTES,
-            *messages.ROUTES,
-            *pooling.ROUTES,
-            *scoring.ROUTES,
-            *models.ROUTES,
-            *tokens.ROUTES,
-            *control.ROUTES,
-            *([*page.page_routes(), *watched.ROUTES] if has_page else []),
-            *optional.routes(options),
-            *invocations.ROUTES,
-            *documents.ROUTES,
-        ],
+        routes=routes,
         middleware=middleware,
         exception_handlers={HTTPException: handle_http_exception},
         lifespan=lifespan,

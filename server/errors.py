@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from jaxserve.errors import (
     CompilerBusyError,
     EngineDeadError,
+    PausedError,
     QueueFullError,
     ShutdownError,
     ValidationError,
@@ -110,7 +111,7 @@ def as_api_error(error: Exception) -> ApiError:
             return _body_error(error)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
-        case QueueFullError() | CompilerBusyError():
+        case QueueFullError() | CompilerBusyError() | PausedError():
             seconds = min(max(1, math.ceil(error.retry_after)), MAX_RETRY_AFTER_S)
             return ApiError(503, str(error), headers={"Retry-After": str(seconds)})
         case ShutdownError():

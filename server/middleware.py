@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -120,16 +120,16 @@ class LoadMiddleware:
 
     Args:
         load: is told of them.
+        paths: of those routes.
     """
 
-    def __init__(self, app: ASGIApp, load: Load) -> None:
+    def __init__(self, app: ASGIApp, load: Load, paths: Collection[str]) -> None:
         self.app = app
-        self._load = load
+        self._load, self._paths = load, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = scope["type"] == "http" and scope["method"] == "POST"
-        path = scope["path"] if counts else ""
-        if not path.startswith("/v1/") and path != "/invocations":
+        if not counts or scope["path"] not in self._paths:
             await self.app(scope, receive, send)
             return
         self._load.num_running += 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from jaxserve.client.input_processor import check_cache_salt, check_text_fits
-from jaxserve.errors import EngineDeadError, QueueFullError, ValidationError
+from jaxserve.errors import EngineDeadError, PausedError, QueueFullError, ValidationError
 from jaxserve.params.sampling_params import TOKEN_FIELDS
 from jaxserve.request.queueing import Queueing
 from jaxserve.scheduling.ledger import Entry
@@ -102,6 +102,12 @@ class Service:
         if why is not None:
             raise why[1]
 
+    def require_engine(self) -> None:
+        """Raises ApiError 503 while there is no engine that could be told to sleep or to wake."""
+        why = self.unready()
+        if why is not None and why[0] not in ("paused", "silent"):
+            raise why[1]
+
     def unready(self) -> tuple[str, ApiError] | None:
         """Why no engine serves, in a word and as requests are told; None: one does."""
         engine = self.engine
@@ -114,7 +120,7 @@ class Service:
         if not engine.is_ready:
             return "loading", _come_again("the model is still loading", 5)
         if engine.refusal is not None:
-            return "paused", _come_again("the engine is paused, or sleeps", 5)
+            return "paused", as_api_error(PausedError(engine.refusal))
         silence = engine.silence
         return None if silence is None else ("silent", _come_again(silence, 2))
 

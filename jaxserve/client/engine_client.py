@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WAKES = frozenset({Action.WAKE_WEIGHTS, Action.WAKE_KV_CACHE})
+
 
 class EngineClient(ABC):
     """Serves requests. One thread uses it; `prepare` alone may be called from any thread.
@@ -59,6 +61,8 @@ class EngineClient(ABC):
         history: the engine's last steps.
         ledger: the admitted requests, and the room for more.
         is_paused: the engine was told to begin no step.
+        asleep: what the engine was told that it sleeps as it does: which way to free its memory,
+            then which part to take back; empty while it is awake.
     """
 
     config: ResolvedConfig
@@ -75,6 +79,7 @@ class EngineClient(ABC):
         self._failures: dict[str, Exception] = {}
         self._view: EngineView | None = None
         self.is_paused = False
+        self.asleep: list[Action] = []
         self._inputs: InputProcessor | None = None
 
     def _bind(
@@ -223,8 +228,15 @@ class EngineClient(ABC):
 
     def control(self, action: Action) -> None:
         """Ask for something of the engine as a whole."""
-        if action in (Action.PAUSE, Action.RESUME):
-            self.is_paused = action is Action.PAUSE
+        match action:
+            case Action.PAUSE | Action.RESUME:
+                self.is_paused = action is Action.PAUSE
+            case Action.SLEEP | Action.DEEP_SLEEP:
+                self.asleep = [action]
+            case Action.WAKE_WEIGHTS | Action.WAKE_KV_CACHE:
+                self.asleep.append(action)
+                if WAKES.issubset(self.asleep):
+                    self.asleep = []
         self._post(Control(action))
 
     def reset_prefix_cache(self) -> None:

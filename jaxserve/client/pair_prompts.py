@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxserve.client.chat_prompts import chat_prompts
 from jaxserve.errors import ValidationError
 from jaxserve.params.pooling_params import PoolingParams
 from jaxserve.params.prompts import TokensPrompt
-from jaxserve.tokenization.control_tokens import unmarked
 from jaxserve.tokenization.tokenizer import Tokenizer
 from jaxserve.tokenization.truncation import Cut
-
-RESERVED = ("chat_template", "tools", "tokenize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +52,25 @@ class PairText:
             right behind the query.
         template: its text; None: the tokenizer's own.
         variables: further ones of the template.
-        limits: of the texts.
         cut: of the tokens; None: they stay whole.
         add_special_tokens: whether the tokenizer puts its own around the text.
+        keep_control_tokens: whether control tokens in texts that a template puts together are
+            tokens. Without a template they are: the texts are all of the prompt, as a completion's.
     """
 
     templated: bool = False
     template: str | None = None
     variables: Mapping[str, Any] | None = None
-    limits: PairLimits = PairLimits()
     cut: Cut | None = None
     add_special_tokens: bool = True
+    keep_control_tokens: bool = False
 
     def prompt(self, tokenizer: Tokenizer, query: str, document: str) -> TokensPrompt:
-        """The prompt of a pair.
+        """The prompt of a pair, of what `PairLimits` keeps of its texts.
 
         Raises:
-            ValidationError: the template fails, or a variable is one of the scorer's own.
+            ValidationError: the template fails, or a variable is a name of `Tokenizer`'s own.
         """
-        query = self.limits.query(tokenizer, query)
-        document = self.limits.document(tokenizer, document)
         special = self.add_special_tokens
         if not self.templated:
             text = query + document
@@ -82,23 +79,20 @@ class PairText:
             else:
                 tokens = tokenizer.encode(text, add_special_tokens=special)
             return {"prompt": text, "prompt_token_ids": tokens}
-        variables = self.variables or {}
-        for name in RESERVED:
-            if name in variables:
-                raise ValidationError("chat_template_kwargs", name, f"none of {RESERVED}")
         roles = {"query": query, "document": document}
-        text = tokenizer.render_chat(
+        (prompt,) = chat_prompts(
+            tokenizer,
             [{"role": role, "content": content} for role, content in roles.items()],
+            self.variables,
+            chat_template=self.template,
+            keep_control_tokens=self.keep_control_tokens,
+            add_special_tokens=special,
             add_generation_prompt=False,
             continue_final_message=False,
-            chat_template=self.template,
-            mark=True,
-            **variables,
         )
-        tokens = tokenizer.encode_chat(text, self.template, add_special_tokens=special)
         if self.cut is not None:
-            tokens = self.cut.of(tokens)
-        return {"prompt": unmarked(text), "prompt_token_ids": tokens}
+            prompt["prompt_token_ids"] = self.cut.of(prompt["prompt_token_ids"])
+        return prompt
 
 
 def scoring_params(

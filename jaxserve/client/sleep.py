@@ -12,12 +12,24 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = {WEIGHTS: Action.WAKE_WEIGHTS, KV_CACHE: Action.WAKE_KV_CACHE}
 
 
+def check_tags(tags: Sequence[str] | None) -> None:
+    """Raises ValidationError for one that names no part of the memory; None: all of it."""
+    for tag in tags or ():
+        if tag not in TAGS:
+            raise ValidationError("tags", tag, f"some of {', '.join(TAGS)}")
+
+
 class Sleep:
     """Sleep mode of one client's engine."""
 
     def __init__(self, client: EngineClient):
         self._client = client
-        self._away: set[str] = set()  # of TAGS
+
+    @property
+    def _away(self) -> set[str]:
+        """Those of TAGS whose memory is freed."""
+        asleep = self._client.asleep
+        return {tag for tag, action in TAGS.items() if action not in asleep} if asleep else set()
 
     @property
     def is_sleeping(self) -> bool:
@@ -46,7 +58,6 @@ class Sleep:
         if self._away:
             return
         self._client.control(Action.SLEEP if level == 1 else Action.DEEP_SLEEP)
-        self._away = set(TAGS)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
         """Restore the freed memory.
@@ -57,12 +68,9 @@ class Sleep:
         Raises:
             ValidationError: another tag.
         """
-        wanted = [*TAGS] if tags is None else tags
-        for tag in wanted:
-            if tag not in TAGS:
-                raise ValidationError("tags", tag, f"some of {', '.join(TAGS)}")
+        check_tags(tags)
         self._client.check_alive()
+        away = self._away
         for tag, action in TAGS.items():
-            if tag in wanted and tag in self._away:
+            if tag in away and (tags is None or tag in tags):
                 self._client.control(action)
-                self._away.discard(tag)

@@ -264,10 +264,12 @@ class ProcessClient(EngineClient):
             self._settle([])
 
     def _started(self, process: EngineProcess) -> None:
-        """There is an engine, which knows nothing."""
+        """There is an engine, which knows nothing: neither requests, nor that it is to sleep."""
         self._process = process
         self._settling = False
         self._begun.clear()
+        for action in ([Action.PAUSE] if self.is_paused else []) + self.asleep:
+            self._send(Control(action))
         if self._earlier is not None:
             self.ledger.restarted()
             self.metrics.record_restart()

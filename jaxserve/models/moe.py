@@ -23,7 +23,13 @@ from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.quant_array import QuantArray
-from pallas_kernels.grouped_linear import Blocks, grouped_linear, linear_in_blocks, takes_blocks
+from pallas_kernels.grouped_linear import (
+    Blocks,
+    grouped_linear,
+    linear_in_blocks,
+    refusal,
+    takes_blocks,
+)
 from pallas_kernels.route import route
 
 
@@ -85,7 +91,14 @@ class Experts(nnx.Module):
         self.form = form
         self.weight = parameter(shape, dtype, axes, role="experts")
 
-    def __call__(self, x: jax.Array, sizes: jax.Array, *, gated: bool = False) -> jax.Array:
+    def is_covered(self, backend: str) -> bool:
+        """Whether a backend of `grouped_linear` multiplies with this weight."""
+        weight, _ = self._operands()
+        return refusal(weight, backend) is None
+
+    def __call__(
+        self, x: jax.Array, sizes: jax.Array, *, backend: str, gated: bool = False
+    ) -> jax.Array:
         """Rows [M, in], sorted by expert, of which each has `sizes` -> [M, out]."""
         weight, options = self._operands()
         return grouped_linear(
@@ -94,7 +107,7 @@ class Experts(nnx.Module):
             sizes,
             gated=gated,
             row_invariant=self.form.row_invariant,
-            backend=self.form.grouped,
+            backend=backend,
             **options,
         )
 
@@ -160,7 +173,10 @@ class SparseMLP(nnx.Module):
         return self._experts(normed, rows)[None]
 
     def _experts(self, x: jax.Array, rows: TokenRows) -> jax.Array:
-        if takes_blocks(self.form.grouped):
+        backend = self.form.grouped
+        if not (self.gate_up.is_covered(backend) and self.down.is_covered(backend)):
+            backend = "xla"
+        if takes_blocks(backend):
             return self._in_blocks(x, _live(rows.live, x.shape[0]))
         chosen = self.config.experts_per_token
         weights, experts = self.route(x)
@@ -169,8 +185,10 @@ class SparseMLP(nnx.Module):
         flat = experts.reshape(-1)  # [T * k]
         order = jnp.argsort(flat)
         sizes = jnp.bincount(flat, length=self.config.num_experts + 1)[:-1].astype(jnp.int32)
-        inner = self._gated(partial(self.gate_up, x[order // chosen], sizes))
-        parts = self.down(inner, sizes)[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
+        inner = self._gated(partial(self.gate_up, x[order // chosen], sizes, backend=backend))
+        parts = self.down(inner, sizes, backend=backend)[jnp.argsort(order)].reshape(
+            x.shape[0], chosen, -1
+        )
         total = jnp.einsum("tke,tk->te", parts.astype(jnp.float32), weights)
         return total.astype(x.dtype)
 

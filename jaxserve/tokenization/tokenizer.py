@@ -21,6 +21,7 @@ from jaxserve.tokenization.message_text import content_parts, content_text
 from jaxserve.tokenization.older_files import converted_tokenizer
 from jaxserve.tokenization.render_limit import RenderTimeoutError, render_limit
 from jaxserve.tokenization.token_bytes import TokenBytes
+from jaxserve.tokenization.truncation import LEAST_PART, PART_CHARACTERS, SPARE_TOKENS
 
 # errors do not tell where files lie
 _UNTOLD = (
@@ -44,8 +45,8 @@ KEPT_TEMPLATES = 8
 CONTENT_FORMATS = ("auto", "string", "openai")
 LONG_TEXT = 2048  # characters from which other threads may run while a text is tokenised
 _INTERNALS = re.compile(r"\b0x[0-9a-fA-F]+\b|(?:/[\w.+-]+){2,}")  # addresses and paths
-# Arguments of `apply_chat_template`, ours and transformers', and what templates are given: a
-# caller's variables of the template must not set them behind their back (CVE-2025-62426).
+# Arguments of `apply_chat_template` and `render_chat`, of transformers', and what templates are
+# given: a caller's variables of the template must not set them behind their back (CVE-2025-62426).
 RESERVED_TEMPLATE_NAMES = frozenset(
     {
         "add_generation_prompt",
@@ -53,10 +54,12 @@ RESERVED_TEMPLATE_NAMES = frozenset(
         "bos_token",
         "chat_template",
         "cls_token",
+        "content_format",
         "continue_final_message",
         "conversation",
         "eos_token",
         "extra_special_tokens",
+        "mark",
         "mask_token",
         "max_length",
         "messages",
@@ -162,18 +165,27 @@ class Tokenizer:
     def beginning(self, text: str, most: int) -> str:
         """What a text begins with that has at most so many tokens, cut between two of them.
 
+        No more of a long text is tokenised than what is kept follows from.
+
         Raises:
             ValidationError: as `encode`.
         """
         _check_unicode(text)
-        while text:
-            (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
-            offsets = encoded.offsets
-            if len(offsets) <= most:
-                break
-            # the part may have other tokens than it had in the whole
-            text = text[: min(offsets[most - 1][1], offsets[most][0], len(text) - 1)]
-        return text
+        size = max(LEAST_PART, PART_CHARACTERS * most)
+        part, offsets = text[:size], self._offsets(text[:size])
+        while len(part) < len(text) and len(offsets) <= most + most // 8 + SPARE_TOKENS:
+            size *= 4
+            part, offsets = text[:size], self._offsets(text[:size])
+        while len(offsets) > most:  # a part may have other tokens than it had in the whole
+            part = part[: min(offsets[most - 1][1], offsets[most][0], len(part) - 1)]
+            offsets = self._offsets(part)
+        return part
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text begins and ends."""
+        (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
+        offsets: list[tuple[int, int]] = encoded.offsets
+        return offsets
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids that are not in the vocabulary add nothing."""
@@ -304,12 +316,13 @@ class Tokenizer:
     @functools.cached_property
     def takes_late_system(self) -> bool:
         """Whether the folder's template renders messages of the system behind those of others."""
-        turns = [{"role": role, "content": "a"} for role in ("system", "user") * 2]
+        roles = ("system", "user") * 2
+        turns = [{"role": role, "content": f"[turn {i}]"} for i, role in enumerate(roles)]
         try:
-            self.render_chat(turns, add_generation_prompt=True, continue_final_message=False)
+            text = self.render_chat(turns, add_generation_prompt=True, continue_final_message=False)
         except TemplateRefusal:
             return False
-        return True
+        return all(turn["content"] in text for turn in turns)
 
     def encode_chat(
         self, text: str, chat_template: str | None = None, *, add_special_tokens: bool = False
@@ -398,7 +411,7 @@ def template_text(given: str) -> str:
 
 
 def check_template_variables(variables: Mapping[str, Any]) -> None:
-    """Refuses variables of a chat template that are arguments of `apply_chat_template`.
+    """Refuses variables of a chat template that are `RESERVED_TEMPLATE_NAMES`.
 
     Raises:
         ValidationError: names the first one.

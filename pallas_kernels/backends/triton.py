@@ -21,6 +21,8 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import is_quantized
 
 if TYPE_CHECKING:
+    import jax
+
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
     from pallas_kernels.route.coverage import RouteShape
 
@@ -105,6 +107,18 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
     """Why the Triton kernel does not cover a product; None when it does."""
     if shape.activations == "fp8":
         return KernelError("activations", "'fp8'", "'float' or 'int8'")
+    return None
+
+
+def covers_grouped(weight: jax.Array) -> KernelError | None:
+    """Why the Triton kernel does not multiply with the elements of a weight; None when it does.
+
+    JAX's lowering counts elements in 64 bits in arrays of more than 2 ** 32 bytes, else in 32 bits
+    with a sign.
+    """
+    if weight.dtype.itemsize == 1 and 2**31 < weight.size <= 2**32:
+        allowed = "8-bit weights of at most 2 ** 31 elements, or of more than 2 ** 32"
+        return KernelError("weight.shape", weight.shape, allowed)
     return None
 
 
@@ -233,7 +247,9 @@ BACKEND = Backend(
             ),
         ),
         Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
-        Implementation("grouped_linear", "grouped_linear.triton", runs=GPUS, interprets=True),
+        Implementation(
+            "grouped_linear", "grouped_linear.triton", covers_grouped, GPUS, interprets=True
+        ),
         Implementation("route", "route.triton", covers_route, GPUS, interprets=True),
     ),
 )

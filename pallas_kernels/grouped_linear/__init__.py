@@ -1,6 +1,11 @@
 """Linear layers of which each group of rows has its own: the experts of a sparse model."""
 
-from pallas_kernels.grouped_linear.api import grouped_linear, linear_in_blocks, takes_blocks
+from pallas_kernels.grouped_linear.api import (
+    grouped_linear,
+    linear_in_blocks,
+    refusal,
+    takes_blocks,
+)
 from pallas_kernels.grouped_linear.blocks import Blocks
 
-__all__ = ["Blocks", "grouped_linear", "linear_in_blocks", "takes_blocks"]
+__all__ = ["Blocks", "grouped_linear", "linear_in_blocks", "refusal", "takes_blocks"]

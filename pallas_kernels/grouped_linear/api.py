@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.backends import resolve
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear.blocks import Blocks
-from pallas_kernels.grouped_linear.weights import sizes_of
+from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
 from pallas_kernels.linear.api import EIGHT_BITS, Weight
 from pallas_kernels.native.paths import Path
 from pallas_kernels.native.weights import NativeWeight
@@ -56,7 +56,7 @@ def grouped_linear(
         KernelError: a shape, a type or the backend is not supported; names it.
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    groups = _check(x, weight, scale, gated, chosen)
+    groups = _check(x, weight, scale, gated, chosen, backend)
     if sizes.shape != (groups,) or sizes.dtype != jnp.int32:
         raise KernelError("sizes", f"{sizes.dtype}{sizes.shape}", f"int32[{groups}]")
     implementation = resolve("grouped_linear", backend)
@@ -74,6 +74,15 @@ def grouped_linear(
         out_dtype=chosen,
         **options,
     )
+
+
+def refusal(weight: Weight, backend: str) -> KernelError | None:
+    """Why a backend does not multiply with a weight [E, N, K]; None when it does.
+
+    Raises:
+        KernelError: there is no such backend.
+    """
+    return resolve("grouped_linear", backend).covers(elements_of(weight))
 
 
 def takes_blocks(backend: str) -> bool:
@@ -112,7 +121,7 @@ def linear_in_blocks(
         KernelError: a shape, a type or the backend is not supported; names it.
     """
     chosen = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    _check(x, weight, scale, gated, chosen)
+    _check(x, weight, scale, gated, chosen, backend)
     if not takes_blocks(backend):
         raise KernelError("backend", repr(backend), "one with a kernel for blocks: 'triton'")
     return (
@@ -134,7 +143,12 @@ def linear_in_blocks(
 
 
 def _check(
-    x: jax.Array, weight: Weight, scale: jax.Array | None, gated: bool, out_dtype: jnp.dtype
+    x: jax.Array,
+    weight: Weight,
+    scale: jax.Array | None,
+    gated: bool,
+    out_dtype: jnp.dtype,
+    backend: str,
 ) -> int:
     """Judges the operands; the number of groups."""
     if x.ndim != 2:
@@ -148,6 +162,8 @@ def _check(
         if weight.dtype not in (x.dtype, *EIGHT_BITS):
             raise KernelError("weight.dtype", weight.dtype, f"that of x, {x.dtype}, int8 or uint8")
         eight_bits = weight.dtype in EIGHT_BITS
+    if (uncovered := refusal(weight, backend)) is not None:
+        raise uncovered
     groups, outputs = sizes_of(weight)
     if (scale is not None) != eight_bits:
         raise KernelError("scale", scale, "given exactly for an array of 8 bits")

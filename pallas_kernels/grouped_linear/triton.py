@@ -21,7 +21,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_linear.blocks import Blocks, blocks_of
-from pallas_kernels.grouped_linear.weights import sizes_of
+from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
 from pallas_kernels.linear.api import Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
 from pallas_kernels.quantized_matmul.activations import rounded_rows
@@ -139,7 +139,7 @@ def in_blocks(
         raise KernelError("activations", "'fp8'", "'float' or 'int8' with the triton backend")
     inputs = x.shape[1]
     _, channels = sizes_of(weight)
-    stored = weight if isinstance(weight, jax.Array) else weight[0]
+    stored = elements_of(weight)
     width = channels // 2 if gated else channels
     if isinstance(weight, Int4Weight):
         shared = inputs // weight.scales.shape[0]

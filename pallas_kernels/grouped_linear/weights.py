@@ -29,6 +29,12 @@ def of_group(weight: Weight, group: jax.Array) -> Weight:
     return weight[group]
 
 
+def elements_of(weight: Weight) -> jax.Array:
+    """The elements as they are stored, [E, ...]."""
+    stored: jax.Array = weight if isinstance(weight, jax.Array) else weight[0]
+    return stored
+
+
 def sizes_of(weight: Weight) -> tuple[int, int]:
     """Groups, and outputs of each."""
     if isinstance(weight, Int4Weight):

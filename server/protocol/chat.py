@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -10,6 +10,7 @@ from pydantic import Field
 from jaxserve.errors import ValidationError
 from jaxserve.tokenization.message_text import content_text
 from jaxserve.tokenization.tokenizer import check_template_variables
+from server.protocol.prompts import MAX_PROMPTS
 from server.protocol.requests import GenerationRequest, ModelRequest, StrictModel
 from server.protocol.response_format import FormatFields
 from server.protocol.tool_messages import rendered_calls
@@ -56,13 +57,7 @@ class TemplateFields(StrictModel):
         if size > MAX_TEMPLATE:
             allowed = f"at most {MAX_TEMPLATE} characters"
             raise ValidationError("chat_template", f"{size} characters", allowed)
-        variables = self.chat_template_kwargs or {}
-        if len(variables) > MAX_VARIABLES:
-            count = f"{len(variables)} variables"
-            raise ValidationError("chat_template_kwargs", count, f"at most {MAX_VARIABLES}")
-        check_template_variables(variables)
-        if "documents" in variables:  # a field of its own, which is refused
-            raise ValidationError("chat_template_kwargs", "documents", "a variable of the template")
+        check_variables(self.chat_template_kwargs or {})
 
     def template_variables(self) -> dict[str, Any]:
         """Further variables of the template."""
@@ -80,6 +75,16 @@ class TemplateFields(StrictModel):
                 "messages", f"{parts} parts", f"at most {MAX_PARTS} parts of content"
             )
         return [_render(message, index) for index, message in enumerate(self.messages)]
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Rules of `chat_template_kwargs`. Raises ValidationError."""
+    if len(variables) > MAX_VARIABLES:
+        count = f"{len(variables)} variables"
+        raise ValidationError("chat_template_kwargs", count, f"at most {MAX_VARIABLES}")
+    check_template_variables(variables)
+    if "documents" in variables:  # a field of its own, which is refused
+        raise ValidationError("chat_template_kwargs", "documents", "a variable of the template")
 
 
 class ChatCompletionRequest(TemplateFields, GenerationRequest):
@@ -149,7 +154,9 @@ class ChatCompletionRequest(TemplateFields, GenerationRequest):
 class BatchChatRequest(ChatCompletionRequest):
     """Body of `POST /v1/chat/completions/batch`: each of the messages is a conversation."""
 
-    messages: Annotated[list[Messages], Field(fail_fast=True)]  # type: ignore[assignment]
+    messages: Annotated[  # type: ignore[assignment]
+        list[Messages], Field(fail_fast=True, max_length=MAX_PROMPTS)
+    ]
 
     def check(self) -> None:
         super().check()
@@ -163,9 +170,10 @@ class BatchChatRequest(ChatCompletionRequest):
         if self.choices_per_prompt != 1:
             raise ValidationError("n", self.n, "1 in a batch")
 
-    def conversations(self) -> list[ChatCompletionRequest]:
-        """A chat completion of each."""
-        return [self.model_copy(update={"messages": turns}) for turns in self.messages]
+    def conversations(self) -> Iterator[ChatCompletionRequest]:
+        """A chat completion of each, made when it is asked for."""
+        for turns in self.messages:
+            yield self.model_copy(update={"messages": turns})
 
 
 class ChatTokenizeRequest(TemplateFields, ModelRequest):

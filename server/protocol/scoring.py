@@ -10,6 +10,7 @@ from pydantic import Field
 from jaxserve.client.pair_prompts import PairLimits
 from jaxserve.errors import ValidationError
 from jaxserve.params.pooling_params import PoolingParams
+from server.protocol.chat import check_variables
 from server.protocol.pooling import PooledRequest
 from server.protocol.prompts import MAX_PROMPTS
 
@@ -25,6 +26,10 @@ class ScoringRequest(PooledRequest, ABC):
     max_tokens_per_doc: int = 0
     instruction: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        check_variables(self.chat_template_kwargs or {})
 
     @property
     @abstractmethod

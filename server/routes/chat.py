@@ -86,7 +86,8 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
     def choice(self, piece: Piece) -> dict[str, Any]:
         said: dict[str, Any] = {"content": piece.new.text}
         if self._reads:
-            said = self._reader(piece.index).message(piece.new.text)
+            cut = piece.new.finish_reason != "stop"
+            said = self._reader(piece.index).message(piece.new.text, cut=cut)
         if self._echo:
             said["content"] = self._echo + (said["content"] or "")
         return self._choice(
@@ -141,9 +142,10 @@ class ChatCompletions(Answer[ChatCompletionRequest]):
     def delta(self, piece: Piece) -> dict[str, Any] | None:
         if not self._reads:
             return self._choice(piece, "delta", {"content": piece.new.text})
-        new = piece.new
-        delta = self._reader(piece.index).feed(new.text, last=new.finished())
-        if delta or new.finished() or self.body.logprobs or self.body.return_token_ids:
+        new, last = piece.new, piece.new.finished()
+        cut = last and new.finish_reason != "stop"
+        delta = self._reader(piece.index).feed(new.text, last=last, cut=cut)
+        if delta or last or self.body.logprobs or self.body.return_token_ids:
             return self._choice(piece, "delta", delta)
         return None
 

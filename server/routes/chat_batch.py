@@ -27,14 +27,17 @@ class ChatBatch(ChatCompletions):
 
     def __init__(self, service: Service, body: BatchChatRequest, request: Request):
         super().__init__(service, body, request)
-        self._chats = [ChatCompletions(service, one, request) for one in body.conversations()]
+        self._batch, self._request = body, request
+        self._chats: list[ChatCompletions] = []
 
     async def prepare(self) -> None:
-        service, count = self.service, len(self._chats)
+        service, count = self.service, len(self._batch.messages)
         service.check_choices(self.body, count)
         service.check_batch(count, "messages")
         self.check_room(count)
-        for place, chat in enumerate(self._chats):
+        for place, one in enumerate(self._batch.conversations()):
+            chat = ChatCompletions(service, one, self._request)
+            self._chats.append(chat)
             with renamed(by_patterns({r"messages(.*)": rf"messages[{place}]\1"})):
                 await chat.check_and_prepare()
             chat.body.forget_prompt()

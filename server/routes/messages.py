@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from server.answer_parts import Kind, PartBegin, PartGrowth, Step
+from server.answers import check_complete
 from server.endpoint import answer
 from server.engine_route import EngineRoute
 from server.errors import ApiError
@@ -19,8 +20,6 @@ from server.protocol.anthropic_errors import anthropic_error
 from server.protocol.anthropic_request import CountTokensRequest, MessagesRequest, api_field
 from server.protocol.responses import dumps
 from server.service import Service
-
-TIME_IS_OVER = "timeout was over before the answer was complete"
 
 
 async def create_message(request: Request) -> Response:
@@ -60,11 +59,10 @@ class Messages(PartsAnswer):
         }
 
     def _ending(self) -> dict[str, Any]:
-        """Why the answer has ended. Raises ApiError if its time was over."""
+        """Why the answer has ended. Raises as `check_complete` if it was ended early."""
         assert self.final is not None
+        check_complete(self.final)
         reason, at = self.final.finish_reason, self.final.stop_reason
-        if reason not in ("stop", "length"):
-            raise ApiError(504, TIME_IS_OVER, param="timeout")
         if reason == "length":
             told = "max_tokens"
         elif any(part.kind is Kind.CALL for part in self.parts.parts):

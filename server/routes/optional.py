@@ -35,6 +35,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 async def sleep(request: Request) -> Response:
     """End all requests, or wait for them, and free pages and weights until `/wake_up`."""
     service = Service.of(request)
+    service.require_engine()
     given = request.query_params
     level, mode = given.get("level", "1"), given.get("mode", "abort")
     if level not in ("0", "1", "2"):
@@ -45,8 +46,10 @@ async def sleep(request: Request) -> Response:
 
 async def wake_up(request: Request) -> Response:
     """Take the memory again that `/sleep` has freed, or the parts that `tags` name."""
+    service = Service.of(request)
+    service.require_engine()
     tags = request.query_params.getlist("tags") or None
-    is_awake = await Service.of(request).controls.wake_up(tags)
+    is_awake = await service.controls.wake_up(tags)
     return JSONResponse({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
 

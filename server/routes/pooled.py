@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -14,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.pooling_params import CLASSIFY, EMBED
-from server.answers import QUICK_ENTRIES, check_served
+from server.answers import QUICK_ENTRIES, check_complete, check_served
 from server.errors import ApiError
 from server.event_stream import merge, until_disconnect
 from server.protocol.body_errors import named
@@ -65,7 +67,7 @@ class Pooled(ABC):
 
     @abstractmethod
     def told(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> dict[str, Any]:
-        """The response."""
+        """The response. Of many numbers it is made in a thread."""
 
     def listed(self, data: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """A response whose `data` has an entry for each prompt or pair."""
@@ -73,7 +75,7 @@ class Pooled(ABC):
         return {**told, "model": self.model, "data": data, "usage": usage}
 
     def sent(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> Response | None:
-        """The response where it is no JSON; None: `told` says it."""
+        """The response where it is no JSON, made likewise; None: `told` says it."""
         return None
 
     async def check_and_prepare(self) -> None:
@@ -117,30 +119,27 @@ class Pooled(ABC):
         if service.tells_cached_tokens:
             cached = sum(one.num_cached_tokens for one in outputs)
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        if (sent := self.sent(outputs, usage)) is not None:
-            return sent
-        told = self.told(outputs, usage)
         if sum(len(one.embedding or ()) for one in outputs) <= QUICK_ENTRIES:
-            return JSONResponse(told)
-        return await until_disconnect(request.receive, whole_response(request, lambda: told))
+            return self.sent(outputs, usage) or JSONResponse(self.told(outputs, usage))
+        if (sent := await asyncio.to_thread(self.sent, outputs, usage)) is not None:
+            return sent
+        making = whole_response(request, partial(self.told, outputs, usage))
+        return await until_disconnect(request.receive, making)
 
 
 async def _collect(service: Service, prepared: list[PreparedRequest]) -> list[RequestOutput]:
     """The final output of each prompt, in order.
 
     Raises:
-        ApiError: one has none, because its time was over.
+        ApiError, PausedError: one has none, because its time was over or the engine was paused.
     """
     finals: dict[int, RequestOutput] = {}
     streams = [service.engine.stream(one) for one in prepared]
     async with contextlib.aclosing(merge(streams)) as outputs:
         async for position, output in outputs:
             check_served(output)
+            check_complete(output.outputs[0])
             finals[position] = output
-    if any(one.embedding is None for one in finals.values()):
-        # OpenAI's clients would send it again at once
-        headers = {"x-should-retry": "false"}
-        raise ApiError(504, "the request's time was over", param="timeout", headers=headers)
     return [finals[position] for position in range(len(prepared))]
 
 

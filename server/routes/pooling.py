@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput
 from jaxserve.params.pooling_params import CLASSIFY, EMBED
 from server.endpoint import answer
@@ -30,6 +31,10 @@ async def pool(request: Request) -> Response:
 async def classify(request: Request) -> Response:
     """The probabilities of the model's labels for each prompt."""
     return await answer(request, ClassifyRequest, Classes)
+
+
+# Python's http.client reads header lines of 64 KiB; a vector takes 120 bytes of one
+MAX_DESCRIBED = 256
 
 
 class _OfInput(Pooled):
@@ -59,6 +64,13 @@ class Pooling(_OfInput):
     prefix = "pool"
     object: ClassVar[str] = "pooling"
     key: ClassVar[str] = "data"
+
+    def tokens(self) -> tuple[int, AsyncIterator[list[int]]]:
+        count, prompts = super().tokens()
+        if self.body.encoding_format == "bytes" and count > MAX_DESCRIBED:
+            allowed = f"bytes_only for more than {MAX_DESCRIBED} prompts: a header describes each"
+            raise ValidationError("encoding_format", "bytes", allowed)
+        return count, prompts
 
     def told(self, outputs: list[RequestOutput], usage: dict[str, Any]) -> dict[str, Any]:
         data = [

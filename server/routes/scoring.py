@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.client.input_processor import check_text_fits
-from jaxserve.client.pair_prompts import PairText
+from jaxserve.client.pair_prompts import PairLimits, PairText
 from jaxserve.client.similarity import check_scores, cosine, pair_up
 from jaxserve.errors import ValidationError
 from jaxserve.outputs import RequestOutput
@@ -55,41 +56,48 @@ class Scores(Pooled):
                 name = "instruction" if body.instruction is not None else "chat_template_kwargs"
                 allowed = "none: this model makes a vector of each text"
                 raise ValidationError(name, variables, allowed)
-            return len(first) + len(second), self._tokens_of_texts(first, second)
+            return len(first) + len(second), self._tokens_of_texts(limits, first, second)
         together = PairText(
             service.engine.config.asked.chat_template is not None,
             None,
-            body.variables(),
-            limits,
+            {**service.options.template_variables, **body.variables()},
             service.cut(body, 1),
             body.add_special_tokens is not False,
+            service.limits.allow_control_tokens,
         )
-        return len(self._pairs), self._tokens_of_pairs(together, first, second)
+        return len(self._pairs), self._tokens_of_pairs(together, limits, first, second)
 
     async def _tokens_of_pairs(
-        self, together: PairText, first: list[str], second: list[str]
+        self, together: PairText, limits: PairLimits, first: list[str], second: list[str]
     ) -> AsyncIterator[list[int]]:
         tokenizer, most = self.service.engine.tokenizer, self.service.engine.max_model_len
+        queries, documents = self.body.fields
         if together.cut is not None:
             most *= CUT_CONTEXTS
 
-        def tokens(query: str, document: str) -> list[int]:
-            for text, limit, field in (
-                (query, together.limits.max_tokens_per_query, self.body.fields[0]),
-                (document, together.limits.max_tokens_per_doc, self.body.fields[1]),
-            ):
-                if not limit:
-                    check_text_fits(text, tokenizer, most, field)
-            return together.prompt(tokenizer, query, document)["prompt_token_ids"]
+        # a query is tokenised with each of its documents, all of it
+        most_of_query = most if len(first) == len(second) else self.service.engine.max_model_len
 
+        def query(text: str) -> str:
+            if not limits.max_tokens_per_query:
+                check_text_fits(text, tokenizer, most_of_query, queries)
+            return limits.query(tokenizer, text)
+
+        def document(text: str) -> str:
+            if not limits.max_tokens_per_doc:
+                check_text_fits(text, tokenizer, most, documents)
+            return limits.document(tokenizer, text)
+
+        first = [await asyncio.to_thread(query, text) for text in first]
+        second = [await asyncio.to_thread(document, text) for text in second]
         for i, j in self._pairs:
-            yield await asyncio.to_thread(tokens, first[i], second[j])
+            prompt = await asyncio.to_thread(together.prompt, tokenizer, first[i], second[j])
+            yield prompt["prompt_token_ids"]
 
     async def _tokens_of_texts(
-        self, first: list[str], second: list[str]
+        self, limits: PairLimits, first: list[str], second: list[str]
     ) -> AsyncIterator[list[int]]:
-        service, body = self.service, self.body
-        limits, tokenizer = body.limits(service.engine.max_model_len), service.engine.tokenizer
+        service, body, tokenizer = self.service, self.body, self.service.engine.tokenizer
         special, cut = body.add_special_tokens is not False, service.cut(body, 1)
         for texts, shortened, field in (
             (first, limits.query, body.fields[0]),
@@ -101,9 +109,10 @@ class Scores(Pooled):
 
     def scores(self, outputs: list[RequestOutput]) -> list[float]:
         """Of each pair."""
-        vectors = [vector_of(output) for output in outputs]
         if self._by_head:
-            return [score for (score,) in vectors]
+            return [score for (score,) in map(vector_of, outputs)]
+        # once each: a query is in many pairs
+        vectors = [np.asarray(vector_of(output), np.float64) for output in outputs]
         behind = self._num_first
         return [cosine(vectors[i], vectors[behind + j]) for i, j in self._pairs]
 

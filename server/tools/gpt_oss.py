@@ -27,7 +27,7 @@ class HarmonyReader(Reader):
 
     def __init__(self, has_calls: bool = True):
         self._has_calls = has_calls
-        self._kinds = set[str]()  # of the messages so far
+        self._takers = set[Take]()  # of the messages so far
         super().__init__()
 
     def read(self) -> Steps:
@@ -58,9 +58,9 @@ class HarmonyReader(Reader):
         if to and channel != "analysis":
             return _drop
         take = self.think if channel == "analysis" else self.say
-        if channel in self._kinds:
+        if take in self._takers:
             take("\n")
-        self._kinds.add(channel)
+        self._takers.add(take)
         return take
 
 

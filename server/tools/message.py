@@ -30,21 +30,22 @@ class MessageReader:
     tells_reasoning: bool
     num_calls: int = 0
 
-    def feed(self, text: str, *, last: bool) -> dict[str, Any]:
+    def feed(self, text: str, *, last: bool, cut: bool = False) -> dict[str, Any]:
         """What more text says, as the `delta` of a chunk.
 
         Args:
             text: more of it.
             last: no more comes.
+            cut: it ends before the model has ended it.
         """
         delta: dict[str, Any] = {}
-        for found in self.find(text, last=last):
+        for found in self.find(text, last=last, cut=cut):
             self._tell(delta, found)
         return delta
 
-    def find(self, text: str, *, last: bool) -> list[Delta]:
+    def find(self, text: str, *, last: bool, cut: bool = False) -> list[Delta]:
         """What more text says that the client is told, in its order; arguments as of `feed`."""
-        found = self._answer(self._thought(text, last), last)
+        found = self._answer(self._thought(text, last, cut), last, cut)
         told = [delta for delta in found if self._is_told(delta)]
         self.num_calls += sum(isinstance(delta, CallBegin) for delta in told)
         return told
@@ -55,9 +56,9 @@ class MessageReader:
         assert finder is not None
         return finder.new_id()
 
-    def message(self, text: str) -> dict[str, Any]:
-        """What a whole text says, as fields of a message."""
-        delta = self.feed(text, last=True)
+    def message(self, text: str, *, cut: bool = False) -> dict[str, Any]:
+        """What a whole text says, as fields of a message; `cut` as of `feed`."""
+        delta = self.feed(text, last=True, cut=cut)
         calls = [{k: v for k, v in c.items() if k != "index"} for c in delta.get("tool_calls", ())]
         content = delta.get("content", None if calls or "reasoning" in delta else "")
         message: dict[str, Any] = {"content": content}
@@ -65,19 +66,19 @@ class MessageReader:
             message["reasoning"] = delta.get("reasoning")
         return message | ({"tool_calls": calls} if calls else {})
 
-    def _thought(self, text: str, last: bool) -> list[Delta]:
+    def _thought(self, text: str, last: bool, cut: bool) -> list[Delta]:
         if self.reasoning is None:
             return [Content(text)] if text else []
         found = self.reasoning.feed(text)
-        return found + self.reasoning.finish() if last else found
+        return found + self.reasoning.finish(cut=cut) if last else found
 
-    def _answer(self, deltas: list[Delta], last: bool) -> list[Delta]:
+    def _answer(self, deltas: list[Delta], last: bool, cut: bool) -> list[Delta]:
         if self.tools is None:
             return deltas
         found: list[Delta] = []
         for delta in deltas:
             found += self.tools.feed(delta.text) if isinstance(delta, Content) else [delta]
-        return found + self.tools.finish() if last else found
+        return found + self.tools.finish(cut=cut) if last else found
 
     def _tell(self, delta: dict[str, Any], found: Delta) -> None:
         match found:

@@ -21,10 +21,12 @@ class Reader(ABC):
 
     Attributes:
         char: the next character, None at the end of the text.
+        is_cut: at its end, whether the model has not ended it: it may be a part of a call.
     """
 
     def __init__(self) -> None:
         self.char: str | None = ""
+        self.is_cut = False
         # what was found since the last call: what it is, and its text in pieces
         self._found: list[tuple[Delta, list[str]]] = []
         self._held: list[str] = []  # space and tags, dropped if a call follows
@@ -42,8 +44,9 @@ class Reader(ABC):
             self._steps.send(char)
         return self._take()
 
-    def finish(self) -> list[Delta]:
-        """What is left when no more text comes."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """What is left when no more text comes; `cut`: see `is_cut`."""
+        self.is_cut = cut
         try:
             self._steps.send(None)
         except StopIteration:

@@ -60,11 +60,13 @@ def read_parameters(
 ) -> Finding:
     """Read arguments up to the end of their call. Cut off in the middle they are not whole.
 
+    Where the model ends its text behind a value, the call has ended with it.
+
     Args:
         reader: stands behind the name of the call.
         add: told of the arguments as JSON, as they come.
         parameters: the notation.
-        outer: tags that end a call too, since its own end is missing.
+        outer: tags that end a call too, since its own end is missing. In a value they are text.
         schema: of the arguments.
         tag: one of the notation that has been read; None: none.
 
@@ -72,7 +74,7 @@ def read_parameters(
         The tag of `outer` that has ended them; None: their own, or the end of the text.
     """
     tags = (parameters.begin, parameters.call_end, *outer)
-    separator = ""
+    separator, is_between = "", True  # values
     add("{")
     while reader.char is not None or tag is not None:
         if tag is None:  # text between values is none of them
@@ -82,6 +84,7 @@ def read_parameters(
             return tag if tag in outer else None
         else:
             text: list[str] = []
+            is_between = False
             key_tags = (parameters.key.end, *tags)
             tag = yield from reader.until(key_tags, text.append, most=MAX_HEADER)
             found = re.fullmatch(parameters.key.pattern, "".join(text), re.DOTALL)
@@ -91,7 +94,11 @@ def read_parameters(
                     add(f"{separator}{_quoted(found['name'])}: ")
                     separator = ", "
                     types = _types(found, schema)
-                    tag = yield from _read_value(reader, add, parameters, tags, types)
+                    end = yield from _read_value(reader, add, parameters, types)
+                    is_between = end is not None
+                    tag = None if end == parameters.end else end
+    if is_between and not reader.is_cut:
+        add("}")
     return None
 
 
@@ -108,11 +115,10 @@ def _read_value(
     reader: Reader,
     add: Take,
     parameters: Parameters,
-    tags: Sequence[str],
     types: frozenset[str],
 ) -> Finding:
-    """A value; the tag that has ended it, if that is not its own."""
-    ends = [parameters.end, *tags]
+    """A value; the tag that has ended it."""
+    ends = [parameters.end, parameters.begin, parameters.call_end]
     if parameters.is_padded:
         ends += [f"\n{end}" for end in ends]
         if reader.char == "\n":
@@ -125,8 +131,7 @@ def _read_value(
         text: list[str] = []
         tag = yield from reader.until(ends, text.append)
         add(json_of("".join(text), types) if tag is not None else "")
-    tag = tag and tag.lstrip("\n")
-    return None if tag == parameters.end else tag
+    return tag and tag.lstrip("\n")
 
 
 _quoted = partial(json.dumps, ensure_ascii=False)

@@ -14,24 +14,32 @@ from jaxserve.async_engine import AsyncEngine
 from jaxserve.client.deadlines import Deadlines
 from jaxserve.client.input_processor import PreparedRequest
 from jaxserve.config.engine_config import EngineConfig
+from jaxserve.errors import PausedError
 from jaxserve.outputs import RequestOutput
 
 
 class Client:
     """Its requests get nothing until their time is over."""
 
-    is_dead, processes = False, None
+    is_dead, is_ready, processes = False, True, None
     metrics = SimpleNamespace(watch_processes=lambda processes: None)
 
     def __init__(self) -> None:
         self.deadlines = Deadlines()
-        self.num_asked = 0
+        self.num_asked = self.num_checked = 0
+        self.views: list[Any] = []
         self.over: list[str] = []
         self.told: list[Any] = []  # what it has to say next
 
-    def check_alive(self) -> None: ...
+    def check_alive(self) -> None:
+        self.num_checked += 1
+        assert self.num_checked < 1000, "the loop stands still"
 
-    def take_view(self) -> None: ...
+    def look(self) -> None:
+        self.views.append(object())
+
+    def take_view(self) -> Any:
+        return self.views.pop() if self.views else None
 
     def num_generated(self, request_id: str) -> int:
         return 0
@@ -140,3 +148,34 @@ def test_a_deadline_ends_a_stream(engine: Any) -> None:
     for _ in range(2):
         asyncio.run(main())
     assert engine.client.num_asked == 2 and engine._timer is None
+
+
+def test_the_loop_goes_on_while_another_engine_loads(engine: Any) -> None:
+    def is_there() -> None:
+        engine.client.is_ready = True
+
+    async def main() -> None:
+        await engine.wait_ready()
+        engine.client.is_ready = False
+        asyncio.get_running_loop().call_later(0.03, is_there)
+        settled = asyncio.create_task(engine.settle())
+        while not settled.done():
+            await asyncio.sleep(0.001)
+            engine._deliver()
+        await settled
+
+    asyncio.run(main())
+
+
+def test_a_request_that_was_tokenised_while_a_pause_came_is_refused(engine: Any) -> None:
+    async def prepare(*given: Any) -> Any:
+        engine.refusal = "the engine is paused"
+        return SimpleNamespace(params=SimpleNamespace(output_kind=None))
+
+    async def main() -> None:
+        engine.prepare = prepare
+        with pytest.raises(PausedError, match="is paused"):
+            await anext(engine.generate([1], None, "a"))
+        assert not engine.live_requests
+
+    asyncio.run(main())

@@ -102,6 +102,7 @@ class FakeEngine:
         fail_after, failure: raise `failure` after that many tokens.
         reports: what features have told of each completion by its end.
         abort_after: end the request with finish_reason "abort" after that many tokens.
+        abort_reason: its stop_reason then.
         started, aborted, finished: request ids, in order.
         params: the sampling parameters of each request; limits: most tokens of each; turns: when
             and how urgent; beams: its search.
@@ -144,6 +145,7 @@ class FakeEngine:
         self.replies: list[str] | None = None
         self.reports: dict[str, list[Any]] | None = None
         self.abort_after: int | None = None
+        self.abort_reason: str | None = None
         self.fail_after: int | None = None
         self.failure: Callable[[], Exception] = lambda: EngineDeadError("gone at 0x7f00/secret")
         self.started: list[str] = []
@@ -274,7 +276,11 @@ class FakeEngine:
                     for other, whole in enumerate(texts):
                         if step < len(whole):
                             reasons[other] = "abort"
-                    yield output([completion(i, "", True) for i in range(params.n)], True)
+                    ended = [completion(i, "", True) for i in range(params.n)]
+                    for one in ended:
+                        if one.finish_reason == "abort":
+                            one.stop_reason = self.abort_reason
+                    yield output(ended, True)
                     return
                 total += 1
                 self.num_generated[request_id] = total

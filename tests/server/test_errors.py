@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jaxserve.errors import CompilerBusyError
+from jaxserve.errors import CompilerBusyError, PausedError
 from jaxserve.outputs import ERROR, NOT_COMPILED, CompletionOutput, RequestOutput
 from jaxserve.params.sampling_params import TOKEN_FIELDS
 from server.answers import check_served
@@ -400,7 +400,9 @@ def test_before_and_after_the_engine(
     assert "stopped" in assert_error(client.request(method, path, json={}), 503)
 
 
-def test_a_compiler_that_is_busy_is_503_with_the_time_to_wait() -> None:
+def test_what_may_come_again_is_503_with_the_time_to_wait() -> None:
+    told = as_api_error(PausedError("the engine is paused"))
+    assert (told.status, told.headers) == (503, {"Retry-After": "5"})
     told = as_api_error(CompilerBusyError("response_format", 4.2))
     assert (told.status, told.headers) == (503, {"Retry-After": "5"})
     assert "response_format could not be compiled yet" in told.message

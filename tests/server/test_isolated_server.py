@@ -105,7 +105,7 @@ def test_what_does_not_finish_in_time_is_an_error_and_never_a_short_answer() -> 
 
 
 @pytest.mark.slow
-def test_it_sleeps_and_answers_as_before() -> None:
+def test_it_sleeps_through_a_death_and_answers_as_before() -> None:
     with running_server("none", "--enable-control-routes") as server:
         expected = ask(server).json()["choices"]
 
@@ -118,5 +118,11 @@ def test_it_sleeps_and_answers_as_before() -> None:
             assert sleeping() and ask(server).status_code == 503 and server.health() == 200
             part = httpx.post(f"{server.url}/wake_up?tags=weights", timeout=60).json()
             assert part == {"status": "sleeping", "tags": ["weights"]} and sleeping()
+            if level == 1:
+                os.kill(engine_pid(server), signal.SIGKILL)
+                wait_health(server, 503)
+                assert httpx.post(f"{server.url}/wake_up").status_code == 503
+                wait_health(server, 200)
+                assert sleeping() and ask(server).status_code == 503, "as the one that died"
             assert httpx.post(f"{server.url}/wake_up", timeout=60).json()["status"] == "awake"
             assert not sleeping() and ask(server).json()["choices"] == expected

@@ -12,6 +12,7 @@ from jaxserve.errors import ValidationError
 from server.app import create_app
 from server.commands.edge_flags import KEY_VARIABLE, add_edge_flags, api_keys
 from server.commands.surface_flags import add_surface_flags, options
+from server.engine_route import engine_paths
 from server.keys import ApiKey
 from server.options import Options
 from server.tools.choice import Parsers
@@ -150,7 +151,17 @@ def test_routes_of_sleep(engine: FakeEngine) -> None:
     assert told == {"status": "sleeping", "tags": ["weights", "kv_cache"]}
     assert client.post("/wake_up").json() == {"status": "awake", "tags": None}
     tags = ("wake_up", ["weights", "kv_cache"])
-    assert controls.asked == [(1, "abort"), (2, "wait"), tags, ("wake_up", None)]
+    asked = [(1, "abort"), (2, "wait"), tags, ("wake_up", None)]
+    assert controls.asked == asked
+    for state in ("is_draining", "is_restarting", "is_dead"):
+        setattr(engine, state, True)
+        assert {client.post(path).status_code for path in ("/sleep", "/wake_up")} == {503}
+        setattr(engine, state, False)
+    engine.refusal = "the engine sleeps"
+    assert client.post("/wake_up").status_code == 200, "it is what ends that"
+    engine.is_ready = False
+    assert client.post("/wake_up").headers["retry-after"] == "5"
+    assert controls.asked == [*asked, asked[-1]]
 
 
 def test_a_paused_engine_is_healthy_and_takes_no_requests(engine: FakeEngine) -> None:
@@ -174,8 +185,12 @@ def test_the_load_is_what_is_being_answered(engine: FakeEngine) -> None:
     engine.check_room = look  # type: ignore[method-assign]
     assert client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200
     assert set(seen) == {1} and client.get("/load").json() == {"server_load": 0}
-    client.post("/tokenize", json={"prompt": "a"})
+    seen.clear()
+    for path in engine_paths(client.app.routes).values():  # type: ignore[attr-defined]
+        client.post(path, json={})
     assert set(seen) == {1}
+    others = {"/tokenize", "/v1/messages/count_tokens", "/v1/responses/x/cancel"}
+    assert not others & set(engine_paths(client.app.routes).values())  # type: ignore[attr-defined]
 
 
 def test_timings_of_one_choice(engine: FakeEngine) -> None:

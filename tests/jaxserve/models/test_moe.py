@@ -15,6 +15,8 @@ from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig, SparseMLP
 from jaxserve.models.protocol import TokenRows
 from pallas_kernels import native
+from pallas_kernels.backends import OPERATIONS
+from pallas_kernels.errors import KernelError
 
 TOKENS, HIDDEN = 37, 32
 FORMS = {
@@ -80,6 +82,26 @@ def test_equals_every_expert_on_every_token(backend: str, changes: dict[str, obj
     np.testing.assert_allclose(
         mlp(x, rows, 0, residual=x), np.asarray(x) + want, atol=3e-6 * np.abs(want).max()
     )
+
+
+def test_experts_that_the_kernel_does_not_cover_run_on_plain_xla(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mlp, (x, rows) = make("triton"), inputs()
+
+    def num_kernels() -> int:
+        return str(jax.make_jaxpr(lambda x: mlp(x, rows, 0))(x)).count("pallas_call[")
+
+    assert num_kernels() == 3, "routing and two products"
+    of_triton = OPERATIONS["grouped_linear"]["triton"]
+    wide = mlp.gate_up.weight[...].shape
+
+    def covers(weight: jax.Array) -> KernelError | None:
+        return KernelError("weight.shape", wide, "others") if weight.shape == wide else None
+
+    known = OPERATIONS["grouped_linear"]
+    monkeypatch.setitem(known, "triton", replace(of_triton, covers=covers))
+    assert num_kernels() == 0
 
 
 @pytest.mark.slow

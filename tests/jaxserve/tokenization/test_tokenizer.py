@@ -1,5 +1,6 @@
 """The tokenizer wrapper against transformers, under threads, and with hostile templates."""
 
+import inspect
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -77,6 +79,24 @@ def test_a_text_begins_with_so_many_tokens(kind, request):
             assert len(ours.encode(kept, add_special_tokens=False)) <= most
     with pytest.raises(ValidationError, match="surrogate"):
         ours.beginning("\ud83d", 1)
+
+
+def test_no_more_of_a_text_is_tokenised_than_its_beginning_follows_from(
+    byte_level, word_level, monkeypatch
+):
+    backend, sizes = byte_level._backend, []
+
+    def encode_batch(texts, **how):
+        sizes.extend(map(len, texts))
+        return backend.encode_batch(texts, **how)
+
+    text = CORPUS[1] * 10_000
+    wanted = byte_level.beginning(text[:9000], 100)
+    monkeypatch.setattr(byte_level, "_backend", SimpleNamespace(encode_batch=encode_batch))
+    assert byte_level.beginning(text, 100) == wanted
+    assert sum(sizes) < len(text) // 8
+    words = ["x" * 1000] * 400  # of which the first part has too few
+    assert word_level.beginning(" ".join(words), 300) == " ".join(words[:300])
 
 
 def test_threads_share_a_tokenizer(byte_level):
@@ -230,7 +250,16 @@ def test_chat_errors_name_what_is_wrong(byte_level, arguments, field):
     assert error.value.field == field
 
 
-@pytest.mark.parametrize("name", ["self", "bos_token", "eos_token", "tokenize", "raise_exception"])
+OWN_NAMES = [
+    name
+    for name, one in inspect.signature(Tokenizer.render_chat).parameters.items()
+    if one.kind is not one.VAR_KEYWORD
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*OWN_NAMES, "bos_token", "eos_token", "tokenize", "raise_exception"]
+)
 def test_what_templates_are_given_is_no_variable_of_a_caller(byte_level, name):
     with pytest.raises(ValidationError, match=name) as error:
         check_template_variables({"mood": 1, name: 1})
@@ -328,6 +357,12 @@ def test_templates_that_take_no_late_system(byte_level):
     )
     del byte_level.takes_late_system
     assert not byte_level.takes_late_system
+    byte_level._renderer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+        "{{ m.content }}{% endif %}{% endfor %}"
+    )
+    del byte_level.takes_late_system
+    assert not byte_level.takes_late_system, "it is passed over in silence"
 
 
 def test_long_texts_have_the_tokens_of_short_ones(byte_level):

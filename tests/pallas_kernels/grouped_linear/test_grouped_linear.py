@@ -165,6 +165,29 @@ def test_blocks_are_as_large_as_groups_need() -> None:
 
 
 @pytest.mark.parametrize(
+    ("experts", "dtype", "covered"),
+    [(128, "int8", True), (129, "int8", False), (257, "int8", True), (129, "bfloat16", True)],
+)
+def test_triton_refuses_tables_that_it_would_count_wrongly(
+    experts: int, dtype: str, covered: bool
+) -> None:
+    """Elements are counted in 32 bits with a sign up to 2 ** 32 bytes."""
+    weight = jax.ShapeDtypeStruct((experts, 4096, 4096), dtype)
+    assert (OPERATIONS["grouped_linear"]["triton"].covers(weight) is None) == covered
+    scale = None if dtype == "bfloat16" else jnp.ones((experts, 4096))
+
+    def product(weight: jax.Array) -> jax.Array:
+        x, sizes = jnp.ones((3, 4096), "bfloat16"), jnp.ones(experts, jnp.int32)
+        return grouped_linear(x, weight, sizes, scale=scale, backend="triton")
+
+    if covered:
+        jax.eval_shape(product, weight)
+        return
+    with pytest.raises(KernelError, match=r"weight\.shape"):
+        jax.eval_shape(product, weight)
+
+
+@pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"x": jnp.zeros((2, 3, 4))}, "x.shape"),

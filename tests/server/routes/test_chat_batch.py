@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.client_limits import Limits
+from server.protocol.chat import BatchChatRequest
 from server.tools.choice import Parsers
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_errors import assert_error
@@ -49,7 +51,6 @@ def test_each_conversation_has_a_choice() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [CONVERSATIONS[0], []]}, "messages[1]"),
         ({"messages": CONVERSATIONS[0]}, "messages"),
-        ({"messages": [CONVERSATIONS[0]] * 3}, "messages"),
         ({"messages": [CONVERSATIONS[0], [{"role": "user", "content": 1}]]}, "messages[1][0]"),
         ({"messages": [CONVERSATIONS[0], [{"role": "user", "content": "x" * 99}]]}, "messages[1]"),
         ({"stream": True}, "stream"),
@@ -68,3 +69,20 @@ def test_refusals(fields: dict[str, Any], field: str) -> None:
         assert response.json()["error"]["param"].startswith(field), response.text
         assert_error(response, 400, response.json()["error"]["param"])
         assert not engine.started
+
+
+def test_a_conversation_is_made_ready_once_all_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one body would keep the event loop for seconds."""
+    body = {"messages": CONVERSATIONS[:1] * 3}
+    made: list[object] = []
+    copy = BatchChatRequest.model_copy
+    monkeypatch.setattr(
+        BatchChatRequest, "model_copy", lambda *a, **b: made.append(copy(*a, **b)) or made[-1]
+    )
+    few, more = FakeEngine(), FakeEngine(max_num_queued_reqs=2)
+    for engine, limits in ((few, Limits(max_choices=2)), (more, Limits())):
+        with TestClient(create_app(engine, limits=limits)) as client:
+            assert_error(client.post(ROUTE, json=body), 400, "messages")
+    with pytest.raises(ValidationError, match="at most 1024 items"):
+        BatchChatRequest.model_validate({"messages": CONVERSATIONS[:1] * 1025})
+    assert not made

@@ -442,8 +442,16 @@ def test_a_failure_in_a_stream(client: TestClient, engine: FakeEngine) -> None:
     assert name == "error" and data["error"]["type"] == "api_error" and "secret" not in str(data)
 
 
-def test_time_that_is_over_is_an_error(client: TestClient, engine: FakeEngine) -> None:
-    engine.abort_after = 2
-    body = {"messages": [USER], "max_tokens": 9}
+@pytest.mark.parametrize(
+    ("reason", "kind", "status"),
+    [("timeout", "timeout_error", 504), (None, "overloaded_error", 503)],
+)
+def test_an_answer_that_is_ended_early_is_an_error(
+    client: TestClient, engine: FakeEngine, reason: str | None, kind: str, status: int
+) -> None:
+    engine.abort_after, engine.abort_reason = 2, reason
+    body = {"messages": [USER], "max_tokens": 9, "timeout": 9}
     name, data = named_events(client.post(ROUTE, json=body | {"stream": True}).content)[-1]
-    assert name == "error" and data["error"]["type"] == "timeout_error"
+    assert name == "error" and data["error"]["type"] == kind
+    whole = client.post(ROUTE, json=body)
+    assert whole.json()["error"]["type"] == kind and whole.status_code == status

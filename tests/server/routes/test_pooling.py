@@ -110,10 +110,18 @@ def test_prompts_wait_until_they_are_answered(engine: FakeEngine) -> None:
     assert seen == [(0, 2)] * 2 and not ledger.num_waiting
 
 
-def test_a_request_whose_time_is_over_is_told_so(client: TestClient, engine: FakeEngine) -> None:
-    engine.abort_after = 0
+@pytest.mark.parametrize(
+    ("reason", "status", "header"),
+    [("timeout", 504, ("x-should-retry", "false")), (None, 503, ("retry-after", "5"))],
+)
+def test_a_request_that_is_ended_early_is_told_whether_to_come_again(
+    client: TestClient, engine: FakeEngine, reason: str | None, status: int, header: tuple[str, str]
+) -> None:
+    engine.abort_after, engine.abort_reason = 0, reason
     response = client.post(PATH, json={"input": [5]})
-    assert response.status_code == 504 and response.json()["error"]["param"] == "timeout"
+    assert response.status_code == status and header in response.headers.items()
+    assert ("x-should-retry" in response.headers) == (status == 504)
+    assert response.json()["error"]["param"] == (reason and "timeout")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +142,7 @@ def test_a_request_whose_time_is_over_is_told_so(client: TestClient, engine: Fak
         ({"input": [5], "normalize": False}, "normalize"),
         ({"input": [5], "padding": "max_length"}, "padding"),
         ({"input": [5], "embed_dtype": "int8"}, "embed_dtype"),
+        ({"input": [[5]] * 257, "encoding_format": "bytes"}, "encoding_format"),
         ({"input": [5], "messages": [{"role": "user", "content": "a"}]}, "messages"),
         ({"messages": []}, "input"),
         ({"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template"),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from jaxserve.client.similarity import cosine
 from server.app import create_app
+from server.client_limits import Limits
+from server.options import Options
 from tests.server.fake_engine import FakeEngine
 
+PAIR, RANK = {"queries": "a", "documents": "b"}, {"query": "a", "documents": "b"}
 SCORES, RANKS = ("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
@@ -99,26 +104,70 @@ def test_texts_are_cut_before_and_behind(judged: TestClient, judge: FakeEngine) 
     assert judge.prompts == [[*b"abx"], [*b"abc"]]
 
 
+def test_a_text_is_cut_once_however_many_it_is_paired_with(
+    judged: TestClient, judge: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[str] = []
+    monkeypatch.setattr(judge.tokenizer, "beginning", lambda text, most: cut.append(text) or text)
+    body = {"query": "q", "documents": ["a", "b", "c"], "max_tokens_per_query": 2}
+    assert judged.post("/rerank", json=body | {"max_tokens_per_doc": 2}).status_code == 200
+    assert cut == ["q", "a", "b", "c"]
+
+
+def test_a_query_of_many_documents_is_no_longer_than_the_context() -> None:
+    """It is tokenised with each of them, also where what is behind the context is cut off."""
+    engine = FakeEngine(max_model_len=4096, labels=("good",), enable_embeddings=True)
+    body = {"query": "q" * 40_000, "truncate_prompt_tokens": 5}
+    for client in served(engine):
+        assert client.post("/rerank", json=body | {"documents": ["a"]}).status_code == 200
+        refused = client.post("/rerank", json=body | {"documents": ["a", "b"]})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "query"
+
+
 def test_a_template_puts_pairs_together(tmp_path: Any) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}")
     engine = FakeEngine(labels=("good",), enable_embeddings=True, chat_template=str(template))
-    for client in served(engine):
+    options = Options(template_variables={"y": "s", "x": "t"})
+    limits = Limits(allow_control_tokens=True)
+    with TestClient(create_app(engine, options=options, limits=limits)) as client:
         body = {"queries": "q", "documents": "d", "add_special_tokens": False}
         more = {"instruction": "i", "chat_template_kwargs": {"x": "k"}}
+        marks: list[bool] = []
+        render = engine.tokenizer.render_chat
+        engine.tokenizer.render_chat = lambda *a, mark, **b: (
+            marks.append(mark) or render(*a, mark=mark, **b)
+        )
         assert client.post("/score", json=body | more).status_code == 200
-        refused = client.post("/score", json=body | {"chat_template_kwargs": {"tools": []}})
-        assert refused.json()["error"]["param"] == "chat_template_kwargs"
-    assert engine.prompts == [[*b"[query]q[document]dik"]]
+    assert engine.prompts == [[*b"[query]q[document]dski"]] and marks == [False]
+
+
+@pytest.mark.parametrize(
+    "variables", [{"tools": []}, {"mark": 1}, {"messages": []}, dict.fromkeys(map(str, range(65)))]
+)
+def test_variables_are_those_of_chats(judged: TestClient, variables: dict[str, Any]) -> None:
+    refused = judged.post("/score", json=PAIR | {"chat_template_kwargs": variables})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_many_numbers_are_compared_beside_the_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr("server.routes.pooled.QUICK_ENTRIES", 3)
+    monkeypatch.setattr(
+        "server.routes.scoring.cosine",
+        lambda *vectors: threads.append(threading.current_thread().name) or cosine(*vectors),
+    )
+    assert client.post("/score", json=PAIR).json()["data"][0]["score"] == pytest.approx(1.0)
+    assert threads and threads[0].startswith("asyncio_")
 
 
 def test_a_request_whose_time_is_over_is_told_so(judged: TestClient, judge: FakeEngine) -> None:
-    judge.abort_after = 0
+    judge.abort_after, judge.abort_reason = 0, "timeout"
     response = judged.post("/rerank", json={"query": "a", "documents": ["b"]})
     assert response.status_code == 504 and response.json()["error"]["param"] == "timeout"
-
-
-PAIR, RANK = {"queries": "a", "documents": "b"}, {"query": "a", "documents": "b"}
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,22 @@ def test_a_call_is_found_whole_and_in_pieces(client: TestClient, engine: FakeEng
     assert not engine.params[-1].skip_special_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_max_tokens_cuts_off_is_not_whole(engine: FakeEngine, stream: bool) -> None:
+    begin, end = "<function=f><parameter=a>1</parameter>", "</function>"
+    app = create_app(engine, parsers=Parsers("qwen3_coder", True, None))
+    with TestClient(app) as client:
+        for engine.reply, most, wanted in (
+            (begin, 150, '{"a": "1"}'),
+            (begin + end, len(begin), '{"a": "1"'),
+        ):
+            response = post(client, tools=[TOOL], max_tokens=most, stream=stream)
+            told = events(response.content) if stream else [response.json()]
+            said = [one["choices"][0]["delta" if stream else "message"] for one in told]
+            calls = [call for one in said for call in one.get("tool_calls", ())]
+            assert "".join(one["function"]["arguments"] for one in calls) == wanted
+
+
 def test_one_call_where_only_one_is_wanted(client: TestClient, engine: FakeEngine) -> None:
     engine.reply = CALL + CALL
     both = post(client, tools=[TOOL]).json()["choices"][0]["message"]["tool_calls"]

@@ -30,6 +30,7 @@ CASES = [
         f"{THOUGHT}{NEXT}<|channel|>commentary<|message|>So: <|end|>{NEXT}{THOUGHT}{NEXT}{CALL}",
         Read("So:", "Hm.\nHm.", [("a.f", '{"a": 1}')]),
     ),
+    (f"<|channel|>commentary<|message|>So:<|end|>{NEXT}{FINAL}", Read("So:\nYes.", "", [])),
     # the tools that are the model's own are no functions
     (
         f"<|channel|>commentary to=python<|message|>print(1)<|call|>{NEXT}{FINAL}",

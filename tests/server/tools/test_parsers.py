@@ -123,9 +123,9 @@ CASES = [
     # closing tags that are missing
     (
         "qwen3_xml",
-        "<tool_call><function=f><parameter=a>1<parameter=b>\n2\n</tool_call><tool_call>"
-        "<function=g><function=h>x",
-        Read("", "", [("f", '{"a": "1", "b": "2"}'), ("g", G), ("h", "{")]),
+        "<tool_call><function=f><parameter=a>1<parameter=b>\n2\n</function></tool_call>"
+        "<tool_call><function=g><function=h>x",
+        Read("", "", [("f", '{"a": "1", "b": "2"}'), ("g", G), ("h", G)]),
     ),
     ("qwen3_coder", "<function=f><parameter=a>b<c", Read("", "", [("f", '{"a": "b<c')])),
     (

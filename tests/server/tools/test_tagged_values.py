@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.tools.deltas import CallArguments
+from server.tools.message import MessageReader
 from server.tools.registry import tool_parser
 from tests.server.tools.reading import read
 
@@ -69,6 +70,35 @@ def test_values_come_back(name: str, arguments: dict[str, Any], data: st.DataObj
         found = read(tool_parser(name, TOOLS), *way)
         ((called, told),) = found.calls
         assert called == "f" and json.loads(told) == arguments and found.content == ""
+
+
+OUTER = {
+    "qwen3_coder": "<tool_call></tool_call><function=g>",
+    "glm": "<tool_call>g",
+    "deepseek_v32": '<｜DSML｜function_calls></｜DSML｜function_calls><｜DSML｜invoke name="g">',
+}
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_tags_of_calls_are_text_in_a_value(name: str) -> None:
+    wanted = {"text": f"use {OUTER[name]} here", "number": 1}
+    found = read(tool_parser(name, TOOLS), written(name, wanted))
+    ((called, told),) = found.calls
+    assert (called, json.loads(told), found.content) == ("f", wanted, "")
+
+
+def test_a_call_ends_with_the_text_where_the_model_has_ended_it() -> None:
+    """Never within a value, nor where the text was cut off: more would have come."""
+    text = "<tool_call>\n<function=f>\n<parameter=number>\n1\n</parameter>\n"
+    for told, cut, arguments in (
+        (text, False, '{"number": 1}'),
+        (text, True, '{"number": 1'),
+        (text + "<parameter=te", False, '{"number": 1'),
+        (text + "<parameter=text>x", False, '{"number": 1, "text": "x'),
+    ):
+        reader = MessageReader(None, tool_parser("qwen3_coder", TOOLS), True, True)
+        (call,) = reader.message(told, cut=cut)["tool_calls"]
+        assert call["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
