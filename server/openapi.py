@@ -138,6 +138,9 @@ def _item(**fields: Schema) -> Schema:
 _MODEL = _object(
     {"id": TEXT, "object": {"const": "model"}, "created": WHOLE, "max_model_len": WHOLE}
 )
+_ANTHROPIC_MODEL = _object(
+    {"id": TEXT, "type": {"const": "model"}, "display_name": TEXT, "created_at": TEXT}
+)
 
 
 def _of_prompts(item: Schema) -> Schema:
@@ -156,7 +159,7 @@ _RANKS = _object(
         "results": _list(_item(document=_OBJECT, relevance_score=NUMBER)),
     }
 )
-_STATUS = {"enum": ["in_progress", "completed", "incomplete", "failed", "cancelled"]}
+_STATUS = {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]}
 _RESPONSE_USAGE = _object(
     {
         "input_tokens": WHOLE,
@@ -245,8 +248,13 @@ ANSWERS: dict[str, Schema] = {
     "/v1/messages": _ANTHROPIC,
     "/v1/messages/count_tokens": _object({"input_tokens": WHOLE}),
     "/engine/facts": _FACTS,
-    "/v1/models": _object({"object": {"const": "list"}, "data": _list(_MODEL)}),
-    "/v1/models/{name}": _MODEL,
+    "/v1/models": {
+        "anyOf": [
+            _object({"object": {"const": "list"}, "data": _list(_MODEL)}),
+            _object({"data": _list(_ANTHROPIC_MODEL), "has_more": {"const": False}}),
+        ]
+    },
+    "/v1/models/{name}": {"anyOf": [_MODEL, _ANTHROPIC_MODEL]},
     "/tokenize": _object(
         {"count": WHOLE, "max_model_len": WHOLE, "tokens": _list(WHOLE)},
         token_strs=_maybe(_list(_maybe(TEXT))),

@@ -237,6 +237,8 @@ class EngineClient(ABC):
                 self.asleep.append(action)
                 if WAKES.issubset(self.asleep):
                     self.asleep = []
+        levels = {Action.SLEEP: 1, Action.DEEP_SLEEP: 2}
+        self.metrics.record_sleep(levels[self.asleep[0]] if self.asleep else 0)
         self._post(Control(action))
 
     def reset_prefix_cache(self) -> None:

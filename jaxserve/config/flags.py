@@ -156,14 +156,66 @@ def help_of(item: Setting, default: Any) -> str:
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """A parser for which --max_num_seqs is --max-num-seqs."""
+    """A parser for which --max_num_seqs is --max-num-seqs, and --hf-overrides.rope.factor 2 is
+    --hf-overrides '{"rope": {"factor": 2}}'."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, with dashes for underscores in the names of flags."""
+        """As argparse's, with dashes for underscores in names of flags, and objects for dots."""
         words = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([_dashed(word) for word in words], namespace)
+        try:
+            words = _undotted([_dashed(word) for word in words])
+        except TypeError as error:
+            self.error(str(error))
+        return super().parse_known_args(words, namespace)
 
 
 def _dashed(word: str) -> str:
     name, mark, value = word.partition("=")
-    return name.replace("_", "-") + mark + value if word.startswith("--") else word
+    head, dot, keys = name.partition(".")
+    return head.replace("_", "-") + dot + keys + mark + value if word.startswith("--") else word
+
+
+def _undotted(words: list[str]) -> list[str]:
+    """Flags with dots in their names as one flag each, with a JSON object for its value.
+
+    Raises:
+        TypeError: a flag has a value, and keys beside it.
+    """
+    kept: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    for place, word in enumerate(words):
+        name, is_joined, text = word.partition("=")
+        if not _is_dotted(name):
+            if not place or not _is_dotted(words[place - 1]) or word.startswith("--"):
+                kept.append(word)  # the rest are values
+            continue
+        if not is_joined:
+            following = words[place + 1] if place + 1 < len(words) else "--"
+            text = "true" if following.startswith("--") else following
+        flag, *keys, last = name.split(".")
+        if flag not in objects:
+            objects[flag] = {}
+            kept.append(flag)
+        inner: Any = objects[flag]
+        for key in keys:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or last in inner:
+            raise TypeError(f"{name}: it is there already, or what it is a key of has a value")
+        inner[last] = _json(text)
+    for flag in objects:
+        if sum(word.partition("=")[0] == flag for word in kept) > 1:
+            raise TypeError(f"{flag}: as one JSON object, or by keys with dots, not both")
+    return [f"{word}={json.dumps(objects[word])}" if word in objects else word for word in kept]
+
+
+def _is_dotted(name: str) -> bool:
+    flag, *keys = name.split(".")
+    return flag.startswith("--") and "=" not in name and bool(keys) and all(keys)
+
+
+def _json(text: str) -> Any:
+    """JSON where it is some, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

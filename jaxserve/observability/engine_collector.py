@@ -53,6 +53,13 @@ class EngineCollector(Collector):
         yield self._gauge(
             "num_requests_waiting", "Sequences that wait for a slot.", stats.num_waiting
         )
+        waiting = GaugeMetricFamily(
+            self._names.full("num_requests_waiting_by_reason"),
+            "The same; capacity: slots and pages are all that they wait for.",
+            labels=[*LABELS, "reason"],
+        )
+        waiting.add_metric([*self._names.values, "capacity"], stats.num_waiting)
+        yield waiting
         for reading in memory_gauges(stats, self.page_bytes):
             yield self._gauge(*reading)
         for reading in memory_counters(stats):

@@ -93,10 +93,17 @@ class Metrics:
             self._finished.labels(*names.values, reason)
         self._restarts = counter("engine_restarts", "Times that a dead engine was started again.")
         self._refused = counters(
-            "request_refused",
+            "admission_rejections",
             "Requests that were refused because too much waited, by the limit.",
-            "limit",
+            "reason",
         )
+        self._sleep_state = Gauge(
+            names.full("engine_sleep_state"),
+            "1 for the state that the engine is in: awake, or its level of sleep.",
+            [*LABELS, "sleep_state"],
+            registry=self.registry,
+        )
+        self.record_sleep(0)
 
     @property
     def stats(self) -> EngineStats:
@@ -125,9 +132,12 @@ class Metrics:
             page_bytes: bytes of one KV page over all layers and devices.
         """
         self._engine.page_bytes = page_bytes
+        num_tokens = (config.cache.num_pages - 1) * config.cache.page_size
         labels = {
             "block_size": config.cache.page_size,
             "num_gpu_blocks": config.cache.num_pages,
+            "kv_cache_size_tokens": num_tokens,
+            "kv_cache_max_concurrency": round(num_tokens / config.scheduler.max_model_len, 2),
             "cache_dtype": config.asked.kv_cache_dtype,
             "enable_prefix_caching": config.asked.enable_prefix_caching,
             "max_model_len": config.scheduler.max_model_len,
@@ -184,6 +194,11 @@ class Metrics:
     def record_refused(self, limit: str) -> None:
         """A request was not let in; `limit` is the setting that kept it out."""
         self._refused.labels(*self._names.values, limit).inc()
+
+    def record_sleep(self, level: int) -> None:
+        """The engine sleeps at this level; 0: it is awake."""
+        for number, state in enumerate(("awake", "weights_offloaded", "discard_all")):
+            self._sleep_state.labels(*self._names.values, state).set(number == level)
 
     def record_restart(self) -> None:
         """An engine that had died serves again."""

@@ -156,19 +156,6 @@ def finite(value: Any) -> Any:
             return value
 
 
-def model_card(name: str, created: int, max_model_len: int) -> dict[str, Any]:
-    """One entry of `/v1/models`."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "jaxserve",
-        "root": name,
-        "parent": None,
-        "max_model_len": max_model_len,
-    }
-
-
 class ChunkWriter:
     """Server-sent events of one streamed response; the constant part is encoded once."""
 

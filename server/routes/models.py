@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from server.protocol.responses import model_card
+from server.protocol.model_cards import anthropic_card, anthropic_page, is_anthropic, openai_card
 from server.service import Service
 
 
@@ -14,8 +14,11 @@ async def list_models(request: Request) -> Response:
     """All names that the server answers to."""
     service = Service.of(request)
     service.require_ready()
-    length = service.engine.max_model_len
-    cards = [model_card(name, service.created, length) for name in service.model_names]
+    known = service.created, service.engine.max_model_len
+    if is_anthropic(request.headers):
+        page = anthropic_page([anthropic_card(name, *known) for name in service.model_names])
+        return JSONResponse(page)
+    cards = [openai_card(name, *known) for name in service.model_names]
     return JSONResponse({"object": "list", "data": cards})
 
 
@@ -24,7 +27,8 @@ async def get_model(request: Request) -> Response:
     service = Service.of(request)
     service.require_ready()
     name = service.resolve_model(request.path_params["name"])
-    return JSONResponse(model_card(name, service.created, service.engine.max_model_len))
+    card = anthropic_card if is_anthropic(request.headers) else openai_card
+    return JSONResponse(card(name, service.created, service.engine.max_model_len))
 
 
 ROUTES = [

@@ -101,6 +101,10 @@ class Responses(PartsAnswer):
     # -- in the background ----------------------------------------------------------------------
 
     async def _respond_at_once(self) -> Response:
+        self._status = "queued"  # told once: OpenAI's first answer, whose clients ask again
+        self._encode()
+        told = with_tools(self._json, self._echoed.tools)
+        self._status = "in_progress"
         self._encode()
         kept = self._kept(b"", is_made=False)
         store = self.service.responses
@@ -116,7 +120,7 @@ class Responses(PartsAnswer):
                 f"making ({limits}); this would be more"
             )
             raise ApiError(503, text, param="background", headers={"Retry-After": "5"})
-        return WholeResponse([*coalesced(kept.pieces)])
+        return WholeResponse([*coalesced(told)])
 
     async def _work(self) -> None:
         try:
@@ -143,7 +147,7 @@ class Responses(PartsAnswer):
     def body_of_answer(self) -> dict[str, Any]:
         created, model = self._head
         sampled = self.requests[0].params
-        parts = self.parts.parts if self._status != "in_progress" else []
+        parts = self.parts.parts if self._status not in ("queued", "in_progress") else []
         reports = None if self.final is None else self.final.reports
         return {
             "id": self.name,

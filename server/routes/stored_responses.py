@@ -18,7 +18,7 @@ from server.whole_answer import WholeResponse, coalesced
 
 def unknown_response(name: str, param: str) -> ApiError:
     """The error for a response that is not stored."""
-    text = f"there is no response `{name[:100]}` any more, or never was; see docs/apis.md"
+    text = f"Response with id '{name[:100]}' not found; what is kept: docs/apis.md"
     return ApiError(404, text, param=param)
 
 
@@ -51,7 +51,8 @@ async def cancel_response(request: Request) -> Response:
     """Abort a background response; a finished one stays as it is."""
     service, owner, name, kept = _found(request)
     if not kept.background:
-        raise ValidationError("response_id", name, "a response that was made in the background")
+        text = f"Cannot cancel a synchronous response; '{name}' was not made in the background"
+        raise ApiError(400, text, param="response_id")
     if kept.task is not None:
         await _ended(kept.task)
         kept = service.responses.get(owner, name) or kept

@@ -11,6 +11,7 @@ from jaxserve.async_llm_engine import POLL_S, AsyncLLMEngine
 from jaxserve.boundary.messages import Action
 from jaxserve.client.engine_client import EngineClient
 from jaxserve.errors import ValidationError
+from jaxserve.observability.metrics import Metrics
 
 
 class Client(EngineClient):
@@ -20,6 +21,7 @@ class Client(EngineClient):
 
     def __init__(self) -> None:
         self.is_paused, self.asleep = False, []
+        self.metrics = Metrics("m")
         self.posted: list[Action] = []
 
     def _post(self, body: Any) -> None:

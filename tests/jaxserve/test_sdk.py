@@ -79,6 +79,11 @@ def test_scores_are_cosines_of_the_vectors(llm: LLM) -> None:
     assert vectors[0].dtype == np.float32
 
 
+def sleep_states(llm: LLM) -> dict[str, float]:
+    found = (one for one in llm.client.metrics.registry.collect() if "sleep_state" in one.name)
+    return {one.labels["sleep_state"]: one.value for family in found for one in family.samples}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_sleeps_and_goes_on(llm: LLM, level: int) -> None:
@@ -89,10 +94,13 @@ def test_an_engine_sleeps_and_goes_on(llm: LLM, level: int) -> None:
     assert runner.state is None
     with pytest.raises(ValidationError, match="wake_up"):
         tokens(llm)
+    asleep = {"awake": 0.0, "weights_offloaded": level == 1, "discard_all": level == 2}
+    assert sleep_states(llm) == asleep
     if level == 1:
         llm.wake_up(["weights"])
-        assert llm.is_sleeping
+        assert llm.is_sleeping and sleep_states(llm) == asleep
     llm.wake_up()
+    assert sleep_states(llm) == {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
     assert tokens(llm) == before
     with pytest.raises(ValidationError, match="level=3"):
         llm.sleep(3)

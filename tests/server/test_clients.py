@@ -156,7 +156,7 @@ def test_a_response_is_parsed(client: Any) -> None:
 
 def test_a_response_in_the_background(client: Any) -> None:
     told = respond(client, background=True, extra_body={"ignore_eos": True}, max_output_tokens=200)
-    assert told.status == "in_progress"
+    assert told.status == "queued"
     assert client.responses.cancel(told.id).status in ("cancelled", "incomplete")
 
 
@@ -236,6 +236,12 @@ def test_tools_of_messages(claude: Any) -> None:
         {"role": "user", "content": [result]},
     ]
     assert message(claude, messages=past, tools=[ANTHROPIC_TOOL]).content
+
+
+def test_anthropics_models(claude: Any) -> None:
+    (model,) = claude.models.list().data
+    assert model == claude.models.retrieve(model.id)
+    assert (model.type, model.display_name) == ("model", model.id) and model.created_at.year >= 2026
 
 
 def test_errors_of_messages(claude: Any, anthropic: Any) -> None:

@@ -85,6 +85,9 @@ def test_answers_of_the_other_routes(client: TestClient, paths: dict[str, Any]) 
         answer = client.request(method, url)
         assert answer.status_code == 200, (url, answer.text)
         check(told, answer.json())
+    for path, url in (("/v1/models", "/v1/models"), ("/v1/models/{name}", f"/v1/models/{model}")):
+        answer = client.get(url, headers={"anthropic-version": "2023-06-01"})
+        check(paths[path]["get"], answer.json())
     assert client.post("/reset_prefix_cache").status_code == 200
     assert client.get(f"/v1/responses/{kept}").status_code == 404
 

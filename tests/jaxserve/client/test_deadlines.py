@@ -164,8 +164,9 @@ def test_a_client_refuses_and_counts_what_the_queue_has_no_room_for(clock: Clock
         add(client, "2", 3, None)
     with pytest.raises(QueueFullError):
         client.check_room()
-    labels = {"model_name": "m", "engine": "0", "limit": "max_num_queued_reqs"}
-    assert client.metrics.registry.get_sample_value("jaxserve:request_refused_total", labels) == 2
+    labels = {"model_name": "m", "engine": "0", "reason": "max_num_queued_reqs"}
+    refused = "jaxserve:admission_rejections_total"
+    assert client.metrics.registry.get_sample_value(refused, labels) == 2
     client.abort("1")
     add(client, "2", 3, None)
     client.outputs()

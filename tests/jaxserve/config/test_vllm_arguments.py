@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import logging
@@ -107,3 +108,42 @@ def test_engine_args_are_a_dataclass_with_flags() -> None:
     assert caught.value.field == "nothing_like_it"
     with pytest.raises(ValidationError, match="trust_remote_code"):
         EngineArgs(trust_remote_code=True).create_engine_config()
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = FlexibleArgumentParser(exit_on_error=False)
+    for flag in ("--hf-overrides", "--other-flag"):
+        parser.add_argument(flag, type=json.loads)
+    return parser.parse_args(words)
+
+
+def test_dots_in_names_of_flags_make_objects() -> None:
+    found = parse(
+        *("--hf_overrides.rope_parameters.factor", "2", "--other_flag", "5"),
+        *("--hf-overrides.name=a b", "--hf-overrides.is_on", "--hf-overrides.list", "[1, 2]"),
+    )
+    overrides = {"rope_parameters": {"factor": 2}, "name": "a b", "is_on": True, "list": [1, 2]}
+    assert found.hf_overrides == overrides and found.other_flag == 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hf-overrides.a", "1", "--hf-overrides.a.b", "2"),
+        ("--hf-overrides.a", "1", "--hf-overrides.a", "2"),
+        ("--hf-overrides.a", "1", "--hf-overrides", "{}"),
+    ],
+)
+def test_what_is_said_twice_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(*words)
+    assert "--hf-overrides" in capsys.readouterr().err
+
+
+def test_the_compiler_of_grammars_may_be_named() -> None:
+    for backend in ("auto", "xgrammar", "guidance"):
+        assert own_settings({"structured_outputs_config": {"backend": backend}}) == {}
+    with pytest.raises(ValidationError, match="llguidance"):
+        own_settings({"structured_outputs_config": {"disable_any_whitespace": True}})

@@ -22,6 +22,9 @@ from tests.resolved_config import resolved_config
 OF_VLLM = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
+    "num_requests_waiting_by_reason": "gauge",
+    "engine_sleep_state": "gauge",
+    "admission_rejections_total": "counter",
     "kv_cache_usage_perc": "gauge",
     "cache_config_info": "gauge",
     "prefix_cache_queries_total": "counter",
@@ -75,6 +78,8 @@ def test_names_and_labels_are_those_of_vllm(prefix):
     assert all(name.startswith(f"{prefix}:") for name in kinds)
     assert OF_VLLM.items() <= {name.partition(":")[2]: kind for name, kind in kinds.items()}.items()
     values = [line for line in lines if not line.startswith("#")]
+    (cache,) = (line for line in values if "cache_config_info" in line)
+    assert 'kv_cache_size_tokens="' in cache and 'kv_cache_max_concurrency="' in cache
     assert values and all('engine="0"' in line and 'model_name="tiny"' in line for line in values)
 
 

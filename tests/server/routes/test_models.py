@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from starlette.testclient import TestClient
 
 from server.app import create_app
@@ -18,6 +20,17 @@ def test_every_name_is_listed(client: TestClient) -> None:
 def test_one_model_by_name(client: TestClient) -> None:
     card = client.get("/v1/models/org/fake").json()
     assert card["id"] == "org/fake" and card["object"] == "model"
+
+
+def test_anthropics_clients_get_its_shape(client: TestClient) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    page = client.get("/v1/models", headers=headers).json()
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("fake", "org/fake", False)
+    card = client.get("/v1/models/org/fake", headers=headers).json()
+    assert page["data"][1] == card
+    assert (card["type"], card["id"], card["display_name"]) == ("model", "org/fake", "org/fake")
+    assert datetime.fromisoformat(card["created_at"]).tzinfo == UTC
+    assert card["max_input_tokens"] == 64 and "object" not in card
 
 
 def test_every_name_answers_with_itself(client: TestClient) -> None:

@@ -185,7 +185,8 @@ def wait_for(client: TestClient, name: str, status: str) -> Any:
 def test_in_the_background(client: TestClient, engine: FakeEngine) -> None:
     engine.delay = 0.01
     told = ask(client, background=True)
-    assert told["status"] == "in_progress" and told["output"] == [] and told["usage"] is None
+    assert told["status"] == "queued" and told["output"] == [] and told["usage"] is None
+    assert client.get(f"{ROUTE}/{told['id']}").json()["status"] == "in_progress"
     body = {"input": "a", "previous_response_id": told["id"]}
     assert_error(client.post(ROUTE, json=body), 400, "previous_response_id")
     done = wait_for(client, told["id"], "completed")
