@@ -66,6 +66,14 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**given)
 
 
+def reads_bundled_calls(args: argparse.Namespace) -> bool:
+    """Whether the model is the bundled one, with the chat template that it was trained on."""
+    from checkpoints import bundled_model_path
+
+    folder = bundled_model_path()
+    return args.chat_template is None and Path(model_path(args)).resolve() == folder
+
+
 def model_path(args: argparse.Namespace) -> str:
     """The model's folder or id.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from server.commands.engine_flags import reads_bundled_calls
 from server.reasoning.registry import REASONING_PARSERS
 from server.tools.choice import Parsers
 from server.tools.registry import TOOL_PARSERS
+
+BUNDLED_TOOLS = "hermes"  # how the bundled model writes calls
 
 
 def add_parser_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +18,14 @@ def add_parser_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--tool-call-parser",
         choices=sorted(TOOL_PARSERS),
-        help="how the model writes calls of tools, for tool_choice auto",
+        help="how the model writes calls of tools, for tool_choice auto (default for the bundled "
+        f"model: {BUNDLED_TOOLS})",
     )
     add(
         "--enable-auto-tool-choice",
         action=argparse.BooleanOptionalAction,
-        default=False,
         help="let the model decide whether it calls a tool; needs --tool-call-parser "
-        "(default: off)",
+        "(default: on for the bundled model, else off)",
     )
     add(
         "--reasoning-parser",
@@ -32,9 +35,13 @@ def add_parser_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parsers(args: argparse.Namespace) -> Parsers:
-    """What the flags say.
+    """What the flags say; the bundled model has tools unless they are refused.
 
     Raises:
-        ValidationError: one of them needs another.
+        ValidationError: a flag that needs another, or no model.
     """
-    return Parsers(args.tool_call_parser, args.enable_auto_tool_choice, args.reasoning_parser)
+    tools, is_auto = args.tool_call_parser, args.enable_auto_tool_choice
+    if reads_bundled_calls(args):
+        tools = tools or BUNDLED_TOOLS
+        is_auto = True if is_auto is None else is_auto
+    return Parsers(tools, bool(is_auto), args.reasoning_parser)
