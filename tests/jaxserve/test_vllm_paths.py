@@ -45,7 +45,8 @@ OTHERS = {
     "distributed": "cleanup_dist_env_and_memory",
     "logger": "init_logger",
     "platforms": "current_platform Platform",
-    "config": "VllmConfig",
+    "config": "ProfilerConfig VllmConfig",
+    "version": "__version__ __version_tuple__",
 }
 
 
