@@ -191,6 +191,8 @@ def test_prompts_are_cut_and_share_a_priority(llm: LLM) -> None:
     assert output.prompt_token_ids == PROMPTS[0][:2]
     with pytest.raises(ValidationError, match="no adapters yet"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 4), LoRARequest("a", 1, "/a"))
+    with pytest.raises(ValidationError, match="priority=1"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 4), concurrency_limit=2, priority=1)
 
 
 @pytest.mark.slow
