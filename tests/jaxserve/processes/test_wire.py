@@ -106,7 +106,7 @@ OUTPUT = StepOutput(
         b"\x00\x01",
         0.25,
     ),
-    step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8, 9),
+    step=StepRecord(7, 1.0, 1.5, 2.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 6, 5, 4, 3, 2, 1, 8),
     page_waits=[0.0, 0.25],
     queued=["7.0"],
     failed={"7.0": Refusal("extra_args.a", "{1: 2}", "a number"), "8.0": None},
