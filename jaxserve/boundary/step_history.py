@@ -25,7 +25,6 @@ class StepRecord(NamedTuple):
         num_decode_tokens, num_prefill_tokens: tokens of these rows.
         num_running, num_waiting: sequences with a slot and without, once it was planned.
         num_pages: KV pages that requests owned then.
-        num_preempted: sequences that lost their slots to it.
     """
 
     number: int
@@ -45,7 +44,6 @@ class StepRecord(NamedTuple):
     num_running: int
     num_waiting: int
     num_pages: int
-    num_preempted: int
 
     @property
     def num_tokens(self) -> int:
