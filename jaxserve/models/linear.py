@@ -2,20 +2,24 @@
 
 Weights are stored [out, in] and contracted on their last axis: the only form in which XLA:CPU
 reaches its fast bfloat16 matmul, and as good as any on GPU and TPU. Every parameter names its
-logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes.
+logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes. Over several devices a
+product runs on each of them with its part of the weight (`jaxserve.parallel.spread`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.parallel.spread import WHOLE, Spread, summed
 from pallas_kernels import Backends
 from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts
 from pallas_kernels.residual_norm import residual_norm
@@ -56,6 +60,7 @@ class LinearForm:
         row_invariant: whether a row's result may not depend on the rows beside it.
         experts: backend of `pallas_kernels.grouped_linear` where `backend` is not "native".
         route: backends of `pallas_kernels.route`, the best first.
+        spread: how weights lie on several devices; None: on one. Known where the model is made.
     """
 
     backend: str = "xla"
@@ -67,6 +72,7 @@ class LinearForm:
     row_invariant: bool = False
     experts: str = "xla"
     route: tuple[str, ...] = ("xla",)
+    spread: Spread | None = None
 
     @staticmethod
     def of(backends: Backends, quantization: str | None, row_invariant: bool = False) -> LinearForm:
@@ -109,8 +115,19 @@ class LinearForm:
     ) -> tuple[jax.Array, jax.Array]:
         """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum."""
         assert self.residual_norm
-        interpret = self.interpret if self.residual_norm == "triton" else None
-        return residual_norm(x, product, norm, backend=self.residual_norm, interpret=interpret)
+        backend = self.residual_norm
+        interpret = self.interpret if backend == "triton" else None
+
+        def run(x: jax.Array, product: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+            given = Norm(weight, norm.eps)
+            return residual_norm(x, product, given, backend=backend, interpret=interpret)
+
+        operands = x, product, norm.weight
+        if self.spread is None:
+            return run(*operands)
+        # every device has all of both, and does the same
+        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 3, WHOLE)
+        return normed, stream
 
 
 PLAIN_LINEAR = LinearForm()
@@ -137,6 +154,8 @@ class Projection(nnx.Module):
         self.backend = form.backend
         self.matmul = form.matmul
         self.row_invariant = form.row_invariant
+        self.spread = form.spread
+        self.axes = axes
         self.out_shape = out_shape
         self.weight = parameter((*out_shape, in_size), dtype, axes, role=role)
         self.bias = parameter(out_shape, dtype, axes[:-1], fill=0.0) if bias else None
@@ -160,10 +179,100 @@ class Projection(nnx.Module):
             gated: outputs come in pairs (gate, up); the result is silu(gate) * up, half as wide.
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
-        weight, order, options = self._operands()
-        if order is not None:
-            x = reordered(x, order)
-            norm = None if norm is None else Norm(norm.weight[order], norm.eps)
+        x, norm = self._ordered(x, norm)
+        options = {"gated": gated, "out_dtype": out_dtype}
+        if self.spread is None:
+            return self._product(x, norm, residual, live, **options)
+        if self.divides_inputs:
+            assert norm is None and not gated
+
+            def part(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
+                return own._product(x, None, None, live, out_dtype=out_dtype, biased=False)
+
+            out = self._sum_of(part, x, live)
+            return out if residual is None else residual + out
+        weight, eps = (None, 0.0) if norm is None else norm
+
+        def local(
+            own: Projection,
+            x: jax.Array,
+            weight: jax.Array | None,
+            residual: jax.Array | None,
+            live: jax.Array | None,
+        ) -> jax.Array:
+            norm = None if weight is None else Norm(weight, eps)
+            return own._product(x, norm, residual, live, **options)
+
+        rows = self.spread.rules.spec((None, *self.axes[:-1]))
+        operands, specs = (x, weight, residual, live), (WHOLE, WHOLE, rows, WHOLE)
+        whole: jax.Array = self.spread.run(self, local, operands, specs=specs, out_specs=rows)
+        return whole
+
+    def in_parts(self, x: jax.Array) -> jax.Array:
+        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`.
+
+        One part in x's dtype, the sum over devices, where each has a part of the inputs.
+        """
+        x, _ = self._ordered(x, None)
+        if self.spread is None:
+            return self._parts(x)
+        if self.divides_inputs:
+
+            def part(own: Projection, x: jax.Array, live: None) -> jax.Array:
+                parts = own._parts(x, biased=False)
+                return parts[0] if len(parts) == 1 else parts.sum(0, jnp.float32).astype(x.dtype)
+
+            return self._sum_of(part, x, None)[None]
+        rows = self.spread.rules.spec((None, None, *self.axes[:-1]))
+        parts: jax.Array = self.spread.run(
+            self, Projection._parts, (x,), specs=(WHOLE,), out_specs=rows
+        )
+        return parts
+
+    @property
+    def divides_inputs(self) -> bool:
+        """Whether each of several devices multiplies a part of the inputs."""
+        return self.spread is not None and self.spread.divides(self.axes[-1])
+
+    def _sum_of(
+        self, part: Callable[..., jax.Array], x: jax.Array, live: jax.Array | None
+    ) -> jax.Array:
+        """part(projection of a device, its inputs, live) [T, *out_shape] of all devices, added up
+        in the type of the parts, and the bias."""
+        assert self.spread is not None
+        columns = PartitionSpec(None, *self.spread.rules.spec(self.axes[-1:]))
+        out: jax.Array = self.spread.run(
+            self,
+            lambda *operands: summed(part(*operands)),
+            (x, live),
+            specs=(columns, WHOLE),
+            out_specs=WHOLE,
+        )
+        if self.bias is None:
+            return out
+        return (out.astype(jnp.float32) + self.bias[...].astype(jnp.float32)).astype(out.dtype)
+
+    def _ordered(self, x: jax.Array, norm: Norm | None) -> tuple[jax.Array, Norm | None]:
+        """The input in the order of the weight's columns."""
+        weight: Any = self.weight.get_value()
+        if not isinstance(weight, QuantArray) or weight.order is None:
+            return x, norm
+        order = weight.order
+        return reordered(x, order), None if norm is None else Norm(norm.weight[order], norm.eps)
+
+    def _product(
+        self,
+        x: jax.Array,
+        norm: Norm | None,
+        residual: jax.Array | None,
+        live: jax.Array | None,
+        *,
+        gated: bool = False,
+        out_dtype: Any = None,
+        biased: bool = True,
+    ) -> jax.Array:
+        """What `__call__` gives, of ordered inputs and the weights of one device."""
+        weight, options = self._operands(biased)
         out = linear(
             x,
             weight,
@@ -175,31 +284,28 @@ class Projection(nnx.Module):
             row_invariant=self.row_invariant,
             **options,
         )
-        return out if gated else out.reshape(x.shape[0], *self.out_shape)
+        return out if gated else out.reshape(x.shape[0], -1, *self.out_shape[1:])
 
-    def in_parts(self, x: jax.Array) -> jax.Array:
-        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`."""
-        weight, order, options = self._operands()
-        if order is not None:
-            x = reordered(x, order)
+    def _parts(self, x: jax.Array, *, biased: bool = True) -> jax.Array:
+        """What `in_parts` gives, likewise."""
+        weight, options = self._operands(biased)
         out = linear_in_parts(x, weight, **options)
-        return out.reshape(*out.shape[:2], *self.out_shape)
+        return out.reshape(*out.shape[:2], -1, *self.out_shape[1:])
 
-    def _operands(self) -> tuple[Weight, jax.Array | None, dict[str, Any]]:
-        """As `pallas_kernels.linear` takes it: the weight [N, K]; int32[K], the input that each of
-        its columns multiplies, None: its own; options."""
+    def _operands(self, biased: bool) -> tuple[Weight, dict[str, Any]]:
+        """As `pallas_kernels.linear` takes it: the weight [N, K]; options."""
         weight: Any = self.weight.get_value()
-        bias = None if self.bias is None else self.bias[...].reshape(-1)
+        bias = self.bias[...].reshape(-1) if biased and self.bias is not None else None
         options = {"bias": bias, "matmul": self.matmul, "backend": self.backend}
         if not isinstance(weight, QuantArray):
             # XLA:CPU is 10 times slower when the weight has more than two axes; merging is free
-            return weight.reshape(-1, weight.shape[-1]), None, options
+            return weight.reshape(-1, weight.shape[-1]), options
         options |= {
             "scale": weight.scale.reshape(-1) if weight.format.is_channel8 else None,
             "activations": weight.format.stored.activations,
             "input_scale": weight.input_scale,
         }
-        return weight.operand(), weight.order, options
+        return weight.operand(), options
 
 
 def reordered(x: jax.Array, order: jax.Array) -> jax.Array:

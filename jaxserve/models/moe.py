@@ -9,7 +9,7 @@ dropped, whatever the balance.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from jaxserve.models.mlp import ACTIVATIONS, GATED_IN_PLACE
 from jaxserve.models.norms import OffsetRMSNorm, RMSNorm
 from jaxserve.models.protocol import TokenRows
 from jaxserve.models.quant_array import QuantArray
+from jaxserve.parallel.spread import WHOLE, summed
 from pallas_kernels.grouped_linear import (
     Blocks,
     grouped_linear,
@@ -146,7 +147,7 @@ class SparseMLP(nnx.Module):
             axes=(None, "hidden"),
             bias=False,
             dtype=dtype,
-            form=form,
+            form=replace(form, spread=None),  # whole on every device
             role=None,
         )
         up_axes, down_axes = (None, "intermediate", "hidden"), (None, "hidden", "intermediate")
@@ -173,15 +174,30 @@ class SparseMLP(nnx.Module):
         return self._experts(normed, rows)[None]
 
     def _experts(self, x: jax.Array, rows: TokenRows) -> jax.Array:
+        spread = self.form.spread
+        if spread is None:
+            return self._of_experts(x, rows.live)
+
+        def part(own: SparseMLP, x: jax.Array, live: jax.Array | None) -> jax.Array:
+            """Of a device, which has a part of every expert's inner dimension."""
+            return summed(own._of_experts(x, live))
+
+        out: jax.Array = spread.run(
+            self, part, (x, rows.live), specs=(WHOLE, WHOLE), out_specs=WHOLE
+        )
+        return out
+
+    def _of_experts(self, x: jax.Array, ranges: jax.Array | None) -> jax.Array:
+        """[T, E] -> [T, E] by the weights of one device; `ranges` of rows that hold tokens."""
         backend = self.form.grouped
         if not (self.gate_up.is_covered(backend) and self.down.is_covered(backend)):
             backend = "xla"
         if takes_blocks(backend):
-            return self._in_blocks(x, _live(rows.live, x.shape[0]))
+            return self._in_blocks(x, _live(ranges, x.shape[0]))
         chosen = self.config.experts_per_token
         weights, experts = self.route(x)
         # rows without a token take no expert's time
-        experts = jnp.where(_live(rows.live, x.shape[0])[:, None], experts, self.config.num_experts)
+        experts = jnp.where(_live(ranges, x.shape[0])[:, None], experts, self.config.num_experts)
         flat = experts.reshape(-1)  # [T * k]
         order = jnp.argsort(flat)
         sizes = jnp.bincount(flat, length=self.config.num_experts + 1)[:-1].astype(jnp.int32)

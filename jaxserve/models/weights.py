@@ -40,6 +40,7 @@ from jaxserve.models.sources import Place
 from jaxserve.models.store import restore_model
 from jaxserve.models.weight_plan import Plan, plan_weights, source_place
 from jaxserve.parallel.sharding import ShardingRules
+from jaxserve.parallel.spread import Spread
 
 logger = logging.getLogger(__name__)
 
@@ -188,21 +189,40 @@ def abstract_model(
     """
     if plan is None:
         plan = plan_weights(config, form, dtype, None)
+    rules = ShardingRules.for_model(mesh, config)
+    if mesh.size > 1:
+        form = replace(form, spread=Spread(mesh, rules))
 
     def make() -> Any:
         graph, state = nnx.split(family_of(config).model(config, dtype, form))
         flat = nnx.to_flat_state(state)
-        kept = [(place, _planned(variable, plan.get(place))) for place, variable in flat]
+        kept = [
+            (place, _planned(variable, plan.get(place), form.spread)) for place, variable in flat
+        ]
         return nnx.merge(graph, nnx.from_flat_state(kept))
 
-    model: Model = ShardingRules.for_model(mesh, config).abstract(mesh, make)
+    model: Model = rules.abstract(mesh, make)
     return model
 
 
-def _planned(variable: Any, format: WeightFormat | None) -> Any:
-    """A parameter as the plan keeps it."""
+def _planned(variable: Any, format: WeightFormat | None, spread: Spread | None) -> Any:
+    """A parameter as the plan keeps it, on one device or spread over several.
+
+    Raises:
+        ValidationError: its stored elements cannot be divided as its axes are.
+    """
     if format is None:
         return variable
+    if spread is not None:
+        if format.in_blocks:
+            raise ValidationError(
+                "linear_backend",
+                "native",
+                f"xla where tensor_parallel_size is {spread.devices}: the native kernels have "
+                "these quantised weights in blocks that are not divided",
+            )
+        if spread.divides(variable.get_metadata("logical_axes")[-1]):
+            format = format.divided(variable.get_value().shape[-1], spread.devices)
     return variable.replace(QuantArray.empty(variable.get_value().shape, format))
 
 
