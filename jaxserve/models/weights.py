@@ -77,8 +77,9 @@ def load_model(
         mesh: from `jaxserve.parallel.make_mesh`.
         dtype: type of the parameters, whatever the checkpoint's is; "auto" takes the config's.
         load_format: "auto" reads a store or else safetensors, "safetensors" and "orbax" that
-            alone; "dummy" makes random weights (`jaxserve.models.dummy`), alike on every mesh;
-            norms do nothing and biases are 0.
+            alone; "dummy" makes random weights (`jaxserve.models.dummy`), alike on every mesh but
+            where KV heads are repeated, which are heads of their own; norms do nothing and biases
+            are 0.
         seed: of the dummy weights.
         form: how the linear layers keep and multiply their weights.
         plan: of the quantised weights; None: what `plan_weights` says.
