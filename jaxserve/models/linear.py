@@ -22,6 +22,7 @@ from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, Spread, summed
 from pallas_kernels import Backends
 from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts
+from pallas_kernels.linear.xla import rms_norm
 from pallas_kernels.residual_norm import residual_norm
 
 
@@ -184,7 +185,9 @@ class Projection(nnx.Module):
         if self.spread is None:
             return self._product(x, norm, residual, live, **options)
         if self.divides_inputs:
-            assert norm is None and not gated
+            assert not gated
+            if norm is not None:
+                x = rms_norm(x, norm)  # of all inputs
 
             def part(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
                 return own._product(x, None, None, live, out_dtype=out_dtype, biased=False)

@@ -60,6 +60,6 @@ def test_two_devices_equal_one(tmp_path: Path, case: str, vocab_size: int, vocab
 def test_neighbours_have_copies_of_a_key_value_head(tmp_path: Path, case: str) -> None:
     """Of 1 or 2 on 4 devices, each copy for a part of its query heads."""
     result = compare(make_case(tmp_path, case), devices=4)
-    assert result["difference"] <= 1e-6
+    assert result["difference"] <= 5e-6  # float32, added in another order
     assert result["shard_shapes"]["blocks/0/attention/qkv/weight"][:2] == [1, 3]
     assert result["collectives"] == ["all-reduce"]
