@@ -9,13 +9,12 @@ product runs on each of them with its part of the weight (`jaxserve.parallel.spr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
@@ -180,102 +179,13 @@ class Projection(nnx.Module):
             gated: outputs come in pairs (gate, up); the result is silu(gate) * up, half as wide.
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
-        x, norm = self._ordered(x, norm)
-        options = {"gated": gated, "out_dtype": out_dtype}
-        if self.spread is None:
-            return self._product(x, norm, residual, live, **options)
-        if self.divides_inputs:
-            assert not gated
-            if norm is not None:
-                x = rms_norm(x, norm)  # of all inputs
-
-            def part(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
-                return own._product(x, None, None, live, out_dtype=out_dtype, biased=False)
-
-            out = self._sum_of(part, x, live)
-            return out if residual is None else residual + out
-        weight, eps = (None, 0.0) if norm is None else norm
-
-        def local(
-            own: Projection,
-            x: jax.Array,
-            weight: jax.Array | None,
-            residual: jax.Array | None,
-            live: jax.Array | None,
-        ) -> jax.Array:
-            norm = None if weight is None else Norm(weight, eps)
-            return own._product(x, norm, residual, live, **options)
-
-        rows = self.spread.rules.spec((None, *self.axes[:-1]))
-        operands, specs = (x, weight, residual, live), (WHOLE, WHOLE, rows, WHOLE)
-        whole: jax.Array = self.spread.run(self, local, operands, specs=specs, out_specs=rows)
-        return whole
-
-    def in_parts(self, x: jax.Array) -> jax.Array:
-        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`.
-
-        One part in x's dtype, the sum over devices, where each has a part of the inputs.
-        """
-        x, _ = self._ordered(x, None)
-        if self.spread is None:
-            return self._parts(x)
-        if self.divides_inputs:
-
-            def part(own: Projection, x: jax.Array, live: None) -> jax.Array:
-                parts = own._parts(x, biased=False)
-                return parts[0] if len(parts) == 1 else parts.sum(0, jnp.float32).astype(x.dtype)
-
-            return self._sum_of(part, x, None)[None]
-        rows = self.spread.rules.spec((None, None, *self.axes[:-1]))
-        parts: jax.Array = self.spread.run(
-            self, Projection._parts, (x,), specs=(WHOLE,), out_specs=rows
-        )
-        return parts
-
-    @property
-    def divides_inputs(self) -> bool:
-        """Whether each of several devices multiplies a part of the inputs."""
-        return self.spread is not None and self.spread.divides(self.axes[-1])
-
-    def _sum_of(
-        self, part: Callable[..., jax.Array], x: jax.Array, live: jax.Array | None
-    ) -> jax.Array:
-        """part(projection of a device, its inputs, live) [T, *out_shape] of all devices, added up
-        in the type of the parts, and the bias."""
-        assert self.spread is not None
-        columns = PartitionSpec(None, *self.spread.rules.spec(self.axes[-1:]))
-        out: jax.Array = self.spread.run(
-            self,
-            lambda *operands: summed(part(*operands)),
-            (x, live),
-            specs=(columns, WHOLE),
-            out_specs=WHOLE,
-        )
-        if self.bias is None:
-            return out
-        return (out.astype(jnp.float32) + self.bias[...].astype(jnp.float32)).astype(out.dtype)
-
-    def _ordered(self, x: jax.Array, norm: Norm | None) -> tuple[jax.Array, Norm | None]:
-        """The input in the order of the weight's columns."""
-        weight: Any = self.weight.get_value()
-        if not isinstance(weight, QuantArray) or weight.order is None:
-            return x, norm
-        order = weight.order
-        return reordered(x, order), None if norm is None else Norm(norm.weight[order], norm.eps)
-
-    def _product(
-        self,
-        x: jax.Array,
-        norm: Norm | None,
-        residual: jax.Array | None,
-        live: jax.Array | None,
-        *,
-        gated: bool = False,
-        out_dtype: Any = None,
-        biased: bool = True,
-    ) -> jax.Array:
-        """What `__call__` gives, of ordered inputs and the weights of one device."""
-        weight, options = self._operands(biased)
+        if self.spread is not None:
+            given = {"norm": norm, "residual": residual, "live": live}
+            return _spread_product(self, self.spread, x, given, gated=gated, out_dtype=out_dtype)
+        weight, order, options = self._operands()
+        if order is not None:
+            x = reordered(x, order)
+            norm = None if norm is None else Norm(norm.weight[order], norm.eps)
         out = linear(
             x,
             weight,
@@ -289,29 +199,124 @@ class Projection(nnx.Module):
         )
         return out if gated else out.reshape(x.shape[0], -1, *self.out_shape[1:])
 
-    def _parts(self, x: jax.Array, *, biased: bool = True) -> jax.Array:
-        """What `in_parts` gives, likewise."""
-        weight, options = self._operands(biased)
+    def in_parts(self, x: jax.Array) -> jax.Array:
+        """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`.
+
+        One part in x's dtype, the sum over devices, where each has a part of the inputs.
+        """
+        if self.spread is not None:
+            return _spread_parts(self, self.spread, x)
+        weight, order, options = self._operands()
+        if order is not None:
+            x = reordered(x, order)
         out = linear_in_parts(x, weight, **options)
         return out.reshape(*out.shape[:2], -1, *self.out_shape[1:])
 
-    def _operands(self, biased: bool) -> tuple[Weight, dict[str, Any]]:
-        """As `pallas_kernels.linear` takes it: the weight [N, K]; options."""
+    def _operands(self) -> tuple[Weight, jax.Array | None, dict[str, Any]]:
+        """As `pallas_kernels.linear` takes it: the weight [N, K]; int32[K], the input that each of
+        its columns multiplies, None: its own; options."""
         weight: Any = self.weight.get_value()
-        bias = self.bias[...].reshape(-1) if biased and self.bias is not None else None
+        bias = None if self.bias is None else self.bias[...].reshape(-1)
         options = {"bias": bias, "matmul": self.matmul, "backend": self.backend}
         if not isinstance(weight, QuantArray):
             # XLA:CPU is 10 times slower when the weight has more than two axes; merging is free
-            return weight.reshape(-1, weight.shape[-1]), options
+            return weight.reshape(-1, weight.shape[-1]), None, options
         options |= {
             "scale": weight.scale.reshape(-1) if weight.format.is_channel8 else None,
             "activations": weight.format.stored.activations,
             "input_scale": weight.input_scale,
         }
-        return weight.operand(), options
+        return weight.operand(), weight.order, options
 
 
 def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
     """x [T, in] with its inputs in another order."""
     # without a barrier XLA:CPU gives the gather a layout for which it has no bfloat16 product
     return jax.lax.optimization_barrier(x[:, order])
+
+
+def _spread_product(
+    projection: Projection,
+    spread: Spread,
+    x: jax.Array,
+    given: dict[str, Any],
+    **options: Any,
+) -> jax.Array:
+    """`Projection.__call__` over several devices: x [T, in] -> [T, *out_shape].
+
+    Args:
+        given: `norm`, `residual` and `live`.
+        options: `gated` and `out_dtype`.
+    """
+    norm, residual, live = given["norm"], given["residual"], given["live"]
+    if spread.divides(projection.axes[-1]):
+        assert not options["gated"]
+        if norm is not None:
+            x = rms_norm(x, norm)  # of all inputs
+
+        def part(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
+            return own(x, live=live, **options)
+
+        out = _sum_over_inputs(projection, spread, part, x, live)
+        return out if residual is None else residual + out
+    weight, eps = (None, 0.0) if norm is None else norm
+
+    def local(
+        own: Projection,
+        x: jax.Array,
+        weight: jax.Array | None,
+        residual: jax.Array | None,
+        live: jax.Array | None,
+    ) -> jax.Array:
+        norm = None if weight is None else Norm(weight, eps)
+        return own(x, norm=norm, residual=residual, live=live, **options)
+
+    rows = spread.rules.spec((None, *projection.axes[:-1]))
+    operands, specs = (x, weight, residual, live), (WHOLE, WHOLE, rows, WHOLE)
+    whole: jax.Array = spread.run(projection, local, operands, specs=specs, out_specs=rows)
+    return whole
+
+
+def _spread_parts(projection: Projection, spread: Spread, x: jax.Array) -> jax.Array:
+    """`Projection.in_parts` over several devices: x [T, in] -> [S, T, *out_shape]."""
+    if spread.divides(projection.axes[-1]):
+
+        def part(own: Projection, x: jax.Array, live: None) -> jax.Array:
+            parts = own.in_parts(x)
+            return parts[0] if len(parts) == 1 else parts.sum(0, jnp.float32).astype(x.dtype)
+
+        return _sum_over_inputs(projection, spread, part, x, None)[None]
+    rows = spread.rules.spec((None, None, *projection.axes[:-1]))
+    parts: jax.Array = spread.run(
+        projection, Projection.in_parts, (x,), specs=(WHOLE,), out_specs=rows
+    )
+    return parts
+
+
+def _sum_over_inputs(
+    projection: Projection,
+    spread: Spread,
+    part: Callable[..., jax.Array],
+    x: jax.Array,
+    live: jax.Array | None,
+) -> jax.Array:
+    """part(projection of a device, its inputs, live) [T, *out_shape] of all devices, added up in
+    the type of the parts, and the bias."""
+    weight: Any = projection.weight.get_value()
+    ordered = isinstance(weight, QuantArray) and weight.order is not None
+    if ordered:
+        x = reordered(x, weight.order)
+
+    def local(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
+        own.bias = None
+        if ordered:
+            own.weight.set_value(replace(own.weight.get_value(), order=None))
+        return summed(part(own, x, live))
+
+    columns = spread.rules.spec((None, projection.axes[-1]))
+    out: jax.Array = spread.run(
+        projection, local, (x, live), specs=(columns, WHOLE), out_specs=WHOLE
+    )
+    if projection.bias is None:
+        return out
+    return (out.astype(jnp.float32) + projection.bias[...].astype(jnp.float32)).astype(out.dtype)

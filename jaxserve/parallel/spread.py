@@ -9,7 +9,7 @@ inputs are each device has a part of every sum, and one sum over the devices fol
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import jax
@@ -51,7 +51,8 @@ class Spread:
 
         Args:
             module: whose parameters name their axes.
-            function: given the module with a device's parts of its parameters.
+            function: given the module as it would be on one device, with the parts of its
+                parameters that a device has.
             operands: trees of arrays.
             specs: of each operand.
             out_specs: of the result.
@@ -64,7 +65,9 @@ class Spread:
                 (place, variable.replace(value))
                 for (place, variable), value in zip(flat, values, strict=True)
             ]
-            return function(nnx.merge(graph, nnx.from_flat_state(held)), *operands)
+            own = nnx.merge(graph, nnx.from_flat_state(held))
+            _alone(own)
+            return function(own, *operands)
 
         values = [variable.get_value() for _, variable in flat]
         parts = [self.rules.specs(self.mesh, variable) for _, variable in flat]
@@ -82,6 +85,16 @@ class Spread:
             function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False
         )
         return run(*operands)
+
+
+def _alone(module: nnx.Module) -> None:
+    """Takes from a module and those in it that they are spread: their own, and a form's."""
+    for _, part in nnx.iter_graph(module):
+        for name, value in vars(part).items() if isinstance(part, nnx.Module) else ():
+            if isinstance(value, Spread):
+                setattr(part, name, None)
+            elif isinstance(getattr(value, "spread", None), Spread) and is_dataclass(value):
+                setattr(part, name, replace(value, spread=None))
 
 
 def summed(part: jax.Array) -> jax.Array:
