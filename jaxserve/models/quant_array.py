@@ -44,16 +44,15 @@ class WeightFormat:
         Raises:
             ValidationError: a group of inputs that share a scale would be on two devices.
         """
-        if self.stored.kind != "int4":
-            return self
         if inputs % (devices * (self.stored.group or 1)):
             raise ValidationError(
                 "tensor_parallel_size",
                 devices,
-                f"a number of devices that divides {inputs} inputs of 4-bit weights into whole "
-                f"groups of {self.stored.group}",
+                f"a number of devices that divides {inputs} inputs of {self.stored.kind} weights "
+                f"into whole groups of {self.stored.group}",
             )
-        return replace(self, parts=1 if inputs % (devices * BLOCK) == 0 else devices)
+        packed_whole = self.stored.kind != "int4" or inputs % (devices * BLOCK) == 0
+        return replace(self, parts=1 if packed_whole else devices)
 
     @property
     def is_channel8(self) -> bool:

@@ -104,7 +104,7 @@ def test_a_model_whose_groups_do_not_divide_is_refused_before_it_is_loaded() -> 
     config = model_config_of({**SHAPE, "intermediate_size": 320})
     form = LinearForm(quantization="int4")
     with pytest.raises(
-        ValidationError, match=r"320 inputs of 4-bit weights .* groups of 64"
+        ValidationError, match=r"320 inputs of int4 weights into whole groups of 64"
     ) as one:
         abstract_model(config, abstract_mesh(2), "float32", form)
     assert one.value.field == "tensor_parallel_size"
