@@ -165,21 +165,21 @@ class SparseMLP(nnx.Module):
     ) -> jax.Array:
         """residual + MLP(norm(x)): [T, E] -> [T, E]. Hooks of linear layers do not see experts."""
         del layer
-        out = self._experts(x if norm is None else norm(x), rows.live)
+        out = self.of_experts(x if norm is None else norm(x), rows.live)
         return out if residual is None else residual + out
 
     def product(self, normed: jax.Array, rows: TokenRows, layer: int) -> jax.Array:
         """MLP(normed): [T, E] -> one part [1, T, E]."""
         del layer
-        return self._experts(normed, rows.live)[None]
+        return self.of_experts(normed, rows.live)[None]
 
-    def _experts(self, x: jax.Array, live: jax.Array | None) -> jax.Array:
+    def of_experts(self, x: jax.Array, live: jax.Array | None) -> jax.Array:
         """[T, E] -> [T, E]; `live` as in `TokenRows`."""
         if self.form.spread is not None:
 
             def part(own: SparseMLP, x: jax.Array, live: jax.Array | None) -> jax.Array:
                 """Of a device, which has a part of every expert's inner dimension."""
-                return summed(own._experts(x, live))
+                return summed(own.of_experts(x, live))
 
             specs = WHOLE, WHOLE
             out: jax.Array = self.form.spread.run(
