@@ -233,15 +233,9 @@ def step_cost(
 
 
 def requirements(
-    setting: Setting,
-    config: ModelConfig,
-    backends: Backends,
-    step: StepShape,
-    pool_bytes: int,
-    quantized: frozenset[int],
+    setting: Setting, config: ModelConfig, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
-    """The demands on the step: matrix instructions, few kernels, the pool in place, no copy of a
-    quantised weight."""
+    """The demands on the step: matrix instructions, few kernels, the pool in place."""
     used = {"paged_decode": resolve("decode", backends.decode)}
     if step.num_prefill:
         used["paged_prefill"] = resolve("prefill", backends.prefill)
@@ -266,7 +260,6 @@ def requirements(
         capacity=device_memory(setting.kind),
         # where the engine turns this off; a TPU's compiler may when the device is nearly full
         recomputed=0 if platform_of(setting.kind) == "gpu" else None,
-        quantized=quantized,
     )
 
 
@@ -323,7 +316,9 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
             kind=setting.kind,
-            wanted=requirements(setting, config, backends, step, pool, quantized),
+            wanted=replace(
+                requirements(setting, config, backends, step, pool), quantized=quantized
+            ),
             cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,
             compiler_options=compiler_options(
