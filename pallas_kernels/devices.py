@@ -84,16 +84,15 @@ class Backends:
         return self.residual_norm is not None
 
     def sharded(self) -> Backends:
-        """The choice where the linear layers are divided over devices.
+        """The choice where each of several devices multiplies its part of the weights.
 
-        XLA divides its own products, and would gather the weights for others.
+        The native kernels of a CPU keep quantised weights in blocks of outputs, which are not
+        divided.
         """
-        if (self.linear, self.experts, self.matmul) == ("xla", "xla", ("xla",)):
+        if self.linear != "native" and self.experts != "native":
             return self
         reason = f"{self.reason}; sharded linear layers run on xla"
-        return replace(
-            self, linear="xla", matmul=("xla",), experts="xla", residual_norm=None, reason=reason
-        )
+        return replace(self, linear="xla", experts="xla", reason=reason)
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.launch_table import launch_table
@@ -63,7 +64,9 @@ from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.kv_cache import KVCache, KVFormat
 from jaxserve.models.linear import LinearForm
 from jaxserve.models.moe import MoeConfig
+from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weights import abstract_model
+from jaxserve.parallel import ShardingRules
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
 from pallas_kernels.route import RouteShape
@@ -114,13 +117,14 @@ class Setting:
     quantization: str | None = None
     slots: int = MAX_NUM_SEQS
     max_model_len: int = MAX_MODEL_LEN
+    graph_collectives: bool = False
 
     def config(self) -> ModelConfig:
         """The model, with all of its layers or the first few."""
         settings = dict(SHAPES[self.shape])
         if self.layers:
             settings["num_hidden_layers"] = self.layers
-        return model_config_of(settings)
+        return model_config_of(settings).spread_over(self.devices)
 
     def mesh(self) -> Mesh:
         """A mesh with the engine's axes over devices that are not there."""
@@ -154,6 +158,23 @@ def abstract_leaves(
 ) -> tuple[Any, tuple[Any, ...]]:
     """The model's structure and its parameters as ShapeDtypeStructs with their shardings."""
     return split_model(abstract_model(config, mesh, dtype, form))
+
+
+def quantized_sizes(
+    config: ModelConfig, mesh: Mesh, dtype: str, form: LinearForm
+) -> frozenset[int]:
+    """Elements of one device's part of each weight that is quantised, and of one expert."""
+    sizes = set()
+    rules = ShardingRules.for_model(mesh, config)
+    model: Any = abstract_model(config, mesh, dtype, form)
+    for _, variable in nnx.to_flat_state(nnx.split(model)[1]):
+        value = variable.get_value()
+        if isinstance(value, QuantArray):
+            divided = any(rules.spec(variable.get_metadata("logical_axes")))
+            size = math.prod(value.shape) // (mesh.size if divided else 1)
+            experts = value.shape[0] if variable.get_metadata("role") == "experts" else 1
+            sizes |= {size, size // experts}
+    return frozenset(sizes)
 
 
 def abstract_state(setting: Setting, mesh: Mesh) -> DeviceState:
@@ -256,9 +277,9 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     """
     begin = cpu_seconds()
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
-    structure, leaves = abstract_leaves(
-        config, mesh, DTYPE, LinearForm.of(backends, setting.quantization)
-    )
+    form = LinearForm.of(backends, setting.quantization)
+    structure, leaves = abstract_leaves(config, mesh, DTYPE, form)
+    quantized = quantized_sizes(config, mesh, DTYPE, form)
     weights = device_bytes(leaves)
     plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
@@ -295,11 +316,15 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
             kind=setting.kind,
-            wanted=requirements(setting, config, backends, step, pool),
+            wanted=replace(
+                requirements(setting, config, backends, step, pool), quantized=quantized
+            ),
             cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,
             compiler_options=compiler_options(
-                platform_of(setting.kind), divides_products=backends.divides_products
+                platform_of(setting.kind),
+                divides_products=backends.divides_products,
+                graph_collectives=setting.graph_collectives,
             ),
             donate_argnums=2,
             out_shardings=(jax.tree.map(lambda s: s.sharding, state), everywhere, {}),
@@ -338,6 +363,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--quantization", choices=ONLINE_QUANTIZATIONS, help="of the linear layers' weights"
     )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="absent devices")
+    parser.add_argument(
+        "--graph-collectives", action="store_true", help="sums over GPUs are in the CUDA graphs"
+    )
     parser.add_argument("--markdown", type=Path, help="also write the memory tables to this file")
     parser.add_argument("--json", type=Path, help="also write all that is known to this file")
     options = parser.parse_args(arguments)
@@ -362,6 +390,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
             options.page_size,
             options.kv_cache_dtype,
             options.quantization,
+            graph_collectives=options.graph_collectives,
         )
         for shape, devices, kinds in (FULL if options.full else models)
         for kind in kinds

@@ -122,7 +122,9 @@ class Runner:
         self._num_host_pages = config.cache.num_host_pages
         self.compiler_options = accepted(
             compiler_options(
-                mesh.devices.flat[0].platform, divides_products=backends.divides_products
+                mesh.devices.flat[0].platform,
+                divides_products=backends.divides_products,
+                graph_collectives=config.asked.graph_collectives,
             )
         )
         self._structure, self._leaves = split_model(model)

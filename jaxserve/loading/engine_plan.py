@@ -36,6 +36,7 @@ from jaxserve.models.weight_plan import (
     plan_weights,
 )
 from jaxserve.models.weights import abstract_model, check_tensors, with_stored_head
+from jaxserve.parallel.sharding import ShardingRules
 from jaxserve.tokenization.tokenizer import Tokenizer, template_text
 from pallas_kernels import Backends
 
@@ -157,6 +158,8 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         asked = replace(asked, quantization=written)
     model = read_model_config(files.model, asked.hf_overrides)
     model = replace(_with_head_tokens(model, files), attention_window=asked.attention_window)
+    model = model.spread_over(mesh.shape["model"])
+    ShardingRules.for_model(mesh, model)  # refuses what does not divide before it is fetched
     device = mesh.devices.flat[0]
     quantized = None if stored else quantization_of(files.model)
     found = quantized and quantized[0]

@@ -180,10 +180,13 @@ def test_gpus_with_triton_run_the_fused_kernels_of_a_layer(kind):
     # 8-bit pages need scales: rotation and write are two operations there
     backends = choose_backends(kind, "gpu", replace(covered, pool_dtype=jnp.dtype("int8")))
     assert (backends.rotate_and_write, backends.residual_norm) == (None, "triton")
-    sharded = choose_backends(kind, "gpu", covered).sharded()
-    assert (sharded.linear, sharded.residual_norm) == ("xla", None)
-    assert sharded.rotate_and_write == "triton"
-    assert not sharded.divides_products
+    backends = choose_backends(kind, "gpu", covered)
+    assert backends.sharded() == backends
+
+
+def test_several_cpus_leave_their_linear_layers_to_xla():
+    sharded = choose_backends("cpu", "cpu").sharded()
+    assert (sharded.linear, sharded.experts, sharded.matmul) == ("xla", "xla", ("xla",))
     assert "sharded linear layers run on xla" in sharded.reason
 
 

@@ -95,6 +95,7 @@ class Requirements:
         shared: bytes of shared memory that a thread block may have; None is not judged.
         registers: that a thread of this package's kernels may have; None is not judged.
         a_layer: kernels that one of the equal parts may launch; None for no limit.
+        quantized: elements of the quantised weights on a device, of which no copy may be written.
     """
 
     instructions: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Requirements:
     shared: int | None = None
     registers: int | None = None
     a_layer: int | None = None
+    quantized: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ def judge(
     wanted: Requirements,
     recomputed: int = 0,
     launches: Counts | None = None,
+    copies: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """The faults of a compiled function, in words.
 
@@ -188,4 +191,6 @@ def judge(
     if wanted.a_layer is not None and sum(of_layer.values()) > wanted.a_layer:
         of_them = ", ".join(f"{name} {count}" for name, count in sorted(of_layer.items()))
         failures.append(f"a layer launches more than {wanted.a_layer} kernels: {of_them}")
+    if copies:
+        failures.append(f"{len(copies)} quantised weights are copied: {', '.join(copies[:3])}")
     return tuple(failures)

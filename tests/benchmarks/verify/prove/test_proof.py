@@ -54,6 +54,12 @@ def test_more_registers_than_two_thread_blocks_have_fail() -> None:
     assert judge((KERNEL,), MEMORY, replace(WANTED, registers=182)) == ()
 
 
+def test_a_copied_weight_fails() -> None:
+    assert judge((KERNEL,), MEMORY, WANTED, copies=("bf16[8,4] by fusion.3",)) == (
+        "1 quantised weights are copied: bf16[8,4] by fusion.3",
+    )
+
+
 def test_one_kernel_a_layer_too_many_fails() -> None:
     found = Counts(a_layer={"product": 4, "fusion": 2})
     assert judge((KERNEL,), MEMORY, replace(WANTED, a_layer=6), launches=found) == ()
