@@ -56,6 +56,22 @@ class AttentionShape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """What the size of a pool on one device follows from, but for the number of its pages.
+
+    Attributes:
+        rows: of keys and values of a page: tokens, both, KV heads of one device, and all layers
+            that have a place in the page.
+        head_dim: elements of a row.
+        itemsize: bytes of an element.
+    """
+
+    rows: int
+    head_dim: int
+    itemsize: int
+
+
 def refused(field: str, value: Any, allowed: Sequence[Any], unit: str = "") -> KernelError | None:
     """The refusal of a fact that is known and none of those allowed, of which there are several."""
     if value is None or value in allowed:

@@ -15,8 +15,9 @@ from pallas_kernels.backends.record import (
     HOPPER,
     OTHER_NVIDIA,
     TPU,
+    Implementation,
 )
-from pallas_kernels.coverage import AttentionShape
+from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
 from pallas_kernels.tuning import LARGE_GPUS, SMALL_GPUS, ChipTuning, chip_tuning, generation
@@ -94,6 +95,28 @@ class Backends:
         return replace(
             self, linear="xla", matmul=("xla",), experts="xla", residual_norm=None, reason=reason
         )
+
+    def most_pages(self, page: PageFacts, wanted: int) -> int:
+        """How many pages of a pool all kernels address rightly, up to a wanted number."""
+        for one in self._of_pages():
+            wanted = min(wanted, one.most_pages(page, wanted))
+        return wanted
+
+    @property
+    def table_entries(self) -> int | None:
+        """How many entries a page table [rows, pages] of the kernels may have; None: any number."""
+        limits = (one.table_entries for one in self._of_pages())
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _of_pages(self) -> list[Implementation]:
+        """The implementations that read or write pages by themselves."""
+        names = {
+            "decode": self.decode,
+            "prefill": self.prefill,
+            "decode_and_write": self.decode_and_write,
+            "rotate_and_write": self.rotate_and_write,
+        }
+        return [resolve(operation, name) for operation, name in names.items() if name]
 
     def stored_head_dim(self, head_dim: int) -> int:
         """The head_dim of the page pool for a model's."""

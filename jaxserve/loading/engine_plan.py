@@ -236,9 +236,10 @@ def _planned(
     config = replace(config, sampling_defaults=defaults)
     with report.phase("planning memory"):
         chosen = replace(chosen, kv_scales=_kv_scales(chosen, files))
-        runner = chosen.runner(mesh)
         begin = time.monotonic()
-        config = plan_pool(config, runner, mesh)
+        while not config.cache.num_pages:
+            runner = replace(chosen, config=config).runner(mesh)
+            config = plan_pool(config, runner, mesh)
         cache, scheduler = config.cache, config.scheduler
         longest = runner.page_groups.most_held(scheduler.max_model_len, cache.page_size)
         report.say(

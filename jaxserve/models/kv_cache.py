@@ -16,6 +16,7 @@ from jaxserve.models.layer_groups import LayerGroups
 from pallas_kernels import (
     AttentionShape,
     Backends,
+    PageFacts,
     PrefillLanes,
     ScaledPages,
     paged_decode_and_write,
@@ -206,6 +207,12 @@ class KVCache:
     def page_bytes(self, shards: int) -> int:
         """Bytes of one page on each of so many devices that share its heads."""
         return self.page_size * self.groups.layers_per_page * self._row_bytes // shards
+
+    def addressable(self, num_pages: int, shards: int) -> int:
+        """How many pages the kernels of a device address, up to `num_pages`."""
+        rows = self.groups.layers_per_page * self.page_size * 2 * self.num_kv_heads // shards
+        page = PageFacts(rows, self.head_dim, self.format.dtype.itemsize)
+        return self.backends.most_pages(page, num_pages)
 
     def shapes(self) -> KVPages:
         """Shapes and types of the arrays."""

@@ -138,6 +138,7 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuDecodeTuning,
+            table_entries=TABLE_ENTRIES,
             instruction="matmul",
             chips=TPU_CHIPS,
             proved=(
@@ -173,6 +174,7 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuDecodeTuning,
+            table_entries=TABLE_ENTRIES,
             instruction="matmul",
             chips=TPU_CHIPS,
             proved=(
@@ -202,6 +204,7 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuPrefillTuning,
+            table_entries=TABLE_ENTRIES,
             instruction="matmul",
             chips=TPU_CHIPS,
             proved=(
