@@ -22,8 +22,8 @@ from jaxserve.parallel.mesh import make_mesh
 from pallas_kernels import Backends, KernelError, choose_backends
 from pallas_kernels.backends import mosaic_tpu
 from pallas_kernels.paged_attention.triton.block import require_addressable
-from tests.resolved_config import resolved_config
 from tests.jaxserve.test_step_contract import SETTINGS
+from tests.resolved_config import resolved_config
 
 GIB = 1 << 30
 L4, H200 = ("NVIDIA L4", "8.9"), ("NVIDIA H200", "9.0")
@@ -74,7 +74,7 @@ def test_pools_between_2_and_4_gib_of_8_bit_pages_are_lowered_with_a_warning(
 
 def test_a_pool_that_was_asked_for_is_refused_with_what_is_allowed() -> None:
     config, cache = resolved_config(num_pages=3000), cache_of("fp8")
-    with pytest.raises(ValidationError, match="num_pages=3000 .*up to 2048, or from 4097 on"):
+    with pytest.raises(ValidationError, match=r"num_pages=3000 .*up to 2048, or from 4097 on"):
         addressable_pages(config, cache, 1, 3000)
 
 
