@@ -51,6 +51,7 @@ class Backends:
             None compiles them.
         linear: for linear.
         head_dim_multiple: heads are stored padded with zeros to a multiple of so many elements.
+        head_rows: rows of the pool that a head is.
         decode_and_write: for paged_decode_and_write, which a step calls in place of the two for
             its decode rows; None where the two are called.
         rotate_and_write: for rotate_and_write, in place of split_rotate and write_kv; None where
@@ -71,6 +72,7 @@ class Backends:
     interpret: Any = None
     linear: str = "xla"
     head_dim_multiple: int = 1
+    head_rows: int = 1
     decode_and_write: str | None = None
     rotate_and_write: str | None = None
     residual_norm: str | None = None
@@ -249,6 +251,7 @@ def choose_backends(
         return next((name for name in names if _refusal(operation, name, judged) is None), None)
 
     decode, prefill, write_kv, linear = map(first, ("decode", "prefill", "write_kv", "linear"))
+    attention = ("decode", decode), ("prefill", prefill)
     if "native" in (decode, prefill, linear):
         notes.append(native.availability().reason)
     return Backends(
@@ -259,6 +262,7 @@ def choose_backends(
         reason="; ".join([f"{device_kind} is {family}", *notes]),
         tuning=chip_tuning(device_kind, capability),
         head_dim_multiple=multiple,
+        head_rows=max(_head_rows(operation, name, judged) for operation, name in attention),
         decode_and_write=together("decode_and_write"),
         rotate_and_write=together("rotate_and_write"),
         residual_norm=together("residual_norm") if linear == "gpu" else None,
@@ -330,6 +334,11 @@ def _as_stored(shape: AttentionShape, head_dim_multiple: int) -> AttentionShape:
         return shape
     stored = -(-shape.head_dim // head_dim_multiple) * head_dim_multiple
     return replace(shape, head_dim=stored)
+
+
+def _head_rows(operation: str, backend: str, shape: AttentionShape) -> int:
+    wanted = resolve(operation, backend).head_rows
+    return 1 if wanted is None else wanted(shape)
 
 
 def _refusal(operation: str, backend: str, shape: AttentionShape) -> KernelError | None:

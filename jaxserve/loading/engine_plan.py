@@ -16,7 +16,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.runner import Runner
-from jaxserve.loading.backend_choice import backends_for
+from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.defaults import resolve
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
@@ -192,6 +192,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         # native kernels are compiled at their first use on a machine
         with report.phase("preparing kernels (the first start on a machine compiles some)"):
             backends = backends_for(config, model, device, integers)
+            warn_of_token_scales(config, model, device, backends)
         report.say(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"

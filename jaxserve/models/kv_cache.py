@@ -37,7 +37,8 @@ class KVPages(NamedTuple):
     is `n * num_pages` .. of the first axis.
 
     Attributes:
-        pages: [L * num_pages, page_size, 2, num_kv_heads, head_dim] keys and values.
+        pages: [L * num_pages, page_size, 2, num_kv_heads, head_dim] keys and values; a head may be
+            several rows that lie side by side (`Backends.head_rows`).
         k_scale, v_scale: bfloat16, or its bits, [L * num_pages, num_kv_heads * page_size] scales of
             8-bit keys and values; None where tokens have none of their own. Heads and tokens are
             one axis, for a TPU would not hold the pages of three axes in their order.
@@ -191,7 +192,8 @@ class KVCache:
     def pool_shape(self) -> tuple[int, ...]:
         """Of `KVPages.pages`."""
         places = self.groups.layers_per_page * self.num_pages
-        return places, self.page_size, 2, self.num_kv_heads, self.head_dim
+        rows = self.backends.head_rows
+        return places, self.page_size, 2, self.num_kv_heads * rows, self.head_dim // rows
 
     @property
     def token_bytes(self) -> int:
@@ -251,6 +253,8 @@ class KVCache:
     ) -> KVPages:
         """The cache with T tokens of a layer written, see `pallas_kernels.write_kv`."""
         options = {"first_page": self._first_page(layer), **self.backends.write_options}
+        rows = k.shape[1] * self.backends.head_rows, self.head_dim // self.backends.head_rows
+        k, v = (part.reshape(-1, *rows) for part in (k, v))
         if self.format.token_scales:
             pages = ScaledPages(held.pages, *_by_head(held))
             written = write_kv_scaled(pages, k, v, page_ids, offsets, **options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pallas_kernels.backends.problems import Attention, Matmul, Sampling
-from pallas_kernels.coverage import PageFacts
+from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.errors import KernelError
 
 # the families of devices among which backends are chosen
@@ -73,6 +73,8 @@ class Implementation:
         tuning: the type of its kernel's static choices; None where there are none.
         most_pages: how many pages the pool of one device may have, up to a wanted number.
         table_entries: how many entries a page table [rows, pages] may have; None: any number.
+        head_rows: how many rows of its pool a head of a shape has to be; None: one, and pools of
+            several are brought into another order for it.
         stores: the element type in which it wants 8-bit weights; None: any.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
@@ -90,6 +92,7 @@ class Implementation:
     tuning: type[Tuning] | None = None
     most_pages: Callable[[PageFacts, int], int] = all_pages
     table_entries: int | None = None
+    head_rows: Callable[[AttentionShape], int] | None = None
     stores: str | None = None
     whole_pages: bool = False
     instruction: str | None = None
