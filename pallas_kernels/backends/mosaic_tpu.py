@@ -22,6 +22,8 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import Order, memory_order
 
 if TYPE_CHECKING:
+    import jax
+
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
@@ -141,6 +143,24 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
         )
     if shape.outputs % 128:
         return KernelError("outputs", shape.outputs, "a multiple of 128")
+    return None
+
+
+def covers_grouped(weight: jax.Array) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not multiply with the elements of a weight; None when it does.
+
+    Args:
+        weight: [groups, outputs, inputs] elements as they are stored.
+    """
+    if weight.dtype == jnp.float16:
+        return KernelError("weight.dtype", weight.dtype, "bfloat16, float32, or of few bits")
+    if weight.ndim != 3 or weight.shape[1] % 128:
+        return KernelError("weight.shape", weight.shape, "outputs that are a multiple of 128")
+    columns = 64 if weight.dtype == jnp.uint16 else 128
+    if weight.shape[2] % columns:
+        return KernelError(
+            "weight.shape", weight.shape, f"rows of a multiple of {columns} elements"
+        )
     return None
 
 
@@ -266,6 +286,13 @@ BACKEND = Backend(
                     Attention(2048, pages="int8"), quick=("v5e",), operation="write_kv_scaled"
                 ),
             ),
+        ),
+        Implementation(
+            "grouped_linear",
+            "grouped_linear.mosaic_tpu",
+            covers_grouped,
+            (TPU,),
+            True,
         ),
         Implementation(
             "matmul",
