@@ -365,7 +365,8 @@ def _attend(
         tokens = jnp.pad(tokens, ((0, 0), (0, (jobs - slots) * queries), (0, 0), (0, 0)))
         parts, count = view.token_parts
         token_of_job = pl.BlockSpec(
-            (parts, queries, count, head_dim), lambda core, step, *_: (0, step * cores + core, 0, 0)
+            (parts, queries, count, view.head_dim),
+            lambda core, step, *_: (0, step * cores + core, 0, 0),
         )
         operands += [tokens, tokens]
         in_specs += [token_of_job, whole]
