@@ -57,7 +57,7 @@ SAMPLING = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}  # of filtered reque
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": "", "xla_gpu_graph_min_graph_size": str(2**31 - 1)}
 LENGTH = 128  # tokens of a prompt and of an output
 MAX_MODEL_LEN = 512
-PAGE_SIZE = device_defaults("gpu").page_size
+PAGE_SIZE = device_defaults("gpu", "9.0").page_size  # Hopper's on every GPU: one set of proofs
 ALL = 1000  # programs
 TIMED_STEPS, TRACED_STEPS = 48, 8
 WAIT_STEPS = 4  # after the prompts: the first decode steps may still be one program larger
@@ -222,6 +222,7 @@ def bed_of(setting: Setting, shape: str, every: list[Case]) -> Bed:
                 write_config(shape, Path(name), **setting.pick({}, TINY)),
                 max_num_seqs=slots,
                 max_model_len=MAX_MODEL_LEN,
+                block_size=PAGE_SIZE,
                 # every slot at its longest, and the trash page; to plan it would cost a compilation
                 num_pages=slots * MAX_MODEL_LEN // PAGE_SIZE + 1,
                 compile_ahead=ALL,

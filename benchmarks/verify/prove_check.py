@@ -196,7 +196,7 @@ def engine_items(kind: str, layers: int | None) -> Iterator[Item]:
         cases = [decode_step.Case.of(case) for case in section]
         slots = max(2, *(case.rows for case in cases))
         setting = prove_step.Setting(
-            kind, 1, cases[0].shape, layers, PAGES, defaults.page_size, slots,
+            kind, 1, cases[0].shape, layers, PAGES, decode_step.PAGE_SIZE, slots,
             decode_step.MAX_MODEL_LEN,
         )  # fmt: skip
         tokens = max(defaults.max_num_batched_tokens, slots)

@@ -43,7 +43,8 @@ def resolve(
     Raises:
         ValidationError: settings that contradict each other or the model.
     """
-    defaults = device_defaults(device.platform)
+    # devices of other platforms have no compute capability
+    defaults = device_defaults(device.platform, getattr(device, "compute_capability", None))
     model_limit = model.max_context_length
     if config.max_model_len is not None and config.max_model_len > model_limit:
         raise ValidationError(

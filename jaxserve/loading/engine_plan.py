@@ -16,7 +16,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.runner import Runner
-from jaxserve.loading.backend_choice import backends_for
+from jaxserve.loading.backend_choice import backends_for, warn_of_token_scales
 from jaxserve.loading.defaults import resolve
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
@@ -195,6 +195,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
         # native kernels are compiled at their first use on a machine
         with report.phase("preparing kernels (the first start on a machine compiles some)"):
             backends = backends_for(config, model, device, integers)
+            warn_of_token_scales(config, model, device, backends)
         report.say(
             f"kernels: decode {backends.decode}, prefill {backends.prefill}, "
             f"linear {backends.linear} ({backends.reason}), after {time.monotonic() - begin:.1f} s"
@@ -239,9 +240,10 @@ def _planned(
     config = replace(config, sampling_defaults=defaults)
     with report.phase("planning memory"):
         chosen = replace(chosen, kv_scales=_kv_scales(chosen, files))
-        runner = chosen.runner(mesh)
         begin = time.monotonic()
-        config = plan_pool(config, runner, mesh)
+        while not config.cache.num_pages:
+            runner = replace(chosen, config=config).runner(mesh)
+            config = plan_pool(config, runner, mesh)
         cache, scheduler = config.cache, config.scheduler
         longest = runner.page_groups.most_held(scheduler.max_model_len, cache.page_size)
         report.say(

@@ -22,6 +22,8 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import Order, memory_order
 
 if TYPE_CHECKING:
+    import jax
+
     from pallas_kernels.quantized_matmul.coverage import MatmulShape
 
 POOLS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "int8", "float8_e4m3fn"))
@@ -75,6 +77,17 @@ class TpuMatmulTuning(Tuning):
     tile_k: int = 128
 
 
+def head_rows(shape: AttentionShape) -> int:
+    """Rows of the pool that a head of a shape is, for the kernels to see the pool without a copy.
+
+    XLA stores the lanes of a row of 256 in two tiles, and tiles of fewer than 8 heads in another
+    order than a matrix of such rows has.
+    """
+    if shape.head_rows is not None and shape.head_rows > 1:
+        return shape.head_rows
+    return 2 if shape.head_dim == 256 and (shape.kv_heads or 8) % 8 else 1
+
+
 def covers(shape: AttentionShape) -> KernelError | None:
     """Why the Mosaic TPU kernels do not cover a shape; None when they do."""
     refusal = (
@@ -83,8 +96,12 @@ def covers(shape: AttentionShape) -> KernelError | None:
         # another is padded in memory, and XLA would bring the pool into another order for a kernel
         or refused("head_dim", shape.head_dim, (128, 256))
     )
-    if refusal is None and shape.head_dim == 256 and shape.kv_heads and shape.kv_heads % 8:
-        refusal = KernelError("kv_heads", shape.kv_heads, "a multiple of 8 where head_dim is 256")
+    if refusal is None and head_rows(shape) == 2:
+        if shape.head_rows == 1:
+            allowed = "a multiple of 8, or heads of 256 as two rows of 128"
+            refusal = KernelError("kv_heads", shape.kv_heads, allowed)
+        if shape.token_scales:
+            refusal = KernelError("k_scale", "by token", "one for the whole pool")
     return refusal or refused("page_size", shape.page_size, (16, 32, 64, 128), " tokens")
 
 
@@ -94,8 +111,9 @@ def covers_write(shape: AttentionShape) -> KernelError | None:
     if refusal is not None or shape.pool_dtype is None or shape.kv_heads is None:
         return refusal
     # four tokens share a 32-bit row there, and a DMA writes whole ones
-    if memory_order(shape.kv_heads, shape.pool_dtype) is Order.HEADS:
-        return KernelError("kv_heads", shape.kv_heads, "4 or a multiple of 8 for 8-bit pages")
+    rows = shape.kv_heads * head_rows(shape)
+    if memory_order(rows, shape.pool_dtype) is Order.HEADS:
+        return KernelError("kv_heads", rows, "rows of 4 or a multiple of 8 for 8-bit pages")
     return None
 
 
@@ -128,6 +146,23 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
     return None
 
 
+def covers_grouped(weight: jax.Array) -> KernelError | None:
+    """Why the Mosaic TPU kernel does not multiply with the elements of a weight; None when it does.
+
+    Args:
+        weight: [groups, outputs, inputs] elements as they are stored.
+    """
+    if weight.dtype == jnp.float16:
+        return KernelError("weight.dtype", weight.dtype, "bfloat16, float32, or of few bits")
+    if weight.ndim != 3 or weight.shape[1] % 128:
+        return KernelError("weight.shape", weight.shape, "outputs that are a multiple of 128")
+    if weight.shape[2] % 128:
+        # XLA stores others with the outputs along lanes, and would copy all of them for the kernel
+        allowed = "rows of a multiple of 128 elements or words"
+        return KernelError("weight.shape", weight.shape, allowed)
+    return None
+
+
 BACKEND = Backend(
     "mosaic_tpu",
     (
@@ -138,6 +173,8 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuDecodeTuning,
+            table_entries=TABLE_ENTRIES,
+            head_rows=head_rows,
             instruction="matmul",
             chips=TPU_CHIPS,
             proved=(
@@ -164,6 +201,11 @@ BACKEND = Backend(
                 ProofCase(Attention(16, queries=8, pages="float8_e4m3fn")),
                 ProofCase(Attention(16, 8, 1, pages="int8")),
                 ProofCase(Attention(16, 24, 3, 128, 128, pages="int8")),
+                # Gemma-3-1B and 4B, Gemma-2-2B
+                ProofCase(Attention(16, 4, 1, 256, 128, head_rows=2, window=512)),
+                ProofCase(Attention(16, 8, 4, 256, 128, head_rows=2, soft_cap=50.0)),
+                ProofCase(Attention(16, 8, 4, 256, head_rows=2, queries=4)),
+                ProofCase(Attention(16, 8, 4, 256, head_rows=2, pages="float8_e4m3fn")),
             ),
         ),
         Implementation(
@@ -173,6 +215,8 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuDecodeTuning,
+            table_entries=TABLE_ENTRIES,
+            head_rows=head_rows,
             instruction="matmul",
             chips=TPU_CHIPS,
             proved=(
@@ -193,6 +237,9 @@ BACKEND = Backend(
                 ProofCase(Attention(16, 32, 4, pages="int8")),
                 ProofCase(Attention(16, pages="float8_e4m3fn")),
                 ProofCase(Attention(16, 64, shards=8)),
+                ProofCase(Attention(16, 4, 1, 256, 128, head_rows=2, window=512)),
+                ProofCase(Attention(16, 8, 4, 256, 128, head_rows=2, soft_cap=50.0)),
+                ProofCase(Attention(16, 8, 4, 256, head_rows=2, queries=4)),
             ),
         ),
         Implementation(
@@ -202,6 +249,8 @@ BACKEND = Backend(
             (TPU,),
             True,
             TpuPrefillTuning,
+            table_entries=TABLE_ENTRIES,
+            head_rows=head_rows,
             instruction="matmul",
             chips=TPU_CHIPS,
             proved=(
@@ -212,6 +261,9 @@ BACKEND = Backend(
                 ProofCase(Attention(2048, dtype="float32")),
                 ProofCase(Attention(2048, pages="int8", scales="token")),
                 ProofCase(Attention(2048, pages="float8_e4m3fn")),
+                ProofCase(Attention(2048, 4, 1, 256, 128, head_rows=2, window=512)),
+                ProofCase(Attention(2048, 8, 4, 256, 128, head_rows=2, soft_cap=50.0)),
+                ProofCase(Attention(2048, 8, 4, 256, head_rows=2, pages="float8_e4m3fn")),
             ),
         ),
         Implementation(
@@ -226,12 +278,20 @@ BACKEND = Backend(
             proved=(
                 ProofCase(Attention(2048), quick=TPU_CHIPS),
                 ProofCase(Attention(16, page_size=128)),
+                ProofCase(Attention(2048, 4, 1, 256, 128, head_rows=2)),
                 ProofCase(Attention(2048, pages="int8")),
                 ProofCase(Attention(2048, pages="float8_e4m3fn")),
                 ProofCase(
                     Attention(2048, pages="int8"), quick=("v5e",), operation="write_kv_scaled"
                 ),
             ),
+        ),
+        Implementation(
+            "grouped_linear",
+            "grouped_linear.mosaic_tpu",
+            covers_grouped,
+            (TPU,),
+            True,
         ),
         Implementation(
             "matmul",

@@ -39,6 +39,7 @@ class Attention:
         context: tokens that a row of the page table can name.
         shards: devices over which the heads are divided.
         queries: query positions of a slot of decode, some of which it may be without.
+        head_rows: rows of the pool that a head is.
     """
 
     rows: int = 64
@@ -57,6 +58,7 @@ class Attention:
     context: int = 16384
     shards: int = 1
     queries: int = 1
+    head_rows: int = 1
 
     def words(self) -> str:
         """The shapes, and the options that are not at their defaults."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pallas_kernels.backends.problems import Attention, Matmul, Sampling
+from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.errors import KernelError
 
 # the families of devices among which backends are chosen
@@ -50,6 +51,12 @@ def takes_all(shape: Any) -> KernelError | None:
     return None
 
 
+def all_pages(page: PageFacts, wanted: int) -> int:
+    """The pages of a backend that addresses pools of any size."""
+    del page
+    return wanted
+
+
 @dataclass(frozen=True, slots=True)
 class Implementation:
     """A backend's implementation of one operation.
@@ -64,6 +71,10 @@ class Implementation:
             backend outside the package, on which it may be asked for.
         interprets: whether it is a kernel, and takes `interpret`.
         tuning: the type of its kernel's static choices; None where there are none.
+        most_pages: how many pages the pool of one device may have, up to a wanted number.
+        table_entries: how many entries a page table [rows, pages] may have; None: any number.
+        head_rows: how many rows of its pool a head of a shape has to be; None: one, and pools of
+            several are brought into another order for it.
         stores: the element type in which it wants 8-bit weights; None: any.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
@@ -79,6 +90,9 @@ class Implementation:
     runs: tuple[str, ...] = ()
     interprets: bool = False
     tuning: type[Tuning] | None = None
+    most_pages: Callable[[PageFacts, int], int] = all_pages
+    table_entries: int | None = None
+    head_rows: Callable[[AttentionShape], int] | None = None
     stores: str | None = None
     whole_pages: bool = False
     instruction: str | None = None

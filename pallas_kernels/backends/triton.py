@@ -16,7 +16,7 @@ from pallas_kernels.backends.record import (
     ProofCase,
     Tuning,
 )
-from pallas_kernels.coverage import AttentionShape, refused
+from pallas_kernels.coverage import AttentionShape, PageFacts, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.pages import is_quantized
 
@@ -84,6 +84,19 @@ class TritonMatmulTuning(Tuning):
     num_warps: int = 4
 
 
+def most_pages(page: PageFacts, wanted: int) -> int:
+    """How many pages of a pool the kernels address rightly, up to a wanted number.
+
+    They count rows in int32. JAX's Triton lowering counts elements in 64 bits when a pool has more
+    than 2 ** 32 bytes, else in 32 bits with a sign: too few for 2 to 4 GiB of 1-byte elements.
+    """
+    wanted = min(wanted, (2**31 - 1) // page.rows)
+    elements = page.rows * page.head_dim
+    if page.itemsize == 1 and 2**31 < wanted * elements <= 2**32:
+        return 2**31 // elements
+    return wanted
+
+
 def covers_attention(shape: AttentionShape) -> KernelError | None:
     """Why the Triton kernels do not cover a shape; None when they do."""
     if shape.head_dim is not None and not 16 <= shape.head_dim <= 256:
@@ -143,6 +156,7 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonDecodeTuning,
+            most_pages,
             launches=2,
             instruction="mma",
             chips=OLDER_CHIPS,
@@ -183,6 +197,7 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonPrefillTuning,
+            most_pages,
             launches=4,
             instruction="mma",
             chips=OLDER_CHIPS,
@@ -207,6 +222,7 @@ BACKEND = Backend(
             covers_rotate_and_write,
             GPUS,
             True,
+            most_pages=most_pages,
             chips=GPU_CHIPS,
             proved=(
                 ProofCase(Attention(16), quick=("h200", "a100")),

@@ -48,9 +48,9 @@ def grouped_linear(
         gated: outputs 2 i and 2 i + 1 are gate and up, as in `linear`.
         out_dtype: type of the result; that of x by default.
         row_invariant: as for `linear`; of "native" alone.
-        backend: "xla" (any device), "native" (CPU, C++), "triton" (NVIDIA GPUs) or "reference"
-            (any device, every weight times every row).
-        interpret: None compiles; otherwise the parameters of the interpreter, for "triton".
+        backend: "xla" (any device), "native" (CPU, C++), "triton" (NVIDIA GPUs), "mosaic_tpu" (TPU)
+            or "reference" (any device, every weight times every row).
+        interpret: None compiles; otherwise the parameters of the interpreter of a kernel.
 
     Raises:
         KernelError: a shape, a type or the backend is not supported; names it.
@@ -86,8 +86,8 @@ def refusal(weight: Weight, backend: str) -> KernelError | None:
 
 
 def takes_blocks(backend: str) -> bool:
-    """Whether a backend has `linear_in_blocks`: kernels of a GPU, which read a table."""
-    return resolve("grouped_linear", backend).interprets
+    """Whether a backend has `linear_in_blocks`: the kernels of a GPU, which gather rows."""
+    return backend == "triton"
 
 
 def linear_in_blocks(

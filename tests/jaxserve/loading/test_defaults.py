@@ -34,6 +34,24 @@ def test_an_unknown_preset_is_named():
 class Gpu:
     platform, device_kind = "gpu", "NVIDIA H200"
 
+    def __init__(self, capability: str = "9.0") -> None:
+        self.compute_capability = capability
+
+
+@pytest.mark.parametrize(
+    ("capability", "block_size", "page_size"),
+    [("9.0", None, 64), ("8.0", None, 16), ("12.0", None, 16), ("9.0", 16, 16), ("8.9", 32, 32)],
+)
+def test_pages_of_hopper_are_larger(capability, block_size, page_size, model_folder):
+    folder = str(model_folder("llama_gqa"))
+    asked = EngineConfig(model=folder, block_size=block_size)
+    resolved = resolve(asked, read_model_config(folder), Gpu(capability))
+    assert resolved.cache.page_size == page_size
+    assert (resolved.scheduler.max_num_seqs, resolved.scheduler.max_num_batched_tokens) == (
+        256,
+        2048,
+    )
+
 
 def test_a_gpu_compiles_everything_before_it_serves(model_folder):
     """What is compiled later would make it drop the graphs of all programs."""
