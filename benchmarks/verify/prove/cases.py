@@ -1,13 +1,13 @@
-"""The proved cases: the problems that the records of the backends name."""
+"""The proved cases: the listed problems with what the records of the backends say of kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pallas_kernels.backends import BACKENDS
-from pallas_kernels.backends.problems import Attention, Matmul, Sampling
-from pallas_kernels.backends.record import Backend
+from benchmarks.verify.prove.lists import PROVED, Proved
+from benchmarks.verify.prove.shapes import Attention, Matmul, Sampling
+from pallas_kernels.backends import BACKENDS, OPERATIONS
 
 # operations that are proved by the names of their functions
 FUNCTIONS = {"matmul": "quantized_matmul", "threshold": "kept_threshold"}
@@ -48,22 +48,22 @@ class Case:
         return f"{self.operation} {self.backend} {self.problem.words()}"
 
 
-def cases_of(backend: Backend) -> Iterator[Case]:
-    """The cases of a backend's record."""
-    for one in backend.implementations:
-        for proven in one.proved:
-            yield Case(
-                proven.operation or FUNCTIONS.get(one.operation, one.operation),
-                backend.name,
-                proven.kinds or one.chips,
-                proven.problem,
-                # float32 is multiplied exactly, without matrix instructions
-                None if proven.problem.dtype == "float32" else one.instruction,
-                proven.quick,
-            )
+def cases_of(kernel: Proved) -> Iterator[Case]:
+    """The cases of a kernel."""
+    instruction = OPERATIONS[kernel.operation][kernel.backend].instruction
+    for proven in kernel.problems:
+        yield Case(
+            proven.operation or FUNCTIONS.get(kernel.operation, kernel.operation),
+            kernel.backend,
+            proven.kinds or kernel.chips,
+            proven.problem,
+            # float32 is multiplied exactly, without matrix instructions
+            None if proven.problem.dtype == "float32" else instruction,
+            proven.quick,
+        )
 
 
-CASES = tuple(case for backend in BACKENDS for case in cases_of(backend))
+CASES = tuple(case for kernel in PROVED for case in cases_of(kernel))
 
 
 def cases_for(kind: str, *, quick: bool = False, backend: str | None = None) -> tuple[Case, ...]:
