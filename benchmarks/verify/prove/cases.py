@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from benchmarks.verify.prove.lists import PROVED, Proved
@@ -28,6 +28,7 @@ class Case:
         problem: shapes and options.
         requires: the instruction that its kernel must use; None for none.
         quick: the kinds for which it is compiled in a quick run.
+        kernel: its kernel, by the operation and the backend of its record.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Case:
     problem: Attention | Matmul | Sampling
     requires: str | None = None
     quick: tuple[str, ...] = ()
+    kernel: tuple[str, str] = ("", "")
 
     @property
     def own(self) -> bool:
@@ -60,22 +62,34 @@ def cases_of(kernel: Proved) -> Iterator[Case]:
             # float32 is multiplied exactly, without matrix instructions
             None if proven.problem.dtype == "float32" else instruction,
             proven.quick,
+            (kernel.operation, kernel.backend),
         )
 
 
 CASES = tuple(case for kernel in PROVED for case in cases_of(kernel))
 
 
-def cases_for(kind: str, *, quick: bool = False, backend: str | None = None) -> tuple[Case, ...]:
+def cases_for(
+    kind: str,
+    *,
+    quick: bool = False,
+    backend: str | None = None,
+    kernels: Container[tuple[str, str]] | None = None,
+) -> tuple[Case, ...]:
     """The cases of one kind of device.
 
     Args:
         kind: a key of `benchmarks.verify.prove.targets.KINDS`.
         quick: only those of a quick run.
         backend: only those of this backend.
+        kernels: all of these, by operation and backend, beside those of a quick run, or alone.
     """
-    return tuple(
-        case
-        for case in CASES
-        if kind in (case.quick if quick else case.kinds) and backend in (None, case.backend)
-    )
+
+    def wanted(case: Case) -> bool:
+        if kernels is not None and case.kernel in kernels:
+            return kind in case.kinds
+        if quick:
+            return kind in case.quick
+        return kernels is None and kind in case.kinds
+
+    return tuple(case for case in CASES if wanted(case) and backend in (None, case.backend))

@@ -69,6 +69,24 @@ PROVED = (
         ProofCase(Attention(pages="int8"), quick=("h200",)),
         ProofCase(Attention(pages="float8_e4m3fn"), quick=("h200",)),
         ProofCase(Attention(64, 64, shards=8), quick=("h200",)),
+        # of models: Qwen3-0.6B, Gemma-2-27B, Gemma-3-1B and 4B, Phi-4-mini, Mixtral and Llama-405B
+        # over 2 and 8 devices, Llama-3.2-1B; groups of 5, 6, 7, 12 and 48 heads
+        ProofCase(Attention(64, 16, 8)),
+        ProofCase(Attention(64, 32, 16, soft_cap=50.0, window=4096)),
+        ProofCase(Attention(64, 4, 1, 256)),
+        ProofCase(Attention(64, 8, 4, 256)),
+        ProofCase(Attention(64, 24, 8)),
+        ProofCase(Attention(64, 16, 4)),
+        ProofCase(Attention(64, 16, 1)),
+        ProofCase(Attention(64, 32, 8, 64)),
+        ProofCase(Attention(64, 40, 8)),
+        ProofCase(Attention(64, 48, 8, sinks=True)),
+        ProofCase(Attention(64, 28, 4)),
+        ProofCase(Attention(64, 24, 2)),
+        ProofCase(Attention(64, 48, 1)),
+        ProofCase(Attention(16, 24, 8, 64, queries=3)),
+        ProofCase(Attention(16, 24, 8, 64, queries=5)),
+        ProofCase(Attention(16, 16, 1, queries=8)),
     )),
     Proved("prefill", "mosaic_gpu", HOPPER_CHIPS, (
         ProofCase(Attention(2048), quick=HOPPER_CHIPS),
@@ -85,6 +103,15 @@ PROVED = (
         ProofCase(Attention(2048, 32, 32, 80, 32, pages="float8_e4m3fn")),
         ProofCase(Attention(2048, 16, 8, 256, soft_cap=50.0, pages="float8_e4m3fn")),
         ProofCase(Attention(2048, 64, 8, 64, 64, pages="int8", window=1024, sinks=True)),
+        # of models, likewise: groups of 2, 5, 7, 16 and 48 heads
+        ProofCase(Attention(2048, 16, 8)),
+        ProofCase(Attention(2048, 40, 8)),
+        ProofCase(Attention(2048, 28, 4)),
+        ProofCase(Attention(2048, 4, 1, 256)),
+        ProofCase(Attention(2048, 16, 1)),
+        ProofCase(Attention(2048, 16, 1, pages="float8_e4m3fn")),
+        ProofCase(Attention(2048, 32, 2)),
+        ProofCase(Attention(2048, 48, 1)),
     )),
     Proved("matmul", "mosaic_gpu", HOPPER_CHIPS, (
         ProofCase(Matmul(1)),
@@ -99,6 +126,12 @@ PROVED = (
         ProofCase(Matmul(2048, weight="fp8")),
         ProofCase(Matmul(2048, weight="int8", activations="int8")),
         ProofCase(Matmul(2048, weight="fp8", activations="fp8")),
+        # of models: Gemma-2-27B, Llama-3.2-1B, Qwen2-7B, Qwen3-4B, SmolLM
+        ProofCase(Matmul(16, 36864, 4608)),
+        ProofCase(Matmul(16, 2048, 512)),
+        ProofCase(Matmul(16, 18944, 3584, group=64, asymmetric=True)),
+        ProofCase(Matmul(16, 3072, 5120, group=32)),
+        ProofCase(Matmul(16, 1536, 576, weight="fp8")),
     )),
     Proved("decode", "triton", OLDER_CHIPS, (
         ProofCase(Attention(rows=1)),
@@ -124,6 +157,7 @@ PROVED = (
         ProofCase(Attention(queries=8, pages="float8_e4m3fn")),
         ProofCase(Attention(queries=8, dtype="float32")),
         ProofCase(Attention(64, 64, shards=8, queries=4)),
+        ProofCase(Attention(64, 4, 1, 256), kinds=("b200",)),
     )),
     Proved("prefill", "triton", OLDER_CHIPS, (
         ProofCase(Attention(2048), quick=("a100",)),
@@ -136,6 +170,8 @@ PROVED = (
         ProofCase(Attention(2048, pages="int8", scales="token"), kinds=GPU_CHIPS),
         ProofCase(Attention(2048, pages="float8_e4m3fn")),
         ProofCase(Attention(2048, dtype="float32"), kinds=GPU_CHIPS),
+        ProofCase(Attention(2048, 16, 1), kinds=("b200",)),
+        ProofCase(Attention(2048, 8, 4, 256), kinds=("b200",)),
     )),
     Proved("rotate_and_write", "triton", GPU_CHIPS, (
         ProofCase(Attention(16), quick=("h200", "a100")),
@@ -143,6 +179,7 @@ PROVED = (
         ProofCase(Attention(64, 16, 8, 256, dtype="float16")),
         ProofCase(Attention(64, 64, 8, 80)),
         ProofCase(Attention(64, 64, shards=8)),
+        ProofCase(Attention(64, 4, 1, 256)),
     )),
     Proved("matmul", "triton", OLDER_CHIPS, (
         ProofCase(Matmul(1)),
