@@ -45,7 +45,6 @@ def torch_step(setting: Setting, case: str) -> Section:
         if found is None:
             section.rows.append((case, int(batch), "", "", "time was up"))
             continue
-        setting.shared[f"torch_ms {case} {batch}"] = found
         told = []
         for kind in (FILTERED, GREEDY):
             ours = setting.shared.get(step_key(f"{case} {kind} {batch}"))

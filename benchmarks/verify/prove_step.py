@@ -67,6 +67,7 @@ from jaxserve.models.moe import MoeConfig
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.models.weights import abstract_model
 from jaxserve.parallel import ShardingRules
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
 from pallas_kernels.route import RouteShape
@@ -139,7 +140,7 @@ class Setting:
             self.config(), DTYPE, platform, self.page_size, self.devices
         )
         chosen = choose_backends(device_name(self.kind), platform, shape)
-        return chosen.sharded() if self.devices > 1 else chosen
+        return chosen.sharded() if is_divided(self.devices) else chosen
 
     def cache(self) -> KVCache:
         """The engine's KV cache, of the pages that are given."""

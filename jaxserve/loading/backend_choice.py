@@ -12,6 +12,7 @@ from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.kv_cache import KVFormat
+from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, KernelError, choose_backends, require_backend
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def backends_for(
     # devices of other platforms have none
     capability = getattr(device, "compute_capability", None)
     chosen = choose_backends(kind, platform, shape, integers, capability=capability)
-    if devices > 1:
+    if is_divided(devices):
         chosen = chosen.sharded()
     for operation in ("decode", "prefill", "linear"):
         wanted = getattr(config.asked, f"{operation}_backend")

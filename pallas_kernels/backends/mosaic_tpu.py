@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from pallas_kernels.backends.problems import Attention, Matmul
-from pallas_kernels.backends.record import (
-    TPU,
-    TPU_CHIPS,
-    Backend,
-    Implementation,
-    ProofCase,
-    Tuning,
-)
+from pallas_kernels.backends.record import TPU, Backend, Implementation, Tuning
 from pallas_kernels.coverage import AttentionShape, refused
 from pallas_kernels.errors import KernelError
 from pallas_kernels.tpu_pages import Order, memory_order
@@ -176,37 +168,6 @@ BACKEND = Backend(
             table_entries=TABLE_ENTRIES,
             head_rows=head_rows,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(rows=1)),
-                ProofCase(Attention(context=8192), quick=TPU_CHIPS),
-                ProofCase(Attention(context=8192, window=4096)),
-                ProofCase(Attention(16, 32, 32, page_size=128)),
-                ProofCase(Attention(16, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(16, 64, 8, sinks=True)),
-                ProofCase(Attention(16, dtype="float32")),
-                ProofCase(Attention(16, pages="int8")),
-                ProofCase(Attention(16, pages="int8", scales="token")),
-                ProofCase(Attention(16, pages="float8_e4m3fn")),
-                ProofCase(Attention(16, 64, shards=8)),
-                ProofCase(Attention(queries=4)),
-                ProofCase(Attention(queries=8), quick=("v5e", "v6e")),
-                ProofCase(Attention(16, 32, 32, page_size=128, queries=8)),
-                ProofCase(Attention(16, 28, 4, queries=8, window=4096)),
-                ProofCase(Attention(16, 12, 2, queries=4, sinks=True)),
-                ProofCase(Attention(16, 64, 8, queries=8)),
-                ProofCase(Attention(16, 16, 8, 256, queries=8)),
-                ProofCase(Attention(16, queries=8, dtype="float32")),
-                ProofCase(Attention(16, queries=8, pages="int8", scales="token")),
-                ProofCase(Attention(16, queries=8, pages="float8_e4m3fn")),
-                ProofCase(Attention(16, 8, 1, pages="int8")),
-                ProofCase(Attention(16, 24, 3, 128, 128, pages="int8")),
-                # Gemma-3-1B and 4B, Gemma-2-2B
-                ProofCase(Attention(16, 4, 1, 256, 128, head_rows=2, window=512)),
-                ProofCase(Attention(16, 8, 4, 256, 128, head_rows=2, soft_cap=50.0)),
-                ProofCase(Attention(16, 8, 4, 256, head_rows=2, queries=4)),
-                ProofCase(Attention(16, 8, 4, 256, head_rows=2, pages="float8_e4m3fn")),
-            ),
         ),
         Implementation(
             "decode_and_write",
@@ -218,29 +179,6 @@ BACKEND = Backend(
             table_entries=TABLE_ENTRIES,
             head_rows=head_rows,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(16, queries=4)),
-                ProofCase(Attention(context=8192, queries=8)),
-                ProofCase(Attention(16, 32, 32, page_size=128, queries=8)),
-                ProofCase(Attention(16, 28, 4, window=4096, queries=8)),
-                ProofCase(Attention(16, queries=8, dtype="float32")),
-                ProofCase(Attention(16, queries=8, pages="int8")),
-                ProofCase(Attention(context=8192), quick=TPU_CHIPS),
-                ProofCase(Attention(16, 32, 32, page_size=128)),
-                ProofCase(Attention(16, 28, 4, window=4096)),
-                ProofCase(Attention(16, 12, 2, sinks=True)),
-                ProofCase(Attention(16, 9, 3)),
-                ProofCase(Attention(16, 16, 8, 256)),
-                ProofCase(Attention(16, dtype="float32")),
-                ProofCase(Attention(16, pages="int8")),
-                ProofCase(Attention(16, 32, 4, pages="int8")),
-                ProofCase(Attention(16, pages="float8_e4m3fn")),
-                ProofCase(Attention(16, 64, shards=8)),
-                ProofCase(Attention(16, 4, 1, 256, 128, head_rows=2, window=512)),
-                ProofCase(Attention(16, 8, 4, 256, 128, head_rows=2, soft_cap=50.0)),
-                ProofCase(Attention(16, 8, 4, 256, head_rows=2, queries=4)),
-            ),
         ),
         Implementation(
             "prefill",
@@ -252,19 +190,6 @@ BACKEND = Backend(
             table_entries=TABLE_ENTRIES,
             head_rows=head_rows,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(2048), quick=TPU_CHIPS),
-                ProofCase(Attention(256, lanes=1)),
-                ProofCase(Attention(2048, 16, 8, 256, soft_cap=50.0)),
-                ProofCase(Attention(2048, window=1024, sinks=True)),
-                ProofCase(Attention(2048, dtype="float32")),
-                ProofCase(Attention(2048, pages="int8", scales="token")),
-                ProofCase(Attention(2048, pages="float8_e4m3fn")),
-                ProofCase(Attention(2048, 4, 1, 256, 128, head_rows=2, window=512)),
-                ProofCase(Attention(2048, 8, 4, 256, 128, head_rows=2, soft_cap=50.0)),
-                ProofCase(Attention(2048, 8, 4, 256, head_rows=2, pages="float8_e4m3fn")),
-            ),
         ),
         Implementation(
             "write_kv",
@@ -274,17 +199,6 @@ BACKEND = Backend(
             True,
             whole_pages=True,
             instruction="dma",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Attention(2048), quick=TPU_CHIPS),
-                ProofCase(Attention(16, page_size=128)),
-                ProofCase(Attention(2048, 4, 1, 256, 128, head_rows=2)),
-                ProofCase(Attention(2048, pages="int8")),
-                ProofCase(Attention(2048, pages="float8_e4m3fn")),
-                ProofCase(
-                    Attention(2048, pages="int8"), quick=("v5e",), operation="write_kv_scaled"
-                ),
-            ),
         ),
         Implementation(
             "grouped_linear",
@@ -301,15 +215,6 @@ BACKEND = Backend(
             True,
             TpuMatmulTuning,
             instruction="matmul",
-            chips=TPU_CHIPS,
-            proved=(
-                ProofCase(Matmul(), quick=("v5e",)),
-                ProofCase(Matmul(1)),
-                ProofCase(Matmul(16, 5632, 2048, group=32)),
-                ProofCase(Matmul(2048, asymmetric=True)),
-                ProofCase(Matmul(weight="int8")),
-                ProofCase(Matmul(2048, weight="fp8")),
-            ),
         ),
     ),
 )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pallas_kernels.backends.problems import Attention, Matmul, Sampling
 from pallas_kernels.coverage import AttentionShape, PageFacts
 from pallas_kernels.errors import KernelError
 
@@ -17,32 +16,11 @@ AMPERE_ADA_BLACKWELL = "an Ampere, Ada or Blackwell GPU"
 OTHER_NVIDIA = "an NVIDIA GPU"
 GPUS = (HOPPER, AMPERE_ADA_BLACKWELL)
 ANYWHERE = (CPU, TPU, HOPPER, AMPERE_ADA_BLACKWELL, OTHER_NVIDIA)
-# the devices for which kernels are compiled where none is
-HOPPER_CHIPS, OLDER_CHIPS = ("h200", "h100"), ("a100", "l4", "b200")
-GPU_CHIPS = HOPPER_CHIPS + OLDER_CHIPS
-TPU_CHIPS = ("v5e", "v5p", "v6e")
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """The static choices of one kernel: its backend derives a type with their fields."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProofCase:
-    """A problem for which a kernel is compiled where its devices are not there.
-
-    Attributes:
-        problem: shapes and options.
-        quick: devices for which it is compiled in a quick run.
-        kinds: devices for which it is compiled; () for all of the kernel's chips.
-        operation: where it is not the implementation's own, such as "write_kv_scaled".
-    """
-
-    problem: Attention | Matmul | Sampling
-    quick: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    operation: str = ""
 
 
 def takes_all(shape: Any) -> KernelError | None:
@@ -79,8 +57,6 @@ class Implementation:
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
         launches: kernels on the device of one call; None where they are not counted.
-        chips: devices for which it is compiled where they are not there.
-        proved: the problems for which that is done.
         backend: the name of its backend, which is given by the list of its operation.
     """
 
@@ -97,8 +73,6 @@ class Implementation:
     whole_pages: bool = False
     instruction: str | None = None
     launches: int | None = None
-    chips: tuple[str, ...] = ()
-    proved: tuple[ProofCase, ...] = ()
     backend: str = ""
 
     def load(self) -> Any:

@@ -197,8 +197,6 @@ def decode(
         dtype=compute_dtype(kv_pages.dtype, q.dtype),
         scores=options.scores,
         sinks=options.sinks is not None,
-        # JAX cannot yet map warps over references that vary over manual mesh axes
-        fetch_by_warp=jax.typeof(q).manual_axis_type.empty,
     )
     blocks = thread_blocks(head_dim, group, kv_pages.dtype, tuning)
     teams = max(1, min(blocks // (kv_heads * head_tiles), q.shape[0] * plan.most_pieces))

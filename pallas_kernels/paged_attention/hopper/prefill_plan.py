@@ -66,7 +66,6 @@ class Options:
     stages: int
     raw_stages: int  # of 8-bit keys and values as they are in the pages; 0 for 16-bit pages
     interpreted: bool
-    fetch_by_warp: bool  # whether one warp issues the copies, not its whole warpgroup in step
 
     @property
     def quantized(self) -> bool:

@@ -208,13 +208,15 @@ def test_shapes_lower_for_cuda(shape, options):
 
 
 def test_traces_under_shard_map():
-    """Manual mesh axes are checked: the kernel says over which axes its results vary."""
+    """Manual mesh axes that are not checked: JAX cannot map warps where they are."""
     mesh = AbstractMesh((1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     heads, pages = P(None, "model"), P(None, None, None, "model")
 
     def sharded(*operands):
         specs = (heads, pages, P(), P())
-        return jax.shard_map(prefill, mesh=mesh, in_specs=specs, out_specs=heads)(*operands)
+        return jax.shard_map(prefill, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
+            *operands
+        )
 
     operands = prefill_operands(8, 2, 64, 16, jnp.bfloat16)
     assert jax.eval_shape(sharded, *operands).shape == operands[0].shape

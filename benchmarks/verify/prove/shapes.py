@@ -1,4 +1,4 @@
-"""Problems for which kernels are compiled for devices that are not there: shapes and options."""
+"""Shapes and options of the problems for which kernels are compiled for absent devices."""
 
 from __future__ import annotations
 
