@@ -97,6 +97,9 @@ OTHER_KERNELS = 8
 SPARSE_KERNELS = 5
 # more where the sort of many tokens is XLA's
 SORT_KERNELS = 16
+# more where rows are rounded to 8 bits: attention's output; of experts what both products read. The
+# norms and the activation round what they write
+ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -223,9 +226,13 @@ def requirements(
         used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
-    plain = setting.devices == 1 and setting.quantization is None
-    if plain and backends.rotate_and_write and None not in launches:
+    if setting.devices == 1 and backends.rotate_and_write and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
+        integers = setting.quantization == "int8"
+        if integers or (setting.quantization == "fp8" and "mosaic_gpu" in backends.matmul):
+            a_layer += ROUNDED_KERNELS
+        if integers and isinstance(config, MoeConfig):
+            a_layer += ROUNDED_EXPERTS
         if isinstance(config, MoeConfig):
             covers = resolve("route", backends.route[0]).covers
             rows = RouteShape(step.num_decode + step.num_prefill, config.num_experts)

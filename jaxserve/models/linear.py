@@ -17,7 +17,9 @@ from flax import nnx
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
 from pallas_kernels import Backends
-from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts
+from pallas_kernels.finish_rows import finish_rows
+from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts, rounding_of
+from pallas_kernels.quantized_matmul import Rounding, Rows
 from pallas_kernels.residual_norm import residual_norm
 
 
@@ -49,8 +51,8 @@ class LinearForm:
         quantization: what weights that are not quantised yet become when they are loaded: None
             keeps the model's type, "int8", "int4" and "fp8" are in `weight_plan`.
         matmul: backends of `pallas_kernels.quantized_matmul` for quantised weights, the best first.
-        residual_norm: backend of `pallas_kernels.residual_norm`; None where the linear layers
-            themselves add the residual stream and norm it.
+        residual_norm: backend of `pallas_kernels.residual_norm` and `finish_rows`; None where the
+            linear layers themselves add the residual stream and norm it.
         qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
         interpret: parameters of the interpreter of a kernel; None compiles it.
         row_invariant: whether a row's result may not depend on the rows beside it.
@@ -105,12 +107,31 @@ class LinearForm:
         return self.quantization == "int8"
 
     def residual_normed(
-        self, x: jax.Array, product: jax.Array, norm: Norm
-    ) -> tuple[jax.Array, jax.Array]:
-        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum."""
+        self, x: jax.Array, product: jax.Array, norm: Norm, rounding: Rounding | None
+    ) -> tuple[Rows, jax.Array]:
+        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum.
+
+        `rounding` of the norm is that of the product which reads it.
+        """
+        return residual_norm(x, product, norm, rounding=rounding, **self._between)
+
+    def finished(
+        self, product: jax.Array, dtype: Any, rounding: Rounding | None, *, gated: bool = False
+    ) -> Rows:
+        """Parts of a product [S, T, N] -> the rows of the next one, gated or as they are.
+
+        Where one part is not rounded XLA does it, and may fuse more.
+        """
+        if rounding is None and len(product) == 1:
+            return finish_rows(product, dtype=dtype, gated=gated, backend="xla")
+        return finish_rows(product, dtype=dtype, gated=gated, rounding=rounding, **self._between)
+
+    @property
+    def _between(self) -> dict[str, Any]:
+        """Backend and interpreter of what stands between the linear layers."""
         assert self.residual_norm
         interpret = self.interpret if self.residual_norm == "triton" else None
-        return residual_norm(x, product, norm, backend=self.residual_norm, interpret=interpret)
+        return {"backend": self.residual_norm, "interpret": interpret}
 
 
 PLAIN_LINEAR = LinearForm()
@@ -143,7 +164,7 @@ class Projection(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,
+        x: Rows,
         *,
         norm: Norm | None = None,
         residual: jax.Array | None = None,
@@ -162,6 +183,7 @@ class Projection(nnx.Module):
         """
         weight, order, options = self._operands()
         if order is not None:
+            assert isinstance(x, jax.Array)
             x = reordered(x, order)
             norm = None if norm is None else Norm(norm.weight[order], norm.eps)
         out = linear(
@@ -177,10 +199,19 @@ class Projection(nnx.Module):
         )
         return out if gated else out.reshape(x.shape[0], *self.out_shape)
 
-    def in_parts(self, x: jax.Array) -> jax.Array:
+    def rounding(self, dtype: Any) -> Rounding | None:
+        """What rows in `dtype` may be rounded to before they are given to `in_parts`."""
+        weight, order, options = self._operands()
+        if order is not None:
+            return None
+        del options["bias"]
+        return rounding_of(weight, dtype=dtype, **options)
+
+    def in_parts(self, x: Rows) -> jax.Array:
         """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`."""
         weight, order, options = self._operands()
         if order is not None:
+            assert isinstance(x, jax.Array)
             x = reordered(x, order)
         out = linear_in_parts(x, weight, **options)
         return out.reshape(*out.shape[:2], *self.out_shape)

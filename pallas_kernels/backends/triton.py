@@ -247,6 +247,7 @@ BACKEND = Backend(
             ),
         ),
         Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
+        Implementation("finish_rows", "finish_rows.triton", runs=GPUS, interprets=True),
         Implementation(
             "grouped_linear", "grouped_linear.triton", covers_grouped, GPUS, interprets=True
         ),

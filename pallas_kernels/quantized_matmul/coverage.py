@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import KernelError
+from pallas_kernels.quantized_matmul.activations import Rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     GROUPS,
@@ -41,7 +42,9 @@ class MatmulShape:
     activations: str
 
     @staticmethod
-    def of(x: jax.Array, weight: QuantizedWeight, activations: str) -> MatmulShape:
+    def of(
+        x: Rows | jax.ShapeDtypeStruct, weight: QuantizedWeight, activations: str
+    ) -> MatmulShape:
         """The facts of x [M, K] and a weight [N, K]."""
         inputs = x.shape[1]
         is_int4 = isinstance(weight, Int4Weight)

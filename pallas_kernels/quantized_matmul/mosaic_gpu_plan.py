@@ -108,17 +108,15 @@ class Plan:
 def plan_of(
     x: jax.Array,
     weight: QuantizedWeight,
-    activations: str,
     tuning: HopperMatmulTuning | None,
     staged: bool,
 ) -> Plan:
-    """The choices for x [M, K] and a weight [N, K]."""
+    """The choices for x [M, K], rounded to 8 bits or not, and a weight [N, K]."""
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
     group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
     stored = jnp.dtype(weight[0].dtype)
-    quantised = activations != "float"
-    operand = stored if quantised else jnp.dtype(x.dtype)
+    operand = jnp.dtype(x.dtype)
     width = BLOCK if is_int4 else STORED_BYTES
     default = INT4_TILE_ROWS if is_int4 else MAX_TILE_ROWS
     default = SMALL_GROUP_TILE_ROWS.get(group, default)
@@ -153,7 +151,7 @@ def plan_of(
         group=group if group < inputs else None,
         stored=stored,
         operand=operand,
-        accumulator=jnp.int32 if activations == "int8" else jnp.float32,
+        accumulator=jnp.int32 if operand == jnp.int8 else jnp.float32,
         ragged=inputs % width != 0,
         staged=staged,
     )

@@ -17,11 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import RoundedRows, Rows
 from pallas_kernels.quantized_matmul.formats import (
-    Fp8Weight,
     Int4Weight,
-    Int8Weight,
     QuantizedWeight,
     dequantize,
     outputs_of,
@@ -32,27 +30,20 @@ CPU_BLOCK = 256  # output channels dequantised at a time
 MIN_ROWS = 2  # one row alone misses XLA:CPU's matrix library
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype"))
-def matmul(
-    x: jax.Array,  # [M, K]
-    weight: QuantizedWeight,  # [N, K]
-    *,
-    activations: str,
-    out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
-) -> jax.Array:  # [M, N]
-    """x @ weight.T with sums in float32, or in int32 for activations="int8"."""
+@functools.partial(jax.jit, static_argnames="out_dtype")
+def matmul(x: Rows, weight: QuantizedWeight, *, out_dtype: DTypeLike) -> jax.Array:
+    """x [M, K] @ weight [N, K].T as one part [1, M, N], with sums in float32, or in int32 where
+    both are integers."""
     rows = x.shape[0]
     if rows < MIN_ROWS:
-        x = jnp.pad(x, ((0, MIN_ROWS - rows), (0, 0)))
-    values, row_scale = rounded_rows(x, activations, input_scale)
-    if row_scale is None:
+        x = jax.tree.map(lambda part: jnp.pad(part, ((0, 1), (0, 0))[: part.ndim]), x)
+    if not isinstance(x, RoundedRows):
         out = _float_product(x, weight)
-    elif activations == "int8":
-        out = integer_product(values, row_scale, weight)
+    elif x.values.dtype == jnp.int8:
+        out = integer_product(x, weight)
     else:
-        out = _float_product(values.astype(jnp.bfloat16), weight) * row_scale[:, None]
-    return out[:rows].astype(out_dtype)
+        out = _float_product(x.values.astype(jnp.bfloat16), weight) * x.column
+    return out[None, :rows].astype(out_dtype)
 
 
 def _float_product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
@@ -81,41 +72,22 @@ def _by_blocks(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
     whole = outputs // CPU_BLOCK
     if x.dtype == jnp.float16:
         x = x.astype(jnp.float32)  # the matrix library knows no float16
+
+    def block(first: jax.Array | int, size: int) -> jax.Array:
+        """The product with so many output channels, which elements have first and scales last."""
+        held: list[Any] = [
+            array
+            if array is None or array.ndim == 0
+            else lax.dynamic_slice_in_dim(array, first, size, axis and array.ndim - 1)
+            for axis, array in enumerate(weight)
+        ]
+        return _product(x, type(weight)(*held))
+
     parts = []
     if whole:
-        blocks = lax.map(lambda block: _product(x, block), _blocks(weight, whole))
+        starts = jnp.arange(whole) * CPU_BLOCK
+        blocks = lax.map(lambda first: block(first, CPU_BLOCK), starts)
         parts.append(blocks.transpose(1, 0, 2).reshape(x.shape[0], -1))
     if outputs % CPU_BLOCK:
-        parts.append(_product(x, _tail(weight, whole * CPU_BLOCK)))
+        parts.append(block(whole * CPU_BLOCK, outputs % CPU_BLOCK))
     return jnp.concatenate(parts, axis=1)
-
-
-def _blocks(weight: QuantizedWeight, count: int) -> QuantizedWeight:
-    """The first `count` blocks of output channels, as the leading axis of every array."""
-    used = count * CPU_BLOCK
-
-    def by_row(array: jax.Array) -> jax.Array:
-        return array[:used].reshape(count, CPU_BLOCK, *array.shape[1:])
-
-    def by_column(array: jax.Array | None) -> Any:
-        if array is None:
-            return None
-        return array[:, :used].reshape(-1, count, CPU_BLOCK).transpose(1, 0, 2)
-
-    if isinstance(weight, Int4Weight):
-        return Int4Weight(by_row(weight.packed), by_column(weight.scales), by_column(weight.zeros))
-    if weight.scale.ndim == 0:
-        return Fp8Weight(by_row(weight.values), jnp.broadcast_to(weight.scale, (count,)))
-    kind = Int8Weight if isinstance(weight, Int8Weight) else Fp8Weight
-    return kind(by_row(weight.values), by_row(weight.scale))
-
-
-def _tail(weight: QuantizedWeight, start: int) -> QuantizedWeight:
-    """The output channels from `start` on."""
-    if isinstance(weight, Int4Weight):
-        zeros = None if weight.zeros is None else weight.zeros[:, start:]
-        return Int4Weight(weight.packed[start:], weight.scales[:, start:], zeros)
-    if isinstance(weight, Int8Weight):
-        return Int8Weight(weight.values[start:], weight.scale[start:])
-    scale = weight.scale if weight.scale.ndim == 0 else weight.scale[start:]
-    return Fp8Weight(weight.values[start:], scale)

@@ -36,7 +36,7 @@ def mosaic_gpu_splits(rows: int, product: tuple[int, int], kind: str = "int4 128
     x = jax.ShapeDtypeStruct((rows, inputs), jnp.bfloat16)
     weight = abstract_weight(outputs, inputs, kind)
     with on(H200):
-        return mosaic_gpu_plan.plan_of(x, weight, "float", None, staged=False).splits
+        return mosaic_gpu_plan.plan_of(x, weight, None, staged=False).splits
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
