@@ -66,6 +66,7 @@ from jaxserve.models.moe import MoeConfig
 from jaxserve.models.weights import abstract_model
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
+from pallas_kernels.quantized_matmul.splits import dequantizes
 from pallas_kernels.route import RouteShape
 
 MAX_MODEL_LEN = 8192
@@ -100,6 +101,8 @@ SORT_KERNELS = 16
 # more where rows are rounded to 8 bits: attention's output; of experts what both products read. The
 # norms and the activation round what they write
 ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
+# more where each product's 4-bit weight is dequantised before it: that, and the scales' order
+DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -222,8 +225,12 @@ def requirements(
     if step.num_prefill:
         used["paged_prefill"] = resolve("prefill", backends.prefill)
     launches = [one.launches for one in used.values()]
-    if setting.quantization is not None:
-        used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
+    rows = step.num_decode + step.num_prefill
+    products = resolve("matmul", backends.matmul[0])
+    every = products.converts_every
+    is_dequantized = setting.quantization == "int4" and every and dequantizes(rows, every)
+    if setting.quantization is not None and not is_dequantized:
+        used["quantized_matmul"] = products
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
     if setting.devices == 1 and backends.rotate_and_write and None not in launches:
@@ -235,8 +242,10 @@ def requirements(
             a_layer += ROUNDED_EXPERTS
         if isinstance(config, MoeConfig):
             covers = resolve("route", backends.route[0]).covers
-            rows = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
-            a_layer += SPARSE_KERNELS + (0 if covers(rows) is None else SORT_KERNELS)
+            shape = RouteShape(rows, config.num_experts)
+            a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
+        if is_dequantized:
+            a_layer += DEQUANTIZED_KERNELS
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,

@@ -183,6 +183,7 @@ BACKEND = Backend(
             (HOPPER,),
             True,
             HopperMatmulTuning,
+            converts_every=112,
             instruction="wgmma",
             chips=HOPPER_CHIPS,
             proved=(

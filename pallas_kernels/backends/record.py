@@ -65,6 +65,7 @@ class Implementation:
         interprets: whether it is a kernel, and takes `interpret`.
         tuning: the type of its kernel's static choices; None where there are none.
         stores: the element type in which it wants 8-bit weights; None: any.
+        converts_every: rows of x for which it converts 4-bit weights once more; None: not told.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
         launches: kernels on the device of one call; None where they are not counted.
@@ -80,6 +81,7 @@ class Implementation:
     interprets: bool = False
     tuning: type[Tuning] | None = None
     stores: str | None = None
+    converts_every: int | None = None
     whole_pages: bool = False
     instruction: str | None = None
     launches: int | None = None

@@ -223,6 +223,7 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonMatmulTuning,
+            converts_every=64,
             instruction="mma",
             chips=OLDER_CHIPS,
             proved=(

@@ -23,6 +23,7 @@ from pallas_kernels.quantized_matmul import (
 )
 from pallas_kernels.quantized_matmul.activations import rounded_rows, split_rows
 from pallas_kernels.quantized_matmul.coverage import MatmulShape
+from pallas_kernels.quantized_matmul.splits import dequantizes
 
 
 def linear(
@@ -82,7 +83,10 @@ def quantized_product(
     out_dtype: jnp.dtype,
     in_parts: bool = False,
 ) -> jax.Array:  # [M, N], or [S, M, N] in parts
-    """`quantized_matmul` by the first of the backends that covers the product."""
+    """`quantized_matmul` by the first of the backends that covers the product.
+
+    Many rows of a 4-bit weight are XLA's where a kernel would convert the weight for every tile.
+    """
     operand = _as_quantized(weight, scale)
     activations = "int8" if scale is not None else activations
     if isinstance(operand, Int4Weight) and input_scale is not None:
@@ -103,6 +107,9 @@ def quantized_product(
         activations, input_scale = "float", None
     shape = MatmulShape.of(rows, operand, activations)
     backend = next((b for b in matmul if OPERATIONS["matmul"][b].covers(shape) is None), "xla")
+    every = OPERATIONS["matmul"][backend].converts_every
+    if every and isinstance(operand, Int4Weight) and dequantizes(rows.shape[0], every):
+        backend = "xla"  # which dequantises the weight, and multiplies what it has
     return quantized_matmul(
         rows,
         operand,

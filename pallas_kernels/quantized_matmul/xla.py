@@ -38,20 +38,21 @@ def matmul(x: Rows, weight: QuantizedWeight, *, out_dtype: DTypeLike) -> jax.Arr
     if rows < MIN_ROWS:
         x = jax.tree.map(lambda part: jnp.pad(part, ((0, 1), (0, 0))[: part.ndim]), x)
     if not isinstance(x, RoundedRows):
-        out = _float_product(x, weight)
+        out = _float_product(x, weight, out_dtype)
     elif x.values.dtype == jnp.int8:
         out = integer_product(x, weight)
     else:
-        out = _float_product(x.values.astype(jnp.bfloat16), weight) * x.column
+        out = _float_product(x.values.astype(jnp.bfloat16), weight, jnp.float32) * x.column
     return out[None, :rows].astype(out_dtype)
 
 
-def _float_product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    """float32[M, N] of x [M, K] and the dequantised weight."""
-    return lax.platform_dependent(x, weight, cpu=_by_blocks, default=_product)
+def _float_product(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
+    """[M, N] of x [M, K] and the dequantised weight."""
+    by_blocks, whole = (functools.partial(f, out_dtype=out_dtype) for f in (_by_blocks, _product))
+    return lax.platform_dependent(x, weight, cpu=by_blocks, default=whole)
 
 
-def _product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+def _product(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
     # 8-bit values are exact in 16-bit floating point, so their scale can wait for the sum
     if isinstance(weight, Int4Weight):
         matrix, scale = dequantize(weight, x.shape[1]).astype(x.dtype), None
@@ -62,12 +63,12 @@ def _product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
         matrix,
         CONTRACT_INPUTS,
         precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=out_dtype if scale is None else jnp.float32,
     )
-    return out if scale is None else out * scale
+    return out if scale is None else (out * scale).astype(out_dtype)
 
 
-def _by_blocks(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+def _by_blocks(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
     outputs = outputs_of(weight)
     whole = outputs // CPU_BLOCK
     if x.dtype == jnp.float16:
@@ -81,7 +82,7 @@ def _by_blocks(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
             else lax.dynamic_slice_in_dim(array, first, size, axis and array.ndim - 1)
             for axis, array in enumerate(weight)
         ]
-        return _product(x, type(weight)(*held))
+        return _product(x, type(weight)(*held), jnp.float32)
 
     parts = []
     if whole:
@@ -90,4 +91,4 @@ def _by_blocks(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
         parts.append(blocks.transpose(1, 0, 2).reshape(x.shape[0], -1))
     if outputs % CPU_BLOCK:
         parts.append(block(whole * CPU_BLOCK, outputs % CPU_BLOCK))
-    return jnp.concatenate(parts, axis=1)
+    return jnp.concatenate(parts, axis=1).astype(out_dtype)
