@@ -114,7 +114,7 @@ def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array | None, 
     if isinstance(weight, Int4Weight):
         return weight.scales, weight.zeros
     if isinstance(weight, (Int8Weight, Fp8Weight)):
-        return weight.scale[None], None
+        return weight.scale if weight.scale.ndim == 3 else weight.scale[None], None
     return (None if scale is None else scale[None]), None
 
 
@@ -139,20 +139,18 @@ def in_blocks(
     inputs = x.shape[1]
     _, channels = sizes_of(weight)
     stored = elements_of(weight)
-    width = channels // 2 if gated else channels
-    if isinstance(weight, Int4Weight):
-        shared = inputs // weight.scales.shape[0]
-        form = TileFormat(BLOCK, "int4", shared if shared < inputs else None)
-    else:
-        kind = "int8" if scale is not None else kind_of(weight)
-        form = TileFormat(STEP_BYTES // stored.dtype.itemsize, kind)
+    outputs = channels // 2 if gated else channels
+    scales, zeros = _scales(weight, scale)
+    shared = inputs if scales is None else inputs // len(scales)
+    width = BLOCK if isinstance(weight, Int4Weight) else STEP_BYTES // stored.dtype.itemsize
+    kind = "int8" if scale is not None else kind_of(weight)
+    form = TileFormat(width, kind, shared if shared < inputs else None)
     if scale is not None:
         stored = as_stored_weight(stored, jnp.int8)
     rounds = "int8" if scale is not None else activations
     operand, row_scale = split_rows(rounded_rows(x, rounds, None))
     if isinstance(weight, Fp8Weight):
         stored = lax.bitcast_convert_type(stored, jnp.uint8)
-    scales, zeros = _scales(weight, scale)
     plan = _Plan(
         size=blocks.size,
         tile=TILE_OUTPUTS,
@@ -163,8 +161,8 @@ def in_blocks(
     )
     return pl.pallas_call(
         functools.partial(_kernel, plan=plan),
-        grid=(blocks.groups.shape[0], -(-width // plan.tile)),
-        out_shape=result_like(operand, (scattered or blocks.rows.shape[0], width), out_dtype),
+        grid=(blocks.groups.shape[0], -(-outputs // plan.tile)),
+        out_shape=result_like(operand, (scattered or blocks.rows.shape[0], outputs), out_dtype),
         compiler_params=plt.CompilerParams(
             num_warps=4, num_stages=4 if blocks.size <= FEW_ROWS else 3
         ),

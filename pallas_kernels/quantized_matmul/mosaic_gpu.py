@@ -11,8 +11,8 @@ from registers, so a converted weight never touches memory. With both operands i
 A last stage of 4-bit weights may reach past the end of a row: x is padded with zeros there, like
 the packed weights, and scales of the last groups are read where they are.
 
-Scales wait for the sums. Of 4-bit weights with groups every group has its own wgmma sum, which is
-scaled and added to the total, so weights enter the product as exact small integers.
+Scales wait for the sums. Where a row has several every group has its own wgmma sum, which is
+scaled and added to the total, so 4-bit weights enter the product as exact small integers.
 """
 
 from __future__ import annotations
@@ -209,14 +209,20 @@ def _kernel(
             def step_of(step: jax.Array, total: jax.Array) -> jax.Array:
                 stage = lax.rem(step, jnp.int32(plan.stages))
                 plgpu.barrier_wait(full.at[stage])
-                held = weight_smem[stage, own]
+                held: Any = weight_smem[stage, own] if plan.converts else None
                 for group in range(plan.groups):
                     nibbles = range(group * size // PIECE, -(-(group + 1) * size // PIECE))
+                    nibbles = nibbles if plan.pieces > 1 else range(1)
                     place = place_of(step, group)
 
                     def summed(
                         acc: Any, nibbles: range = nibbles, group: int = group, place: Any = place
                     ) -> jax.Array:
+                        if not plan.converts:
+                            plgpu.wgmma(
+                                acc, weight_smem.at[stage, own], transposed(x_smem.at[stage])
+                            )
+                            return acc[...]
                         for nibble in nibbles:
                             weights, first = converted(stage, held, nibble, place), nibble * PIECE
                             if size < PIECE:

@@ -121,14 +121,15 @@ def _check(tuning: TritonMatmulTuning) -> None:
 def _plan(x: jax.Array, weight: QuantizedWeight, tuning: TritonMatmulTuning | None) -> _Plan:
     rows, inputs = x.shape
     is_int4 = isinstance(weight, Int4Weight)
-    group = group_of(weight, inputs) if isinstance(weight, Int4Weight) else inputs
+    group = group_of(weight, inputs)
     few = rows <= FEW_ROWS
     # a sum of a group and the total, both of 128 x 128, would not fit the registers
     default = FEW_ROWS if is_int4 else 128
     wanted = tuning.tile_m if tuning else default
     tile_rows = max(MIN_TILE, min(pl.next_power_of_2(rows), wanted))
     tile_channels = tuning.tile_n if tuning else (64 if few else 128)
-    width = BLOCK if is_int4 else (tuning.tile_k if tuning else 128 if few else 64)
+    wanted_width = tuning.tile_k if tuning else 128 if few else 64
+    width = BLOCK if is_int4 else min(wanted_width, group)
     outputs = outputs_of(weight)
     row_tiles = -(-rows // tile_rows)
     stored = tile_channels * width // (2 if is_int4 else 1)

@@ -33,7 +33,8 @@ class TileFormat:
     Attributes:
         width: inputs of a step.
         kind: "int4", "int8", "fp8", or "float" for elements in the type of x.
-        group: inputs that share a scale of 4-bit weights; None when one scale serves a row.
+        group: inputs that share a scale, of e4m3 a multiple of the width; None when one scale
+            serves a row.
     """
 
     width: int
@@ -133,10 +134,14 @@ def tile_sums(
         columns = step * form.width + jnp.arange(form.width)
         x = _matrix(refs.x, None, rows, counted, columns)
         found = []
-        for total, chosen, valid in zip(totals, channels, inside, strict=True):
+        for tile, (total, chosen, valid) in enumerate(zip(totals, channels, inside, strict=True)):
             held = _matrix(refs.weight, matrix, chosen, valid, columns)
             held = _from_fp8(held, x.dtype) if form.kind == "fp8" else held.astype(x.dtype)
-            found.append(total + product(x, held))
+            part = product(x, held)
+            if form.group is not None:
+                scale = by_channel(refs.scales, step * form.width // form.group, tile)
+                part = part * lax.broadcast_in_dim(scale, shapes[tile], [1])
+            found.append(total + part)
         return found
 
     size = min(form.group or PIECE, PIECE)

@@ -19,7 +19,6 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.quantized_matmul.activations import RoundedRows, Rows
 from pallas_kernels.quantized_matmul.formats import (
-    Int4Weight,
     QuantizedWeight,
     dequantize,
     outputs_of,
@@ -54,10 +53,10 @@ def _float_product(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) 
 
 def _product(x: jax.Array, weight: QuantizedWeight, out_dtype: DTypeLike) -> jax.Array:
     # 8-bit values are exact in 16-bit floating point, so their scale can wait for the sum
-    if isinstance(weight, Int4Weight):
+    if weight[1].ndim == 2:
         matrix, scale = dequantize(weight, x.shape[1]).astype(x.dtype), None
     else:
-        matrix, scale = weight.values.astype(x.dtype), weight.scale
+        matrix, scale = weight[0].astype(x.dtype), weight[1]
     out = lax.dot_general(
         x,
         matrix,
