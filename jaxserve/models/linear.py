@@ -7,6 +7,7 @@ logical axes, which `jaxserve.parallel.ShardingRules` maps to mesh axes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
 from pallas_kernels import Backends
+from pallas_kernels.backends import OPERATIONS
 from pallas_kernels.finish_rows import finish_rows
 from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts, rounding_of
 from pallas_kernels.quantized_matmul import Rounding, Rows
@@ -231,6 +233,29 @@ class Projection(nnx.Module):
             "input_scale": weight.input_scale,
         }
         return weight.operand(), weight.order, options
+
+
+def dequantized_bytes(model: nnx.Module, matmul: tuple[str, ...], itemsize: int) -> int:
+    """Bytes of the largest 4-bit weight where a step of many rows dequantises it; 0: none does.
+
+    Args:
+        model: with its parameters.
+        matmul: backends of `quantized_matmul`.
+        itemsize: of the model's type.
+    """
+    if not any(OPERATIONS["matmul"][name].converts_every for name in matmul):
+        return 0
+    weights = [
+        variable.get_value()
+        for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))
+        if variable.get_metadata("role") in ("linear", "head")
+    ]
+    sizes = [
+        math.prod(weight.shape)
+        for weight in weights
+        if isinstance(weight, QuantArray) and weight.format.stored.kind == "int4"
+    ]
+    return itemsize * max(sizes, default=0)
 
 
 def reordered(x: jax.Array, order: jax.Array) -> jax.Array:

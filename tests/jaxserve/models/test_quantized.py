@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoints import CheckpointError, TensorMismatchError
 from jaxserve.models import Model, load_model
 from jaxserve.models.config_reader import read_model_config
-from jaxserve.models.linear import LinearForm
+from jaxserve.models.linear import LinearForm, dequantized_bytes
 from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel import make_mesh
 from pallas_kernels import native, quantize_fp8, quantize_int4, quantize_int8
@@ -367,3 +367,13 @@ def test_tensors_of_another_shape(model_folder: Callable[..., Path], tmp_path: P
     file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 192}))
     with pytest.raises(TensorMismatchError, match=r"down_proj\.weight \(expected \[128, 192\]"):
         load(stored)
+
+
+def test_the_largest_weight_of_4_bits_is_told_where_a_step_dequantises_it(
+    model_folder: Callable[..., Path],
+) -> None:
+    model = load(model_folder("llama_tied", **SIZES), quantization="int4")
+    largest = 2 * SIZES["intermediate_size"] * SIZES["hidden_size"]
+    assert dequantized_bytes(model, ("triton", "xla"), 2) == 2 * largest
+    assert dequantized_bytes(model, ("mosaic_tpu", "xla"), 2) == 0
+    assert dequantized_bytes(load(model_folder("llama_tied", **SIZES)), ("triton",), 2) == 0
