@@ -232,6 +232,8 @@ BACKEND = Backend(
                 ProofCase(Matmul(2048, asymmetric=True)),
                 ProofCase(Matmul(weight="int8")),
                 ProofCase(Matmul(2048, weight="fp8")),
+                ProofCase(Matmul(weight="fp8 by group")),
+                ProofCase(Matmul(2048, weight="fp8 by group")),
                 ProofCase(Matmul(2048, weight="int8", activations="int8")),
             ),
         ),
