@@ -101,6 +101,9 @@ SORT_KERNELS = 16
 # more where rows are rounded to 8 bits: attention's output; of experts what both products read. The
 # norms and the activation round what they write
 ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
+# more where a kernel of this package reads what attention gave of both kinds of rows; a product of
+# XLA's joins them as it reads
+JOINED_KERNELS = 1
 # more where each product's 4-bit weight is dequantised before it: that, and the scales' order
 DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
@@ -244,6 +247,8 @@ def requirements(
             covers = resolve("route", backends.route[0]).covers
             shape = RouteShape(rows, config.num_experts)
             a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
+        if setting.quantization is not None and step.num_decode and step.num_prefill:
+            a_layer += JOINED_KERNELS
         if is_dequantized:
             a_layer += DEQUANTIZED_KERNELS
     return Requirements(
