@@ -110,6 +110,8 @@ def quantized_product(
     every = OPERATIONS["matmul"][backend].converts_every
     if every and isinstance(operand, Int4Weight) and dequantizes(rows.shape[0], every):
         backend = "xla"  # which dequantises the weight, and multiplies what it has
+        # when its turn comes: the weights of all layers would not fit
+        rows, operand = jax.lax.optimization_barrier((rows, operand))
     return quantized_matmul(
         rows,
         operand,
