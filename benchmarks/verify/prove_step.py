@@ -70,6 +70,7 @@ from jaxserve.parallel import ShardingRules
 from jaxserve.parallel.mesh import is_divided
 from pallas_kernels import Backends, choose_backends
 from pallas_kernels.backends import resolve
+from pallas_kernels.quantized_matmul.splits import dequantizes
 from pallas_kernels.route import RouteShape
 
 MAX_MODEL_LEN = 8192
@@ -101,6 +102,14 @@ OTHER_KERNELS = 8
 SPARSE_KERNELS = 5
 # more where the sort of many tokens is XLA's
 SORT_KERNELS = 16
+# more where rows are rounded to 8 bits: attention's output; of experts what both products read. The
+# norms and the activation round what they write
+ROUNDED_KERNELS, ROUNDED_EXPERTS = 1, 2
+# more where a kernel of this package reads what attention gave of both kinds of rows; a product of
+# XLA's joins them as it reads
+JOINED_KERNELS = 1
+# more where each product's 4-bit weight is dequantised before it: that, and the scales' order
+DEQUANTIZED_KERNELS = 8
 FULL_STEPS = ("decode[256]", "mixed[256,2048]")  # the widest programs
 
 
@@ -233,6 +242,13 @@ def step_cost(
     return Cost(2 * products + 4 * row * seen, moved, "shapes")
 
 
+def dequantizes_weights(setting: Setting, backends: Backends, step: StepShape) -> bool:
+    """Whether a step has so many rows that its 4-bit weights are dequantised, on purpose."""
+    every = resolve("matmul", backends.matmul[0]).converts_every
+    rows = step.num_decode + step.num_prefill
+    return setting.quantization == "int4" and every is not None and dequantizes(rows, every)
+
+
 def requirements(
     setting: Setting, config: ModelConfig, backends: Backends, step: StepShape, pool_bytes: int
 ) -> Requirements:
@@ -241,17 +257,26 @@ def requirements(
     if step.num_prefill:
         used["paged_prefill"] = resolve("prefill", backends.prefill)
     launches = [one.launches for one in used.values()]
-    if setting.quantization is not None:
+    is_dequantized = dequantizes_weights(setting, backends, step)
+    if setting.quantization is not None and not is_dequantized:
         used["quantized_matmul"] = resolve("matmul", backends.matmul[0])
     instructions = {kernel: one.instruction for kernel, one in used.items() if one.instruction}
     a_layer = None
-    plain = setting.devices == 1 and setting.quantization is None
-    if plain and backends.rotate_and_write and None not in launches:
+    if setting.devices == 1 and backends.rotate_and_write and None not in launches:
         a_layer = OTHER_KERNELS + sum(filter(None, launches))
+        integers = setting.quantization == "int8"
+        if integers or (setting.quantization == "fp8" and "mosaic_gpu" in backends.matmul):
+            a_layer += ROUNDED_KERNELS
+        if integers and isinstance(config, MoeConfig):
+            a_layer += ROUNDED_EXPERTS
         if isinstance(config, MoeConfig):
             covers = resolve("route", backends.route[0]).covers
-            rows = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
-            a_layer += SPARSE_KERNELS + (0 if covers(rows) is None else SORT_KERNELS)
+            shape = RouteShape(step.num_decode + step.num_prefill, config.num_experts)
+            a_layer += SPARSE_KERNELS + (0 if covers(shape) is None else SORT_KERNELS)
+        if setting.quantization is not None and step.num_decode and step.num_prefill:
+            a_layer += JOINED_KERNELS
+        if is_dequantized:
+            a_layer += DEQUANTIZED_KERNELS
     return Requirements(
         instructions=instructions,
         a_layer=a_layer,
@@ -318,7 +343,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             mesh=mesh,
             kind=setting.kind,
             wanted=replace(
-                requirements(setting, config, backends, step, pool), quantized=quantized
+                requirements(setting, config, backends, step, pool),
+                quantized=frozenset()
+                if dequantizes_weights(setting, backends, step)
+                else quantized,
             ),
             cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,

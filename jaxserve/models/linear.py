@@ -8,8 +8,8 @@ product runs on each of them with its part of the weight (`jaxserve.parallel.spr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,10 +18,13 @@ from flax import nnx
 
 from jaxserve.errors import ValidationError
 from jaxserve.models.quant_array import QuantArray
-from jaxserve.parallel.spread import WHOLE, Spread, summed
+from jaxserve.models.spread_linear import reordered, spread_after, spread_parts, spread_product
+from jaxserve.parallel.spread import WHOLE, Spread
 from pallas_kernels import Backends
-from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts
-from pallas_kernels.linear.xla import rms_norm
+from pallas_kernels.backends import OPERATIONS
+from pallas_kernels.finish_rows import finish_rows
+from pallas_kernels.linear import Norm, Weight, linear, linear_in_parts, rounding_of
+from pallas_kernels.quantized_matmul import Rounding, Rows
 from pallas_kernels.residual_norm import residual_norm
 
 
@@ -53,8 +56,8 @@ class LinearForm:
         quantization: what weights that are not quantised yet become when they are loaded: None
             keeps the model's type, "int8", "int4" and "fp8" are in `weight_plan`.
         matmul: backends of `pallas_kernels.quantized_matmul` for quantised weights, the best first.
-        residual_norm: backend of `pallas_kernels.residual_norm`; None where the linear layers
-            themselves add the residual stream and norm it.
+        residual_norm: backend of `pallas_kernels.residual_norm` and `finish_rows`; None where the
+            linear layers themselves add the residual stream and norm it.
         qkv_in_parts: whether `attend` takes the projection in parts, as `rotate_and_write` does.
         interpret: parameters of the interpreter of a kernel; None compiles it.
         row_invariant: whether a row's result may not depend on the rows beside it.
@@ -111,23 +114,43 @@ class LinearForm:
         return self.quantization == "int8"
 
     def residual_normed(
-        self, x: jax.Array, product: jax.Array, norm: Norm
-    ) -> tuple[jax.Array, jax.Array]:
-        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum."""
-        assert self.residual_norm
-        backend = self.residual_norm
-        interpret = self.interpret if backend == "triton" else None
+        self, x: jax.Array, product: jax.Array, norm: Norm, rounding: Rounding | None
+    ) -> tuple[Rows, jax.Array]:
+        """x [T, E] and parts of a product [S, T, E] -> the norm of their sum, and the sum.
 
-        def run(x: jax.Array, product: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        `rounding` of the norm is that of the product which reads it.
+        """
+
+        def run(
+            x: jax.Array, product: jax.Array, weight: jax.Array, rounding: Rounding | None
+        ) -> tuple[Rows, jax.Array]:
             given = Norm(weight, norm.eps)
-            return residual_norm(x, product, given, backend=backend, interpret=interpret)
+            return residual_norm(x, product, given, rounding=rounding, **self._between)
 
-        operands = x, product, norm.weight
+        operands = x, product, norm.weight, rounding
         if self.spread is None:
             return run(*operands)
-        # every device has all of both, and does the same
-        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 3, WHOLE)
+        # every device has all of them, and does the same
+        normed, stream = self.spread.on_devices(run, operands, (WHOLE,) * 4, WHOLE)
         return normed, stream
+
+    def finished(
+        self, product: jax.Array, dtype: Any, rounding: Rounding | None, *, gated: bool = False
+    ) -> Rows:
+        """Parts of a product [S, T, N] -> the rows of the next one, gated or as they are.
+
+        Where one part is not rounded XLA does it, and may fuse more.
+        """
+        if rounding is None and len(product) == 1:
+            return finish_rows(product, dtype=dtype, gated=gated, backend="xla")
+        return finish_rows(product, dtype=dtype, gated=gated, rounding=rounding, **self._between)
+
+    @property
+    def _between(self) -> dict[str, Any]:
+        """Backend and interpreter of what stands between the linear layers."""
+        assert self.residual_norm
+        interpret = self.interpret if self.residual_norm == "triton" else None
+        return {"backend": self.residual_norm, "interpret": interpret}
 
 
 PLAIN_LINEAR = LinearForm()
@@ -162,7 +185,7 @@ class Projection(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,
+        x: Rows,
         *,
         norm: Norm | None = None,
         residual: jax.Array | None = None,
@@ -180,10 +203,12 @@ class Projection(nnx.Module):
             live: int32[R, 2] ranges of the rows that count; None: all.
         """
         if self.spread is not None:
+            assert isinstance(x, jax.Array)
             given = {"norm": norm, "residual": residual, "live": live}
-            return _spread_product(self, self.spread, x, given, gated=gated, out_dtype=out_dtype)
+            return spread_product(self, self.spread, x, given, gated=gated, out_dtype=out_dtype)
         weight, order, options = self._operands()
         if order is not None:
+            assert isinstance(x, jax.Array)
             x = reordered(x, order)
             norm = None if norm is None else Norm(norm.weight[order], norm.eps)
         out = linear(
@@ -199,18 +224,38 @@ class Projection(nnx.Module):
         )
         return out if gated else out.reshape(x.shape[0], -1, *self.out_shape[1:])
 
-    def in_parts(self, x: jax.Array) -> jax.Array:
+    def rounding(self, dtype: Any) -> Rounding | None:
+        """What rows in `dtype` may be rounded to before they are given to `in_parts`."""
+        if self.spread is not None and self.spread.divides(self.axes[-1]):
+            return None  # each device rounds the inputs that it has
+        weight, order, options = self._operands()
+        if order is not None:
+            return None
+        del options["bias"]
+        return rounding_of(weight, dtype=dtype, **options)
+
+    def in_parts(self, x: Rows) -> jax.Array:
         """[T, in] -> [S, T, *out_shape], to be added up by what reads them: `linear_in_parts`.
 
         One part in x's dtype, the sum over devices, where each has a part of the inputs.
         """
         if self.spread is not None:
-            return _spread_parts(self, self.spread, x)
+            return spread_parts(self, self.spread, x)
         weight, order, options = self._operands()
         if order is not None:
+            assert isinstance(x, jax.Array)
             x = reordered(x, order)
         out = linear_in_parts(x, weight, **options)
         return out.reshape(*out.shape[:2], -1, *self.out_shape[1:])
+
+    def after(
+        self, form: LinearForm, product: jax.Array, dtype: Any, *, gated: bool = False
+    ) -> jax.Array:
+        """`in_parts` of the rows [T, in] in `dtype` that `LinearForm.finished` makes of the parts
+        [S, T, N] of another product."""
+        if self.spread is not None:
+            return spread_after(self, self.spread, form, product, dtype, gated)
+        return self.in_parts(form.finished(product, dtype, self.rounding(dtype), gated=gated))
 
     def _operands(self) -> tuple[Weight, jax.Array | None, dict[str, Any]]:
         """As `pallas_kernels.linear` takes it: the weight [N, K]; int32[K], the input that each of
@@ -229,94 +274,24 @@ class Projection(nnx.Module):
         return weight.operand(), weight.order, options
 
 
-def reordered(x: jax.Array, order: jax.Array) -> jax.Array:
-    """x [T, in] with its inputs in another order."""
-    # without a barrier XLA:CPU gives the gather a layout for which it has no bfloat16 product
-    return jax.lax.optimization_barrier(x[:, order])
-
-
-def _spread_product(
-    projection: Projection,
-    spread: Spread,
-    x: jax.Array,
-    given: dict[str, Any],
-    **options: Any,
-) -> jax.Array:
-    """`Projection.__call__` over several devices: x [T, in] -> [T, *out_shape].
+def dequantized_bytes(model: nnx.Module, matmul: tuple[str, ...], itemsize: int) -> int:
+    """Bytes of the largest 4-bit weight where a step of many rows dequantises it; 0: none does.
 
     Args:
-        given: `norm`, `residual` and `live`.
-        options: `gated` and `out_dtype`.
+        model: with its parameters.
+        matmul: backends of `quantized_matmul`.
+        itemsize: of the model's type.
     """
-    norm, residual, live = given["norm"], given["residual"], given["live"]
-    if spread.divides(projection.axes[-1]):
-        assert not options["gated"]
-        if norm is not None:
-            x = rms_norm(x, norm)  # of all inputs
-
-        def part(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
-            return own(x, live=live, **options)
-
-        out = _sum_over_inputs(projection, spread, part, x, live)
-        return out if residual is None else residual + out
-    weight, eps = (None, 0.0) if norm is None else norm
-
-    def local(
-        own: Projection,
-        x: jax.Array,
-        weight: jax.Array | None,
-        residual: jax.Array | None,
-        live: jax.Array | None,
-    ) -> jax.Array:
-        norm = None if weight is None else Norm(weight, eps)
-        return own(x, norm=norm, residual=residual, live=live, **options)
-
-    rows = spread.rules.spec((None, *projection.axes[:-1]))
-    operands, specs = (x, weight, residual, live), (WHOLE, WHOLE, rows, WHOLE)
-    whole: jax.Array = spread.run(projection, local, operands, specs=specs, out_specs=rows)
-    return whole
-
-
-def _spread_parts(projection: Projection, spread: Spread, x: jax.Array) -> jax.Array:
-    """`Projection.in_parts` over several devices: x [T, in] -> [S, T, *out_shape]."""
-    if spread.divides(projection.axes[-1]):
-
-        def part(own: Projection, x: jax.Array, live: None) -> jax.Array:
-            parts = own.in_parts(x)
-            return parts[0] if len(parts) == 1 else parts.sum(0, jnp.float32).astype(x.dtype)
-
-        return _sum_over_inputs(projection, spread, part, x, None)[None]
-    rows = spread.rules.spec((None, None, *projection.axes[:-1]))
-    parts: jax.Array = spread.run(
-        projection, Projection.in_parts, (x,), specs=(WHOLE,), out_specs=rows
-    )
-    return parts
-
-
-def _sum_over_inputs(
-    projection: Projection,
-    spread: Spread,
-    part: Callable[..., jax.Array],
-    x: jax.Array,
-    live: jax.Array | None,
-) -> jax.Array:
-    """part(projection of a device, its inputs, live) [T, *out_shape] of all devices, added up in
-    the type of the parts, and the bias."""
-    weight: Any = projection.weight.get_value()
-    ordered = isinstance(weight, QuantArray) and weight.order is not None
-    if ordered:
-        x = reordered(x, weight.order)
-
-    def local(own: Projection, x: jax.Array, live: jax.Array | None) -> jax.Array:
-        own.bias = None
-        if ordered:
-            own.weight.set_value(replace(own.weight.get_value(), order=None))
-        return summed(part(own, x, live))
-
-    columns = spread.rules.spec((None, projection.axes[-1]))
-    out: jax.Array = spread.run(
-        projection, local, (x, live), specs=(columns, WHOLE), out_specs=WHOLE
-    )
-    if projection.bias is None:
-        return out
-    return (out.astype(jnp.float32) + projection.bias[...].astype(jnp.float32)).astype(out.dtype)
+    if not any(OPERATIONS["matmul"][name].converts_every for name in matmul):
+        return 0
+    weights = [
+        variable.get_value()
+        for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))
+        if variable.get_metadata("role") in ("linear", "head")
+    ]
+    sizes = [
+        math.prod(weight.shape)
+        for weight in weights
+        if isinstance(weight, QuantArray) and weight.format.stored.kind == "int4"
+    ]
+    return itemsize * max(sizes, default=0)

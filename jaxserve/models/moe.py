@@ -26,11 +26,13 @@ from jaxserve.models.quant_array import QuantArray
 from jaxserve.parallel.spread import WHOLE, summed
 from pallas_kernels.grouped_linear import (
     Blocks,
+    experts_rounding,
     grouped_linear,
     linear_in_blocks,
     refusal,
     takes_blocks,
 )
+from pallas_kernels.quantized_matmul import Rows
 from pallas_kernels.route import route
 
 
@@ -115,9 +117,13 @@ class Experts(nnx.Module):
     def in_blocks(self, x: jax.Array, blocks: Blocks, **places: Any) -> jax.Array:
         """Rows of x times the experts of the blocks that they are in; see `linear_in_blocks`."""
         weight, options = self._operands()
+        rows: Rows = x
+        if self.form.residual_norm is not None:
+            rounding = experts_rounding(options.get("scale"), options.get("activations", "float"))
+            rows = self.form.finished(x[None], x.dtype, rounding)
         backend, interpret = self.form.grouped, self.form.interpret
         options |= {"backend": backend, "interpret": interpret, **places}
-        return linear_in_blocks(x, weight, blocks, **options)
+        return linear_in_blocks(rows, weight, blocks, **options)
 
     def _operands(self) -> tuple[Any, dict[str, Any]]:
         """As `pallas_kernels.grouped_linear` takes it: the weight, and options."""
@@ -167,6 +173,10 @@ class SparseMLP(nnx.Module):
         del layer
         out = self.of_experts(x if norm is None else norm(x), rows.live)
         return out if residual is None else residual + out
+
+    def rounding(self, dtype: Any) -> None:
+        """As `MLP.rounding`: the router reads rows as they are."""
+        del dtype
 
     def product(self, normed: jax.Array, rows: TokenRows, layer: int) -> jax.Array:
         """MLP(normed): [T, E] -> one part [1, T, E]."""

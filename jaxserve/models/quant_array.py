@@ -65,7 +65,8 @@ class WeightFormat:
     @property
     def by_output(self) -> bool:
         """Whether scales are one an output."""
-        return self.is_channel8 or (not self.native and self.stored.kind != "int4")
+        grouped = self.native or self.stored.kind == "int4" or self.stored.group is not None
+        return self.is_channel8 or not grouped
 
     @property
     def in_blocks(self) -> bool:
@@ -232,6 +233,8 @@ class QuantArray:
         zero = None if self.zero is None else self.zero.reshape(scale.shape)
         if self.format.native:
             return NativeWeight(values, scale, zero)
+        if self.format.stored.kind == "fp8":
+            return Fp8Weight(values, scale)
         return Int4Weight(values, scale, zero)
 
     def operand_of_groups(self) -> QuantizedWeight | NativeWeight:

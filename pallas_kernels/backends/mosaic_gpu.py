@@ -135,6 +135,7 @@ BACKEND = Backend(
             (HOPPER,),
             True,
             HopperMatmulTuning,
+            converts_every=112,
             instruction="wgmma",
         ),
     ),

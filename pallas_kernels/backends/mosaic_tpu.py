@@ -127,6 +127,8 @@ def covers_matmul(shape: MatmulShape) -> KernelError | None:
     """Why the Mosaic TPU kernel does not cover a product; None when it does."""
     if shape.activations == "fp8":
         return KernelError("activations", "'fp8'", "'float' or 'int8'")
+    if shape.stored == "fp8" and shape.group is not None:
+        return KernelError("weight.scale", "by group", "one an output or one in all, for fp8")
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return KernelError("x.dtype", shape.dtype, "bfloat16 or float32")
     if shape.inputs % shape.block:

@@ -54,6 +54,7 @@ class Implementation:
         head_rows: how many rows of its pool a head of a shape has to be; None: one, and pools of
             several are brought into another order for it.
         stores: the element type in which it wants 8-bit weights; None: any.
+        converts_every: rows of x for which it converts 4-bit weights once more; None: not told.
         whole_pages: whether it writes whole pages, and wants scales written so as well.
         instruction: what its compiled kernel must use, but for float32; None for nothing.
         launches: kernels on the device of one call; None where they are not counted.
@@ -70,6 +71,7 @@ class Implementation:
     table_entries: int | None = None
     head_rows: Callable[[AttentionShape], int] | None = None
     stores: str | None = None
+    converts_every: int | None = None
     whole_pages: bool = False
     instruction: str | None = None
     launches: int | None = None

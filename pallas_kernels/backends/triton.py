@@ -176,10 +176,12 @@ BACKEND = Backend(
             GPUS,
             True,
             TritonMatmulTuning,
+            converts_every=64,
             instruction="mma",
         ),
         Implementation("threshold", "kept_threshold.triton", runs=GPUS, interprets=True),
         Implementation("residual_norm", "residual_norm.triton", runs=GPUS, interprets=True),
+        Implementation("finish_rows", "finish_rows.triton", runs=GPUS, interprets=True),
         Implementation(
             "grouped_linear", "grouped_linear.triton", covers_grouped, GPUS, interprets=True
         ),

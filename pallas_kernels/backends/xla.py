@@ -19,5 +19,6 @@ BACKEND = Backend(
         Implementation("rotary", "rotary.xla"),
         Implementation("rotate_and_write", "rotate_and_write.xla"),
         Implementation("residual_norm", "residual_norm.xla"),
+        Implementation("finish_rows", "finish_rows.xla"),
     ),
 )

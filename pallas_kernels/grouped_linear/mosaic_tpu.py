@@ -24,7 +24,7 @@ from pallas_kernels.grouped_linear.blocks import block_size, blocks_of
 from pallas_kernels.grouped_linear.weights import elements_of, sizes_of
 from pallas_kernels.linear.api import Weight, as_stored_weight
 from pallas_kernels.native.weights import NativeWeight
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import rounded_rows, split_rows
 from pallas_kernels.quantized_matmul.formats import NIBBLES, Fp8Weight, Int4Weight, Int8Weight
 from pallas_kernels.quantized_matmul.mosaic_tpu import (
     LANES,
@@ -52,7 +52,8 @@ def _scales(weight: Weight, scale: jax.Array | None) -> tuple[jax.Array, jax.Arr
         zeros = None if weight.zeros is None else weight.zeros.swapaxes(0, 1).astype(jnp.int32)
         return weight.scales.swapaxes(0, 1), zeros
     if isinstance(weight, (Int8Weight, Fp8Weight)):
-        return weight.scale[:, None], None
+        by_group = weight.scale.ndim == 3  # [groups of K, E, N]
+        return weight.scale.swapaxes(0, 1) if by_group else weight.scale[:, None], None
     if scale is not None:
         return scale[:, None], None
     groups, outputs = sizes_of(weight)
@@ -78,7 +79,8 @@ def grouped_linear(
     stored, (scales, zeros) = elements_of(weight), _scales(weight, scale)
     if scale is not None:
         stored, activations = as_stored_weight(stored, jnp.int8), "int8"
-    operand, row_scale = rounded_rows(x, activations if activations == "int8" else "float", None)
+    kind = activations if activations == "int8" else "float"
+    operand, row_scale = split_rows(rounded_rows(x, kind, None))
     is_int4 = isinstance(weight, Int4Weight)
     # a row of 4 bits may end within a block of its inputs: the rest meets zeros
     inputs = stored.shape[2] * NIBBLES if is_int4 else stored.shape[2]

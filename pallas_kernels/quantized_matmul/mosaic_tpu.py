@@ -23,7 +23,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.backends.mosaic_tpu import TpuMatmulTuning
 from pallas_kernels.compat import result_like
 from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul.activations import rounded_rows
+from pallas_kernels.quantized_matmul.activations import Rows, split_rows
 from pallas_kernels.quantized_matmul.formats import (
     BLOCK,
     NIBBLES,
@@ -198,34 +198,30 @@ def width_of(inputs: int, group: int, is_int4: bool, wanted: int = MAX_WIDTH) ->
     return max(widths, default=inputs)
 
 
-@functools.partial(jax.jit, static_argnames=("activations", "out_dtype", "tuning", "interpret"))
+@functools.partial(jax.jit, static_argnames=("out_dtype", "tuning", "interpret"))
 def matmul(
-    x: jax.Array,  # [M, K]
+    x: Rows,  # [M, K]
     weight: QuantizedWeight,  # [N, K]
     *,
-    activations: str,
     out_dtype: DTypeLike,
-    input_scale: jax.Array | None = None,  # float32[1]
     tuning: TpuMatmulTuning | None = None,
     interpret: Any = None,
-) -> jax.Array:  # [M, N]
-    """x @ weight.T on a TPU; the shapes are those that its record takes.
+) -> jax.Array:  # [1, M, N]
+    """x @ weight.T on a TPU as one part; the shapes are those that its record takes.
 
     Args:
-        x: float32 or bfloat16.
+        x: float32 or bfloat16; or integers of 8 bits.
         weight: the quantised weight.
-        activations: "float" or "int8".
         out_dtype: type of the result.
-        input_scale: of rounded activations; None: each row's own.
         tuning: tile_m (a multiple of 32), tile_n (of 128) and tile_k; None chooses.
         interpret: True or pltpu.InterpretParams runs the kernel without a TPU; None compiles.
     """
     if tuning is not None:
         _check(tuning)
-    rows, inputs = x.shape
+    operand, row_scale = split_rows(x)
+    rows, inputs = operand.shape
     outputs = outputs_of(weight)
-    plan = _plan(x, weight, tuning)
-    operand, row_scale = rounded_rows(x, activations, input_scale)
+    plan = _plan(operand, weight, tuning)
     row_scale = jnp.ones((rows,), jnp.float32) if row_scale is None else row_scale
     padding = -rows % plan.tile_rows
     operand = jnp.pad(operand, ((0, padding), (0, 0)))
@@ -259,7 +255,7 @@ def matmul(
         scratch_shapes=[
             pltpu.VMEM(
                 (plan.tile_rows, plan.tile_channels),
-                jnp.int32 if activations == "int8" else jnp.float32,
+                jnp.int32 if operand.dtype == jnp.int8 else jnp.float32,
             )
         ],
         compiler_params=pltpu.CompilerParams(
@@ -268,4 +264,4 @@ def matmul(
         interpret=interpreter.of_call(interpret),
         name="quantized_matmul",
     )(operand, weight[0], scales, zeros, row_scale)
-    return out[:rows]
+    return out[None, :rows]

@@ -94,7 +94,7 @@ def test_the_list_names_the_files_of_the_folder() -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_chosen_on_every_device_takes_every_problem(operation: str) -> None:
-    fused = ("decode_and_write", "rotate_and_write", "residual_norm")
+    fused = ("decode_and_write", "rotate_and_write", "residual_norm", "finish_rows")
     if operation not in (*fused, "grouped_linear", "rotary"):
         last = [one for one in OPERATIONS[operation].values() if one.runs][-1]
         assert last.backend == "xla" and last.covers(None) is None

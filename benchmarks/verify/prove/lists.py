@@ -132,6 +132,9 @@ PROVED = (
         ProofCase(Matmul(16, 18944, 3584, group=64, asymmetric=True)),
         ProofCase(Matmul(16, 3072, 5120, group=32)),
         ProofCase(Matmul(16, 1536, 576, weight="fp8")),
+        ProofCase(Matmul(1, weight="fp8 by group", activations="fp8")),
+        ProofCase(Matmul(2048, weight="fp8 by group", activations="fp8")),
+        ProofCase(Matmul(2048, weight="fp8 by group")),
     )),
     Proved("decode", "triton", OLDER_CHIPS, (
         ProofCase(Attention(rows=1)),
@@ -188,6 +191,8 @@ PROVED = (
         ProofCase(Matmul(weight="int8")),
         ProofCase(Matmul(2048, weight="fp8")),
         ProofCase(Matmul(2048, weight="int8", activations="int8")),
+        ProofCase(Matmul(weight="fp8 by group")),
+        ProofCase(Matmul(2048, weight="fp8 by group")),
     )),
     Proved("threshold", "triton", GPU_CHIPS, (
         ProofCase(Sampling(), quick=("h200", "a100")),

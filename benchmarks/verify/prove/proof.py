@@ -27,6 +27,7 @@ class KernelUse:
         vmem: bytes of vector memory; None on GPU.
         instructions: how often each kind of instruction stands in the PTX. In a TPU kernel's
             module only presence can be seen: 1.
+        remarks: of the assembler, that it gave up what the kernel was written for.
         reused: assembled for an earlier program of this process, and judged with that: JAX 0.12
             assembles equal kernels once, so nothing else is known of it here.
     """
@@ -38,6 +39,7 @@ class KernelUse:
     shared: int | None = None
     vmem: int | None = None
     instructions: Mapping[str, int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     reused: bool = False
 
 
@@ -165,6 +167,7 @@ def judge(
     """
     own = [kernel for kernel in kernels if kernel.source in OWN]
     failures = [f"{kernel.name} spills {kernel.spilled} bytes" for kernel in own if kernel.spilled]
+    failures += [f"{kernel.name}: {remark}" for kernel in own for remark in kernel.remarks]
     for kernel in own:
         if wanted.shared is not None and (kernel.shared or 0) > wanted.shared:
             failures.append(f"{kernel.name} asks for {kernel.shared} bytes of shared memory")

@@ -77,7 +77,7 @@ class Matmul:
         inputs: contracted elements.
         outputs: output channels.
         dtype: type of the activations.
-        weight: "int4", "int8" or "fp8".
+        weight: "int4", "int8", "fp8" or "fp8 by group", of 128 inputs.
         group: inputs that share a scale, of 4-bit weights.
         asymmetric: whether groups of 4-bit weights have zero points.
         activations: "float", or the type that they are rounded to: "int8" or "fp8".
