@@ -9,7 +9,7 @@ inputs are each device has a part of every sum, and one sum over the devices fol
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -93,8 +93,9 @@ def _alone(module: nnx.Module) -> None:
         for name, value in vars(part).items() if isinstance(part, nnx.Module) else ():
             if isinstance(value, Spread):
                 setattr(part, name, None)
-            elif isinstance(getattr(value, "spread", None), Spread) and is_dataclass(value):
-                setattr(part, name, replace(value, spread=None))
+            elif isinstance(getattr(value, "spread", None), Spread):
+                form: Any = value  # a dataclass
+                setattr(part, name, replace(form, spread=None))
 
 
 def summed(part: jax.Array) -> jax.Array:
