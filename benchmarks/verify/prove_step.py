@@ -305,7 +305,6 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     config, mesh, backends = setting.config(), setting.mesh(), setting.backends()
     form = LinearForm.of(backends, setting.quantization)
     structure, leaves = abstract_leaves(config, mesh, DTYPE, form)
-    quantized = quantized_sizes(config, mesh, DTYPE, form)
     weights = device_bytes(leaves)
     plain = abstract_leaves(config, mesh, DTYPE, LinearForm.of(backends, None))[1]
     numbers = device_bytes(plain) // jnp.dtype(DTYPE).itemsize
@@ -331,6 +330,10 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
     stored = "" if setting.kv_cache_dtype == "auto" else f", {setting.kv_cache_dtype} KV cache"
     weights_in = "" if setting.quantization is None else f", {setting.quantization} weights"
     name = f"{setting.shape}, {config.num_layers} layers{parallel}{weights_in}{stored}, {step.name}"
+    wanted = requirements(setting, config, backends, step, pool)
+    if "quantized_matmul" in wanted.instructions:
+        # a kernel multiplies the weights as they are stored: nothing else may write them
+        wanted = replace(wanted, quantized=quantized_sizes(config, mesh, DTYPE, form))
 
     def compilation() -> Proof:
         return prove(
@@ -342,12 +345,7 @@ def prove_step(setting: Setting, step: StepShape) -> StepProof:
             jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=everywhere),
             mesh=mesh,
             kind=setting.kind,
-            wanted=replace(
-                requirements(setting, config, backends, step, pool),
-                quantized=frozenset()
-                if dequantizes_weights(setting, backends, step)
-                else quantized,
-            ),
+            wanted=wanted,
             cost=step_cost(setting, config, step, weights, numbers),
             layers=config.num_layers,
             compiler_options=compiler_options(
