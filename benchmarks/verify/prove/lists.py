@@ -87,6 +87,7 @@ PROVED = (
         ProofCase(Attention(16, 24, 8, 64, queries=3)),
         ProofCase(Attention(16, 24, 8, 64, queries=5)),
         ProofCase(Attention(16, 16, 1, queries=8)),
+        ProofCase(Attention(page_size=64)),
     )),
     Proved("prefill", "mosaic_gpu", HOPPER_CHIPS, (
         ProofCase(Attention(2048), quick=HOPPER_CHIPS),
@@ -112,6 +113,7 @@ PROVED = (
         ProofCase(Attention(2048, 16, 1, pages="float8_e4m3fn")),
         ProofCase(Attention(2048, 32, 2)),
         ProofCase(Attention(2048, 48, 1)),
+        ProofCase(Attention(2048, page_size=64)),
     )),
     Proved("matmul", "mosaic_gpu", HOPPER_CHIPS, (
         ProofCase(Matmul(1)),

@@ -133,8 +133,8 @@ def test_no_data_race(pool, capfd):
         (4, 2, 32, 4, 32),
         (6, 1, 64, 2, 64),
         (8, 4, 16, 8, 16),
-        (16, 8, 8, 16, 8),
-        (48, 8, 8, 16, 8),
+        (16, 4, 16, 8, 16),
+        (48, 4, 16, 8, 16),
     ],
 )
 def test_the_query_heads_of_a_kv_head_share_a_tile(group, heads, rows, tile_heads, tile_rows):
