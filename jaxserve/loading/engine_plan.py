@@ -161,7 +161,7 @@ def choose(asked: EngineConfig, files: ModelFiles, mesh: Mesh, report: LoadProgr
     quantized = None if stored else quantization_of(files.model)
     found = quantized and quantized[0]
     online = asked.quantization if stored else online_quantization(asked.quantization, found)
-    config = resolve(asked, model, device, online or found or "")
+    config = resolve(asked, model, device.platform, online or found or "")
     dtype = config.model.dtype
     if device.platform == "cpu" and dtype == "float16":
         logger.warning(

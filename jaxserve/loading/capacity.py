@@ -1,0 +1,153 @@
+"""Sums of device memory that a config.json decides, before any weight is there.
+
+`jaxserve serve` refuses by them what cannot fit, and `jaxserve plan` shows them line by line.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.linear import PLAIN_LINEAR
+from jaxserve.models.registry import family_of
+
+GROUP = 128  # inputs that share a scale, and in AWQ and GPTQ a zero
+SCALE_BYTES = 2
+RULE = 1.5  # bytes of memory a parameter: a rule of thumb, see `rule_of_thumb`
+
+
+class Numbers(NamedTuple):
+    """How many numbers a model has.
+
+    Attributes:
+        linear: weights of the linear layers, all experts' among them.
+        head: of an lm head of its own; 0 where it is the embedding table.
+        embedding: the embedding table.
+        other: norms, biases, routers.
+        scales: outputs of the linear layers: each has a scale of its own in 8 bits.
+        experts: those of `linear` that are experts'.
+    """
+
+    linear: int
+    head: int
+    embedding: int
+    other: int
+    scales: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        """Parameters."""
+        return self.linear + self.head + self.embedding + self.other
+
+
+class WeightForm(NamedTuple):
+    """How the weights of linear layers are kept.
+
+    Attributes:
+        bits: of a number; None: those of the model's type.
+        grouped: numbers of a group share a scale, and `zeros` a zero; else those of an output.
+        zeros: as `grouped`.
+        head: the lm head is kept so as well.
+        eight_bit: products are of 8-bit numbers.
+    """
+
+    bits: int | None
+    grouped: bool = False
+    zeros: bool = False
+    head: bool = False
+    eight_bit: bool = False
+
+
+# by the names of `quantization`; "" is the model's own type
+WEIGHT_FORMS = {
+    "": WeightForm(None),
+    "int8": WeightForm(8, head=True, eight_bit=True),
+    "fp8": WeightForm(8, eight_bit=True),
+    "int4": WeightForm(4, grouped=True),
+    "awq": WeightForm(4, grouped=True, zeros=True),
+    "gptq": WeightForm(4, grouped=True, zeros=True),
+}
+
+
+@functools.lru_cache(maxsize=16)
+def numbers_of(config: ModelConfig) -> Numbers:
+    """Counts the numbers of a model by its shapes; nothing is allocated."""
+    family = family_of(config)
+    model = nnx.eval_shape(lambda: family.model(config, "bfloat16", PLAIN_LINEAR))
+    linear = head = embedding = other = scales = experts = 0
+    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        shape, role = variable.get_value().shape, variable.get_metadata("role")
+        size = math.prod(shape)
+        if role == "head":
+            head += size
+        elif role is not None:
+            linear += size
+            scales += math.prod(shape[:-1])
+            experts += size if role == "experts" else 0
+        elif "vocab" in variable.get_metadata("logical_axes"):
+            embedding += size
+        else:
+            other += size
+    return Numbers(linear, head, embedding, other, scales, experts)
+
+
+class WeightBytes(NamedTuple):
+    """Bytes of a model's weights over all devices, by what they are."""
+
+    linear: int
+    head: int
+    embedding: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        return self.linear + self.head + self.embedding + self.other
+
+    @property
+    def read(self) -> int:
+        """Those that a step reads: of an embedding table with a head beside it only a few rows."""
+        return self.total - (self.embedding if self.head else 0)
+
+
+def weight_bytes(config: ModelConfig, dtype: str, quantization: str) -> WeightBytes:
+    """What weights take.
+
+    Args:
+        config: of the model.
+        dtype: of what is not quantised.
+        quantization: a key of `WEIGHT_FORMS`.
+    """
+    numbers, item, form = numbers_of(config), jnp.dtype(dtype).itemsize, WEIGHT_FORMS[quantization]
+
+    def quantised(count: int, outputs: int) -> int:
+        if form.bits is None:
+            return count * item
+        scales = -(-count // GROUP) if form.grouped else outputs
+        zeros = scales * form.bits // 8 if form.zeros else 0
+        return count * form.bits // 8 + scales * SCALE_BYTES + zeros
+
+    head = numbers.head * item
+    if form.head and numbers.head:
+        head = quantised(numbers.head, config.vocab_size)
+    linear = quantised(numbers.linear, numbers.scales)
+    return WeightBytes(linear, head, numbers.embedding * item, numbers.other * item)
+
+
+def rule_of_thumb(num_parameters: int) -> float:
+    """Bytes that a model wants by the rule "memory of 1.5 times the parameters".
+
+    It says nothing of the type of the weights, and holds for those of up to 12 bits: bfloat16
+    weights alone are 2 bytes a parameter.
+    """
+    return RULE * num_parameters
+
+
+def gb(num_bytes: float) -> str:
+    """For people: 10^9 bytes."""
+    return f"{num_bytes / 1e9:.2f} GB"
