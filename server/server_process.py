@@ -26,6 +26,7 @@ from jaxserve.config.engine_config import EngineConfig, Isolation
 from jaxserve.errors import JaxServeError
 from jaxserve.observability.json_log import JSON
 from jaxserve.observability.process_collector import usable_cpus
+from jaxserve.observability.trace_recorder import TraceRecorder
 from server.admission import Admission
 from server.app import create_app
 from server.commands.edge_flags import allowed_hosts
@@ -91,6 +92,8 @@ def serve(
     # the event loop asks for the interpreter at each event, and would wait so long for a thread
     sys.setswitchinterval(SWITCH_S)
     engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
+    if args.record_trace is not None:
+        engine.client.recorder = TraceRecorder(Path(args.record_trace))
     app = create_app(
         engine,
         allowed_origins=args.allowed_origins,
@@ -123,6 +126,8 @@ def serve(
     finally:
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
+        if engine.client.recorder is not None:
+            engine.client.recorder.close()
     return server.exit_code
 
 
@@ -213,6 +218,8 @@ class _Server(uvicorn.Server):
             return
         engine = self._engine
         engine.warm_up()
+        if engine.client.recorder is not None:
+            engine.client.recorder.begin(engine.config, self._service.model_names[0])
         _leave_out_of_collections()
         most = self._service.limits.max_connections
         if room is not None and room < most:

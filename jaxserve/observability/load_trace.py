@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ class TracedRequest(NamedTuple):
         keys: of its first tokens, `KEY_PAGE` a key: requests with an equal key begin with the same
             tokens up to there. Keys beyond the prompt are of the output.
         queue: seconds from arrival until its first step was dispatched; None: not recorded.
+        overhead: of `queue` the engine's own share, see `FirstStep.queue_overhead`.
         ttft: until the server had its first token.
         last: until the server had its last token.
         delivery: from the end of the step that made the first token until the server had it.
@@ -43,6 +44,7 @@ class TracedRequest(NamedTuple):
     client: str = ""
     keys: tuple[str, ...] = ()
     queue: float | None = None
+    overhead: float | None = None
     ttft: float | None = None
     last: float | None = None
     delivery: float | None = None
@@ -71,6 +73,8 @@ class TracedStep(NamedTuple):
     num_running: int
     num_waiting: int
     num_pages: int
+    num_decode_keys: int
+    num_prefill_keys: int
 
 
 @dataclass(slots=True)
@@ -160,7 +164,7 @@ def _request(item: dict[str, Any], where: str) -> TracedRequest:
     for name, least in (("prompt_tokens", 1), ("output_tokens", 1)):
         if type(item.get(name)) is not int or item[name] < least:
             raise ValidationError(f"{where} {name}", item.get(name), f"a whole number >= {least}")
-    for name in ("arrival", "queue", "ttft", "last", "delivery"):
+    for name in ("arrival", "queue", "overhead", "ttft", "last", "delivery"):
         value = item.get(name, 0.0)
         if value is not None and (not _is_number(value) or value < 0):
             raise ValidationError(f"{where} {name}", value, "seconds, 0 or more")
@@ -190,3 +194,11 @@ def block_tokens(keys: dict[str, int], request: TracedRequest, number: int) -> l
     for key in request.keys:
         tokens += [keys.setdefault(key, len(keys))] * KEY_PAGE
     return tokens[:length] + [number] * (length - len(tokens))
+
+
+def write_requests(path: Path, requests: Iterable[TracedRequest]) -> None:
+    """Write requests as a trace."""
+    with path.open("w", encoding="utf-8") as file:
+        for one in requests:
+            line = {name: value for name, value in one._asdict().items() if value is not None}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -26,6 +26,7 @@ class _Sequence:
 
     tokens: list[int] = field(default_factory=list)
     first_step: float | None = None
+    overhead: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     delivery: float | None = None
@@ -94,6 +95,7 @@ class TraceRecorder:
         for name, first in step.first_steps.items():
             if name in sequences:
                 sequences[name].first_step = first.time
+                sequences[name].overhead = first.queue_overhead
         for name, token in zip(step.sequence_ids, step.tokens, strict=True):
             one = sequences.get(name)
             if one is None:
@@ -131,6 +133,7 @@ class TraceRecorder:
             "priority": turn.priority,
             "client": self._name(turn.client),
             "keys": [key.hex()[:KEY_LETTERS] for key in keys],
+            "overhead": one.overhead,
             "delivery": one.delivery,
         }
         moments = {"queue": one.first_step, "ttft": one.first_token, "last": one.last_token}

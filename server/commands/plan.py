@@ -1,0 +1,5 @@
+"""x"""
+
+
+def register(s):
+    pass
