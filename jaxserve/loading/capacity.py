@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import PLAIN_LINEAR
 from jaxserve.models.registry import family_of
@@ -137,6 +138,100 @@ def weight_bytes(config: ModelConfig, dtype: str, quantization: str) -> WeightBy
         head = quantised(numbers.head, config.vocab_size)
     linear = quantised(numbers.linear, numbers.scales)
     return WeightBytes(linear, head, numbers.embedding * item, numbers.other * item)
+
+
+class Room(NamedTuple):
+    """What of a device's memory is left for keys and values.
+
+    Attributes:
+        memory: bytes of one device.
+        share: of it that may be used.
+        weights: bytes on each device.
+        devices: that share the model.
+        beside: bytes of temporaries and tables, as far as they are known.
+        token_bytes: keys and values of a token on each device.
+    """
+
+    memory: int
+    share: float
+    weights: int
+    devices: int
+    beside: int
+    token_bytes: int
+
+    @property
+    def left(self) -> int:
+        """Bytes for keys and values; less than nothing where not even the weights fit."""
+        return int(self.memory * self.share) - self.weights - self.beside
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values fit."""
+        return max(0, self.left) // self.token_bytes
+
+    def lines(self) -> list[str]:
+        """The sum, line by line, for one device."""
+        of = f", 1/{self.devices} of them" if self.devices > 1 else ""
+        return [
+            f"  {gb(self.memory * self.share):>12}  {self.share:g} of {gb(self.memory)}",
+            f"- {gb(self.weights):>12}  weights{of}",
+            f"- {gb(self.beside):>12}  temporaries and tables",
+            f"= {gb(self.left):>12}  keys and values, {self.token_bytes:,} bytes a token: "
+            f"{self.tokens:,} tokens",
+        ]
+
+
+def room_of(
+    model: ModelConfig,
+    dtype: str,
+    quantization: str,
+    *,
+    memory: int,
+    share: float,
+    devices: int,
+    token_bytes: int,
+    beside: int = 0,
+) -> Room:
+    """What a device has left for keys and values.
+
+    Args:
+        model, dtype, quantization: see `weight_bytes`.
+        memory, share, devices, beside: see `Room`.
+        token_bytes: of a token over all devices.
+    """
+    weights = weight_bytes(model, dtype, quantization).total
+    return Room(memory, share, weights // devices, devices, beside, token_bytes // devices)
+
+
+def require_room(model: ModelConfig, name: str, dtype: str, quantization: str, room: Room) -> None:
+    """Refuse a model whose weights cannot fit, before any of them is fetched.
+
+    Args:
+        model, dtype, quantization: see `weight_bytes`.
+        name: of the model, as it was asked for.
+        room: of a device.
+
+    Raises:
+        ValidationError: with the sum, and what would fit.
+    """
+    if room.tokens:
+        return
+    numbers, usable = numbers_of(model), room.memory * room.share
+    others = [
+        f"{other or dtype} {gb(weight_bytes(model, dtype, other).total)}"
+        for other in ("", "int8", "awq")
+        if other != quantization
+    ]
+    fewest = -(-weight_bytes(model, dtype, quantization).total // int(usable - room.beside))
+    raise ValidationError(
+        "model",
+        name,
+        f"one that fits: {numbers.total / 1e9:.2f} B parameters as {quantization or dtype} are "
+        f"{gb(room.weights)} on each of {room.devices} devices, of whose {gb(room.memory)} "
+        f"{room.share:g} are {gb(usable)}, and temporaries and tables are {gb(room.beside)}. "
+        f"Weights as {', '.join(others)}; as they are at least {fewest} devices hold them. "
+        "`jaxserve plan` shows the sums",
+    )
 
 
 def rule_of_thumb(num_parameters: int) -> float:

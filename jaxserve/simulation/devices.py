@@ -35,25 +35,27 @@ class Device:
     link: float
     launch: float
     hop: float
+    sizes: tuple[int, ...] = ()  # GB of memory that it is sold with
 
 
 DEVICES = {
     "h200": Device(
-        "NVIDIA H200", "gpu", "h200", 151_397_597_184, 4.8e12, 989e12, 1979e12, 450e9, 1.5e-6, 8e-6
+        "NVIDIA H200", "gpu", "h200", 151_397_597_184, 4.8e12, 989e12, 1979e12, 450e9, 1.5e-6, 8e-6,
+        (141,),
     ),
     "h100": Device(
         "NVIDIA H100 80GB HBM3", "gpu", "h100", 85_100_068_864, 3.35e12, 989e12, 1979e12, 450e9,
-        1.5e-6, 8e-6,
+        1.5e-6, 8e-6, (80,),
     ),
     "a100": Device(
         "NVIDIA A100-SXM4-80GB", "gpu", "a100", 85_100_068_864, 2.039e12, 312e12, 624e12, 300e9,
-        1.5e-6, 10e-6,
+        1.5e-6, 10e-6, (40, 80),
     ),
     "tpu-v5e": Device(
-        "TPU v5 lite", "tpu", "v5e", 16 << 30, 819e9, 197e12, 394e12, 100e9, 0.3e-6, 5e-6
+        "TPU v5 lite", "tpu", "v5e", 16 << 30, 819e9, 197e12, 394e12, 100e9, 0.3e-6, 5e-6, (16,)
     ),
     "tpu-v6e": Device(
-        "TPU v6 lite", "tpu", "v6e", 32 << 30, 1.64e12, 918e12, 1836e12, 180e9, 0.3e-6, 5e-6
+        "TPU v6 lite", "tpu", "v6e", 32 << 30, 1.64e12, 918e12, 1836e12, 180e9, 0.3e-6, 5e-6, (32,)
     ),
     # of a CPU nothing is known before it is measured
     "cpu": Device("cpu", "cpu", None, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),

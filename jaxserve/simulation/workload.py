@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,12 +49,6 @@ class Workload:
             raise ValidationError("random_range_ratio", self.range_ratio, "in [0, 1)")
 
     @property
-    def longest(self) -> int:
-        """Tokens of prompt and output, at most."""
-        most = sum(round(n * (1 + self.range_ratio)) for n in (self.input_len, self.output_len))
-        return self.prefix_len + most
-
-    @property
     def rate(self) -> float:
         """Requests a second."""
         return self.request_rate
@@ -93,18 +87,13 @@ class Recorded:
     """The requests of a file, at their own times or faster.
 
     Args:
-        path: of a trace.
-
-    Raises:
-        ValidationError: names file, line and field.
+        requests: of a trace, by arrival.
+        factor: of the gaps between them.
     """
 
-    def __init__(self, path: Path):
-        trace = read_trace(path)
-        self._requests, self._factor = trace.requests, 1.0
-        self.about = trace.about
-        self.num_prompts = len(trace.requests)
-        self.longest = max(one.prompt_tokens + one.output_tokens for one in trace.requests)
+    def __init__(self, requests: Sequence[TracedRequest], factor: float = 1.0):
+        self._requests, self._factor = requests, factor
+        self.num_prompts = len(requests)
 
     @property
     def rate(self) -> float:
@@ -122,10 +111,7 @@ class Recorded:
         now = self.rate
         if now == float("inf"):
             raise ValidationError("request_rate", rate, "none: all requests came at once")
-        made = object.__new__(Recorded)
-        made.__dict__.update(self.__dict__)
-        made._factor = self._factor * now / rate
-        return made
+        return Recorded(self._requests, self._factor * now / rate)
 
     def requests(self) -> Iterator[TracedRequest]:
         """The requests by arrival."""
@@ -165,4 +151,4 @@ def workload_of(name: str) -> Workload | Recorded:
     path = Path(name)
     if not path.is_file():
         raise ValidationError("--workload", name, f"a file, or one of {', '.join(PRESETS)}")
-    return Recorded(path)
+    return Recorded(read_trace(path).requests)
