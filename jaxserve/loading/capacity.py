@@ -18,7 +18,8 @@ from jaxserve.models.linear import PLAIN_LINEAR
 from jaxserve.models.registry import family_of
 
 GROUP = 128  # inputs that share a scale, and in AWQ and GPTQ a zero
-SCALE_BYTES = 2
+SCALE_BYTES, ZERO_BYTES = 4, 1  # on a device
+FILE_SCALE_BYTES, FILE_ZERO_BYTES = 2, 0.5  # in a checkpoint of AWQ or GPTQ
 RULE = 1.5  # bytes of memory a parameter: a rule of thumb, see `rule_of_thumb`
 
 
@@ -116,22 +117,25 @@ class WeightBytes(NamedTuple):
         return self.total - (self.embedding if self.head else 0)
 
 
-def weight_bytes(config: ModelConfig, dtype: str, quantization: str) -> WeightBytes:
-    """What weights take.
+def weight_bytes(
+    config: ModelConfig, dtype: str, quantization: str, *, in_file: bool = False
+) -> WeightBytes:
+    """What weights take on devices.
 
     Args:
         config: of the model.
         dtype: of what is not quantised.
         quantization: a key of `WEIGHT_FORMS`.
+        in_file: as a checkpoint has them instead, whose scales are narrower.
     """
+    scale, zero = (FILE_SCALE_BYTES, FILE_ZERO_BYTES) if in_file else (SCALE_BYTES, ZERO_BYTES)
     numbers, item, form = numbers_of(config), jnp.dtype(dtype).itemsize, WEIGHT_FORMS[quantization]
 
     def quantised(count: int, outputs: int) -> int:
         if form.bits is None:
             return count * item
         scales = -(-count // GROUP) if form.grouped else outputs
-        zeros = scales * form.bits // 8 if form.zeros else 0
-        return count * form.bits // 8 + scales * SCALE_BYTES + zeros
+        return count * form.bits // 8 + int(scales * (scale + (zero if form.zeros else 0)))
 
     head = numbers.head * item
     if form.head and numbers.head:

@@ -47,9 +47,10 @@ def weight_lines(model: ModelConfig, dtype: str) -> list[str]:
         lines.append(f"| {name or dtype} | {' | '.join(map(gb, parts))} |")
     lines += [
         "",
-        f"8 bits have a scale an output, 4 bits one for {GROUP} inputs (AWQ and GPTQ a zero too); "
-        f"what is not in 8 or 4 bits is {dtype}. With every parameter in 8 bits the weights would "
-        f"be {gb(numbers.total)}.",
+        f"On devices 8 bits have a scale an output, 4 bits one for {GROUP} inputs (AWQ and GPTQ a "
+        f"zero too); what is not in 8 or 4 bits is {dtype}. With every parameter in 8 bits the "
+        f"weights would be {gb(numbers.total)}. A checkpoint in AWQ, whose scales are narrower, "
+        f"has {gb(weight_bytes(model, dtype, 'awq', in_file=True).total)}.",
     ]
     return lines
 

@@ -176,7 +176,7 @@ def candidate(
     tokens = (setting.num_pages - 1) * setting.config.cache.page_size
     slots = min(setting.limits.max_num_seqs, tokens // length)
     found = replace(found, slots=slots)
-    alone = _latency(setting, replace(load.workload(1), num_prompts=ALONE), 1)
+    alone = latency_of(setting, replace(load.workload(1), num_prompts=ALONE), 1)
     if not alone.meets(load):
         return replace(found, replicas=1, latency=alone, reason="too slow for a single request")
     replicas, latency = _fewest(setting, load, alone)
@@ -198,7 +198,8 @@ def room_in(setting: Setting, memory: int) -> Room:
     )
 
 
-def _latency(setting: Setting, workload: Workload, most: int | None = None) -> Latency:
+def latency_of(setting: Setting, workload: Workload, most: int | None = None) -> Latency:
+    """Of a workload on one engine, of which at most `most` requests are under way at once."""
     times = Roofline(setting, Rates.of_data_sheet(setting.device))
     served = Simulation(setting, times, max_concurrency=most).run(workload.requests())
     found = served.samples()
@@ -230,7 +231,7 @@ def _fewest(setting: Setting, load: Load, alone: Latency) -> tuple[int | None, L
 
     def serves(replicas: int) -> bool:
         if replicas not in known:
-            known[replicas] = _latency(setting, load.workload(replicas))
+            known[replicas] = latency_of(setting, load.workload(replicas))
         return known[replicas].meets(load)
 
     low = int(load.qps * alone.ttft_p50 * LEAST_BUSY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxserve.config.engine_config import EngineConfig
 from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.execution.device_state import StateShape
-from jaxserve.execution.features import KINDS, feature_sets
+from jaxserve.execution.features import Facts, Feature, feature_sets, make_features
 from jaxserve.execution.memory_plan import (
     DEFAULT_HOST_CACHE_BYTES,
     CacheBudget,
@@ -99,7 +100,7 @@ class Setting:
         token_bytes: keys and values of a token over all layers and devices.
         memory: bytes of one device that the engine may use.
         shapes: of its programs, all of them compiled.
-        numbers_per_token: see `predicted_cost`.
+        features, numbers_per_token: see `predicted_cost`.
     """
 
     config: ResolvedConfig
@@ -114,6 +115,7 @@ class Setting:
     token_bytes: int
     memory: int
     shapes: tuple[StepShape, ...]
+    features: tuple[Feature, ...]
     numbers_per_token: float
 
     @property
@@ -122,7 +124,7 @@ class Setting:
 
     def predicted_cost(self, shape: StepShape) -> float:
         """By which the engine chooses the cheapest program that holds a step."""
-        return predicted_cost(shape, (), self.numbers_per_token)
+        return predicted_cost(shape, self.features, self.numbers_per_token)
 
 
 def settle(
@@ -164,9 +166,11 @@ def settle(
     cache = KVCache.of(
         model, kv_format, chosen, platform=device.platform, page_size=page_size, groups=layers
     )
-    sets, defaults = feature_sets(KINDS), device_defaults(device.platform)
     prefill, slots = scheduler.max_prefill_tokens, scheduler.max_num_seqs
-    shapes = wanted_shapes(slots, prefill, defaults.smallest_bucket, sets)
+    facts = Facts(model.vocab_size, max(0, asked.max_logprobs), model.hidden_size, prefill, model)
+    features = make_features(facts, partial(getattr, config.asked))
+    defaults = device_defaults(device.platform)
+    shapes = wanted_shapes(slots, prefill, defaults.smallest_bucket, feature_sets(features))
     groups = replace(cache.groups.pages, ahead=prefill + 2)
     weights = weight_bytes(model, dtype, quantization).total // devices
     demand = Demand(
@@ -216,6 +220,7 @@ def settle(
         token_bytes=cache.token_bytes,
         memory=share,
         shapes=tuple(shapes),
+        features=features,
         numbers_per_token=2.0 * numbers_of(model).total / defaults.flops_per_number,
     )
 

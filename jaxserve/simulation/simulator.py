@@ -234,15 +234,22 @@ class Simulation:
             tokens = [ANY_TOKEN] * len(samples)
         if num_decode:
             served.gaps.took(samples.slots[:num_decode], moment)
+        if self._lost:  # the step was in flight when they lost their slots
+            for request in samples.requests[:num_decode]:
+                if request.request_id in self._lost:
+                    self._lost[request.request_id] = moment
         for request, slot in zip(samples.requests[num_decode:], samples.slots[num_decode:]):
             name = request.request_id
-            if name in self._lost:  # it goes on
-                served.gaps.begin(slot, self._lost.pop(name))
-                served.gaps.took([slot], moment)
-            else:
+            if served.first[int(name)] == NEVER:
                 served.first[int(name)] = moment
                 served.gaps.begin(slot, moment)
-            self._slots[name] = slot
+            else:  # it goes on
+                served.gaps.begin(slot, self._lost.pop(name))
+                served.gaps.took([slot], moment)
+            if request.slot == slot:
+                self._slots[name] = slot
+            else:
+                self._lost[name] = moment
         seen = self.scheduler.commit(plan, tokens)
         self.now += done.after
         self._busy += done.seconds
