@@ -64,6 +64,7 @@ def test_the_sums_are_those_of_the_arrays(quantization, shape):
     assert weight_bytes(config, "bfloat16", quantization).total == near
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_every_family_is_counted(case, model_folder):
     config = read_model_config(model_folder(case))

@@ -59,6 +59,7 @@ def test_a_limit_that_a_single_request_misses_is_named(eight_b):
     assert found.reason == "too slow for a single request" and found.latency.tpot_p99 > 0.001
 
 
+@pytest.mark.slow
 def test_the_cheapest_is_first(eight_b):
     load = Load(5.0, 300, 60, ttft=1.0, tpot=0.05)
     offers = [offer("h200", 1, 9.0, 141e9), offer("a100", 1, 2.0), offer("h100", 1, 4.0)]
@@ -68,6 +69,7 @@ def test_the_cheapest_is_first(eight_b):
     assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_a_plan_shows_its_sums(eight_b):
     asked, model = eight_b
     load, offers = Load(2.0, 300, 60, 1.0, 0.05), (offer("a100", 2, 3.0),)

@@ -32,15 +32,16 @@ def test_a_simulation_prints_a_table_and_says_what_is_estimated(tmp_path, capsys
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_latency_over_the_rate_has_a_knee(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="needs the extra `bench`")
-    words = [*H200, *SMALL, "--request-rates", "50", "1000", "200", "5000", "--max-num-seqs", "4"]
+    words = [*H200, *SMALL, "--request-rates", "50", "110", "80", "140", "--max-num-seqs", "4"]
     assert main([*words, "--save-result", "--result-dir", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("*.json")
     written = json.loads(file.read_text())
-    assert [run["request_rate"] for run in written["runs"]] == [50, 200, 1000, 5000]
+    assert [run["request_rate"] for run in written["runs"]] == [50, 80, 110, 140]
     waits = [run["p99_ttft_ms"] for run in written["runs"]]
-    assert waits == sorted(waits) and written["knee"] in (200, 1000)
+    assert waits == sorted(waits) and written["knee"] in (50, 80, 110)
     assert "knee of the p99 of ttft" in capsys.readouterr().out
     assert list(tmp_path.glob("*.rates.png"))
 
@@ -68,6 +69,7 @@ class ShortestFirst(FirstComeFirstServed):
 """
 
 
+@pytest.mark.slow
 def test_a_policy_of_a_file_is_compared_on_the_same_requests(tmp_path, capsys):
     (tmp_path / "shortest_of_a_test.py").write_text(POLICY)
     words = [*H200, "--workload", "backlog", "--num-prompts", "80", "--random-range-ratio", "0.9"]
@@ -85,13 +87,16 @@ def test_a_policy_of_a_file_is_compared_on_the_same_requests(tmp_path, capsys):
 PLAN = ["plan", "--model", "llama-3-8b", "--qps", "2", "--input", "200", "--output", "50"]
 
 
-def test_a_plan_is_text_or_json(capsys):
-    words = [*PLAN, "--quantization", "int8", "--prices", "example"]
+@pytest.mark.slow
+def test_a_plan_is_text_or_json(tmp_path, capsys):
+    offer = {"offer": "one", "device": "a100", "devices": 1, "memory_gb": 80, "per_hour": 2}
+    (tmp_path / "prices").write_text(json.dumps(offer))
+    words = [*PLAN, "--quantization", "int8", "--prices", str(tmp_path / "prices")]
     assert main(words) == 0
-    assert "Alibaba GA100-8" in capsys.readouterr().out
+    assert "| one | int8 | 1 | 1 | 1 |" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
-    assert written["candidates"][0]["offer"] == "Alibaba GA100-8"
+    assert written["candidates"][0]["offer"] == "one"
     assert main([*words, "--tpot-p99", "0.1ms"]) == 1
     assert "Nothing serves this load" in capsys.readouterr().out
 
