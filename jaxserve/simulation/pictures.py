@@ -12,6 +12,7 @@ from jaxserve.observability.figures import new_figure
 from jaxserve.simulation.served import Served
 
 MOST_POINTS = 2000
+NEAR = 0.3  # share of the pages in use, from which on the picture shows all
 
 
 def plot_engine(served: Served, num_pages: int, title: str, path: Path) -> None:
@@ -31,11 +32,12 @@ def plot_engine(served: Served, num_pages: int, title: str, path: Path) -> None:
         queue.step(times, np.asarray(values)[::every], where="post", label=name)
     queue.set(ylabel="sequences", ylim=(0, None))
     pages.step(times, np.asarray(served.pages)[::every], where="post", label="in use")
-    pages.axhline(num_pages, color="#888888", linestyle=":", label="there are")
-    pages.set(ylabel="KV pages", ylim=(0, None))
+    if max(served.pages, default=0) > NEAR * num_pages:
+        pages.axhline(num_pages, color="#888888", linestyle=":", label="there are")
+    pages.set(ylabel=f"KV pages of {num_pages:,}", ylim=(0, None))
     for name, values in (("decode", served.decode_tokens), ("prefill", served.prefill_tokens)):
         batch.step(times, np.asarray(values)[::every], where="post", label=name)
-    batch.set(ylabel="tokens a step", xlabel="simulated s", ylim=(0, None))
+    batch.set(ylabel="tokens a step", xlabel="simulated s", yscale="symlog", ylim=(0, None))
     for axis in (queue, pages, batch):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper right", ncols=2)

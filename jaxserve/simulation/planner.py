@@ -18,12 +18,13 @@ from jaxserve.simulation.simulator import Simulation
 from jaxserve.simulation.step_time import Rates, Roofline
 from jaxserve.simulation.workload import Workload
 
-REQUESTS = 150  # of a simulation
+REQUESTS = 100  # of a simulation
 ALONE = 4  # requests that are served one after the other, to see what is possible at all
 MOST_REPLICAS = 512
 NEARLY = 0.9  # of the usable memory: weights of so much leave no room for the rest
 # of the time, that a replica computes prompts alone, from which on the search begins
 LEAST_BUSY = 0.4
+Known = dict[tuple[Any, ...], "Latency"]  # by engine and workload
 SIZES = (1, 2, 4, 8)  # devices that share a model
 
 
@@ -143,13 +144,14 @@ def candidates(
         quantizations: of the weights.
         told: hears what is looked at.
     """
+    known: Known = {}
     for offer in offers:
         for quantization in quantizations:
             for devices in SIZES:
                 if devices > offer.devices:
                     continue
                 told(f"{offer.name}, {quantization or model.dtype}, {devices} devices")
-                yield candidate(asked, model, load, offer, quantization, devices)
+                yield candidate(asked, model, load, offer, quantization, devices, known)
 
 
 def candidate(
@@ -159,8 +161,10 @@ def candidate(
     offer: Offer,
     quantization: str,
     devices: int,
+    known: Known | None = None,
 ) -> Candidate:
-    """One way to serve a load."""
+    """One way to serve a load; `known` is what was simulated so far, and is added to."""
+    known = {} if known is None else known
     found = Candidate(offer, quantization, devices)
     asked = replace(asked, tensor_parallel_size=devices)
     try:
@@ -176,10 +180,20 @@ def candidate(
     tokens = (setting.num_pages - 1) * setting.config.cache.page_size
     slots = min(setting.limits.max_num_seqs, tokens // length)
     found = replace(found, slots=slots)
-    alone = latency_of(setting, replace(load.workload(1), num_prompts=ALONE), 1)
+
+    def serve(workload: Workload, most: int | None = None) -> Latency:
+        # pages beyond those of all slots change nothing
+        pages = slots * -(-(length + 1) // setting.config.cache.page_size) + 1
+        engine = offer.kind, quantization, devices, slots, min(setting.num_pages, pages)
+        key = (*engine, workload, most)
+        if key not in known:
+            known[key] = latency_of(setting, workload, most)
+        return known[key]
+
+    alone = serve(replace(load.workload(1), num_prompts=ALONE), 1)
     if not alone.meets(load):
         return replace(found, replicas=1, latency=alone, reason="too slow for a single request")
-    replicas, latency = _fewest(setting, load, alone)
+    replicas, latency = _fewest(serve, load, alone)
     if replicas is None:
         return replace(found, replicas=1, latency=latency, reason="too slow at any load")
     return replace(found, replicas=replicas, latency=latency)
@@ -222,7 +236,9 @@ def _lack(asked: EngineConfig, model: ModelConfig, offer: Offer, quantization: s
     return f"does not fit: {gb(weights)} of weights on a device, of which {usable} may be used"
 
 
-def _fewest(setting: Setting, load: Load, alone: Latency) -> tuple[int | None, Latency]:
+def _fewest(
+    serve: Callable[[Workload], Latency], load: Load, alone: Latency
+) -> tuple[int | None, Latency]:
     """The fewest replicas that keep the limits, and their latency: by doubling, then bisection.
 
     Fewer than those that compute prompts for `LEAST_BUSY` of the time are not tried.
@@ -231,7 +247,7 @@ def _fewest(setting: Setting, load: Load, alone: Latency) -> tuple[int | None, L
 
     def serves(replicas: int) -> bool:
         if replicas not in known:
-            known[replicas] = latency_of(setting, load.workload(replicas))
+            known[replicas] = serve(load.workload(replicas))
         return known[replicas].meets(load)
 
     low = int(load.qps * alone.ttft_p50 * LEAST_BUSY)

@@ -110,6 +110,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for name in names:
         text = ROWS.get(name) or f"ttft p99 of {name.split('_p99')[0].replace('_', ' ')}, ms"
         cells = [row[name] for row in rows]
-        shown = [str(cell) if isinstance(cell, int) else f"{cell:.4g}" for cell in cells]
+        shown = [f"{cell:,.0f}" if cell >= 1000 else f"{cell:.3g}" for cell in cells]
         lines.append(f"| {text} | {' | '.join(shown)} |")
     return "\n".join(lines)
