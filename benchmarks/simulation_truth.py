@@ -247,15 +247,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="live runs of each workload")
     parser.add_argument("--num-prompts", type=int, default=100, help="requests of a run")
     parser.add_argument("--output", type=Path, help="JSON of all figures")
-    parser.add_argument("--keep-trace", type=Path, help="folder for the traces")
+    parser.add_argument("--keep", type=Path, help="folder for what was recorded")
+    parser.add_argument("--recorded", type=Path, help="such a folder: nothing is run again")
     options = parser.parse_args(arguments)
-    model, load = str(bundled_model_path()), os.getloadavg()
+    model = str(bundled_model_path())
     with tempfile.TemporaryDirectory() as name:
-        folder = options.keep_trace or Path(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "recorded.jsonl"
-        with server(model, file) as url:
-            tests = live_runs(url, folder, options)
+        folder = options.recorded or options.keep or Path(name)
+        file, live = folder / "recorded.jsonl", folder / "live.json"
+        if options.recorded is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            load, facts = os.getloadavg(), environment()
+            with server(model, file) as url:
+                tests = live_runs(url, folder, options)
+            live.write_text(json.dumps({"environment": facts, "load": load, "tests": tests}))
+        known = json.loads(live.read_text())
+        tests, load, facts = known["tests"], known["load"], known["environment"]
         trace = read_trace(file)
     asked = EngineConfig(model=model, **flags("priority"))
     setting = settle(asked, find_model(asked)[0], DEVICES["cpu"])
@@ -272,7 +278,6 @@ def main(arguments: list[str] | None = None) -> int:
             ]
             found[workload] = {n: statistics.median(one[n] for one in seeds) for n in METRICS}
     lines, wrong = compare(runs, found)
-    facts = environment()
     print(f"{describe(facts)}; load of the machine before: {load[0]:.1f}, {load[1]:.1f}")
     print(
         f"calibrated by {len(part.steps)} steps of the workload {MIXED}; HTTP {1e3 * edge:.1f} ms"
@@ -280,8 +285,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n".join(lines))
     print(f"\n{wrong} of {len(found) * len(METRICS)} figures are too far off")
     if options.output is not None:
-        live = [run._asdict() for run in runs]
-        written = {"environment": facts, "load": load, "live": live, "simulated": found}
+        seen = [run._asdict() for run in runs]
+        written = {"environment": facts, "load": load, "live": seen, "simulated": found}
         options.output.write_text(json.dumps(written, indent=1) + "\n")
     return 1 if wrong else 0
 

@@ -92,8 +92,9 @@ def serve(
     # the event loop asks for the interpreter at each event, and would wait so long for a thread
     sys.setswitchinterval(SWITCH_S)
     engine = AsyncEngine(config, start=False, isolation=isolation, early=early)
+    recorder = None
     if args.record_trace is not None:
-        engine.client.recorder = TraceRecorder(Path(args.record_trace))
+        recorder = engine.client.recorder = TraceRecorder(Path(args.record_trace))
     app = create_app(
         engine,
         allowed_origins=args.allowed_origins,
@@ -126,8 +127,8 @@ def serve(
     finally:
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
-        if engine.client.recorder is not None:
-            engine.client.recorder.close()
+        if recorder is not None:
+            recorder.close()
     return server.exit_code
 
 
@@ -218,8 +219,6 @@ class _Server(uvicorn.Server):
             return
         engine = self._engine
         engine.warm_up()
-        if engine.client.recorder is not None:
-            engine.client.recorder.begin(engine.config, self._service.model_names[0])
         _leave_out_of_collections()
         most = self._service.limits.max_connections
         if room is not None and room < most:

@@ -110,6 +110,8 @@ class EngineClient(ABC):
             tokenizer, self.metrics, self._clock, keeps_groups=self.resumes
         )
         self.ledger = Ledger(config, self._clock.now)
+        if self.recorder is not None:
+            self.recorder.begin(config)
 
     @abstractmethod
     def _post(self, body: Body) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from jaxserve.config.resolved_config import ResolvedConfig
 from jaxserve.errors import ValidationError
 from jaxserve.memory.page_keys import page_keys, root_key
 from jaxserve.observability.load_trace import KEY_PAGE, VERSION, TracedStep
+
+logger = logging.getLogger(__name__)
 
 KEY_LETTERS = 12  # of a key: 48 bits
 FLUSH_LINES = 256
@@ -59,13 +62,14 @@ class TraceRecorder:
         self._groups: dict[str, AddGroup] = {}
         self._sequences: dict[str, _Sequence] = {}
         self._num_lines = 0
+        self._has_ended = False
 
-    def begin(self, config: ResolvedConfig, model_name: str) -> None:
+    def begin(self, config: ResolvedConfig) -> None:
         """The engine is ready: say what is recorded."""
         self._write(
             {
                 "trace": VERSION,
-                "model": model_name,
+                "model": config.asked.model_names[0],
                 "max_num_seqs": config.scheduler.max_num_seqs,
                 "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
                 "max_prefill_tokens": config.scheduler.max_prefill_tokens,
@@ -146,14 +150,22 @@ class TraceRecorder:
         return hashlib.blake2b((self._secret + client).encode(), digest_size=4).hexdigest()
 
     def close(self) -> None:
-        """Write what is left."""
-        self._file.close()
+        """Write what is left; what comes later is left out."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._num_lines += 1
-        if self._num_lines % FLUSH_LINES == 0:
-            self._file.flush()
+        if self._has_ended:
+            return
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._num_lines += 1
+            if self._num_lines % FLUSH_LINES == 0:
+                self._file.flush()
+        except OSError as error:  # a full disk: the server goes on
+            logger.error("the recording of load ends here: %s", error)
+            self._has_ended = True
 
 
 def _short(value: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -148,3 +149,19 @@ def test_tokens_are_equal_where_keys_are():
     two = block_tokens(keys, TracedRequest(0, 40, 8, keys=("a", "c")), 1001)
     assert one[:16] == two[:16] and one[16:32] != two[16:32]
     assert one[32:] == [1000] * 16 and len(one) == 48
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_server(tmp_path, caplog, monkeypatch):
+    recorder = TraceRecorder(tmp_path / "trace.jsonl")
+    monkeypatch.setattr("jaxserve.observability.trace_recorder.FLUSH_LINES", 1)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorder, "_file", SimpleNamespace(write=lambda text: None, flush=full))
+    recorder.added("a", group("a", [5] * 40, 0.0))
+    for number in range(3):
+        recorder.took(output({"a-0": 1}, number, 1.0), 1.0)
+    recorder.ended("a")
+    recorder.close()
+    assert caplog.text.count("No space left") == 1
