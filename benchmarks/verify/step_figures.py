@@ -24,7 +24,8 @@ from benchmarks.verify.prove_step import STEPS, Setting, prove_step
 from jaxserve.simulation.devices import DEVICES
 from jaxserve.simulation.step_figures import FILE
 
-SHAPE, LAYERS, NUM_PAGES = "llama-3-8b", 2, 4096
+# pages of 16 tokens: 2 GiB, of which the proofs let temporaries take half
+SHAPE, LAYERS, NUM_PAGES = "llama-3-8b", 2, 16384
 PROGRAMS = ("decode[64]", "decode[256]", "mixed[256,2048]")
 
 
@@ -72,8 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{kind}: {name}: {steps[-1].cpu_seconds:.0f} CPU s", file=sys.stderr)
         except CompilerMissingError as error:
             missing.append(f"nothing is known of {kind} here: {error}")
+    made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
     written = {
-        "made_by": f"python -m benchmarks.verify.step_figures with {versions()}",
+        "made_by": f"python -m benchmarks.verify.step_figures with {made_with}",
         "programs": [figures_of(step) for step in steps if not step.proof.failures],
     }
     if written["programs"] and not missing:

@@ -15,11 +15,13 @@ from flax import nnx
 from jaxserve.errors import ValidationError
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.linear import PLAIN_LINEAR
+from jaxserve.models.moe import MoeConfig
 from jaxserve.models.registry import family_of
 
 GROUP = 128  # inputs that share a scale, and in AWQ and GPTQ a zero
 SCALE_BYTES, ZERO_BYTES = 4, 1  # on a device
 FILE_SCALE_BYTES, FILE_ZERO_BYTES = 2, 0.5  # in a checkpoint of AWQ or GPTQ
+MUCH = 0.3  # of the memory: weights of less are not looked at closely
 RULE = 1.5  # bytes of memory a parameter: a rule of thumb, see `rule_of_thumb`
 
 
@@ -75,6 +77,12 @@ WEIGHT_FORMS = {
     "awq": WeightForm(4, grouped=True, zeros=True),
     "gptq": WeightForm(4, grouped=True, zeros=True),
 }
+
+
+def weights_at_most(config: ModelConfig) -> int:
+    """Bytes that the weights of a model do not exceed, at once: `numbers_of` traces the model."""
+    experts = config.num_experts if isinstance(config, MoeConfig) else 1
+    return 4 * (config.numbers_per_token * experts + 2 * config.vocab_size * config.hidden_size)
 
 
 @functools.lru_cache(maxsize=16)

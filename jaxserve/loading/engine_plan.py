@@ -19,7 +19,7 @@ from jaxserve.execution.host_memory import available_bytes
 from jaxserve.execution.memory_plan import device_limit
 from jaxserve.execution.runner import Runner
 from jaxserve.loading.backend_choice import backends_for
-from jaxserve.loading.capacity import WEIGHT_FORMS, require_room, room_of
+from jaxserve.loading.capacity import MUCH, WEIGHT_FORMS, require_room, room_of, weights_at_most
 from jaxserve.loading.defaults import resolve
 from jaxserve.loading.generation_defaults import generation_defaults
 from jaxserve.loading.hub import ModelFiles
@@ -222,7 +222,7 @@ def _require_room(config: ResolvedConfig, model: ModelConfig, mesh: Mesh) -> Non
         memory, share = available_bytes(reserve=asked.memory_reserve), 1.0
     else:
         devices = asked.tensor_parallel_size
-    if memory is None:
+    if memory is None or weights_at_most(model) < MUCH * memory * share:
         return
     kv_format = KVFormat.of(asked.kv_cache_dtype, config.model.dtype)
     row = (

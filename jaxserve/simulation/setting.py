@@ -81,8 +81,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
-    method = (config.get("quantization_config") or {}).get("quant_method", "")
-    return {"compressed-tensors": "int8"}.get(method, method)
+    """What a checkpoint is quantised as, by its config.json; "" where it is not."""
+    told = config.get("quantization_config") or {}
+    method = str(told.get("quant_method", ""))
+    if method != "compressed-tensors":
+        return method
+    groups = [*(told.get("config_groups") or {}).values()]
+    weights = (groups[0].get("weights") or {}) if groups else {}
+    if weights.get("type") == "float":
+        return "fp8"
+    return {"4": "int4", "8": "int8"}.get(str(weights.get("num_bits")), method)
 
 
 @dataclass(frozen=True, slots=True)

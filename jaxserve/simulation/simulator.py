@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ class Simulation:
         )
         self._times, self._overlap = step_time, asked.overlap
         self._longest_wait = asked.max_queue_wait or FAR
-        self._ledger = Ledger(setting.config, lambda: self.now)
+        self._ledger = Ledger(replace(setting.config, asked=asked), lambda: self.now)
         self._most = max_concurrency or FAR
         self._max_len = setting.limits.max_model_len
         self._device_free = self._busy = 0.0

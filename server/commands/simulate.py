@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.bench.serve_options import parse_percentiles, require
+from jaxserve.bench.serve_options import at_least, parse_percentiles, require
 from jaxserve.errors import ValidationError
 from jaxserve.simulation.devices import DEVICES, device_of
 from jaxserve.simulation.workload import PRESETS, Recorded, Workload, workload_of
@@ -124,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         require("matplotlib", "the pictures")
         args.result_dir.mkdir(parents=True, exist_ok=True)
     device_of(args.device)
+    at_least(args, "max_concurrency")
     requests = _workload(args)
     asked, setting = simulated(args)
     from jaxserve.simulation.simulator import Simulation

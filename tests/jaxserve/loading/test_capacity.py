@@ -7,6 +7,7 @@ import math
 import jax
 import pytest
 
+from checkpoints import bundled_model_path
 from jaxserve.config.engine_config import EngineConfig
 from jaxserve.errors import ValidationError
 from jaxserve.loading import engine_plan
@@ -16,6 +17,7 @@ from jaxserve.loading.capacity import (
     room_of,
     rule_of_thumb,
     weight_bytes,
+    weights_at_most,
 )
 from jaxserve.loading.engine_build import load_engine
 from jaxserve.models.config_reader import model_config_of, read_model_config
@@ -73,6 +75,12 @@ def test_every_family_is_counted(case, model_folder):
     assert bool(numbers.head) != config.tie_word_embeddings or config.head is not None
 
 
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_the_quick_bound_is_one(shape):
+    config = config_of(shape)
+    assert weights_at_most(config) > weight_bytes(config, "float32", "").total * 0.99
+
+
 def test_names_of_the_hub_lead_to_shapes():
     assert shape_of("meta-llama/Meta-Llama-3-70B") is SHAPES["llama-3-70b"]
     assert shape_of("llama-3-8b") is SHAPES["llama-3-8b"] and shape_of("nobody/none") is None
@@ -106,9 +114,9 @@ def test_what_cannot_fit_is_refused_with_the_sum():
     assert "tokens" in fits.lines()[-1]
 
 
-def test_a_server_refuses_before_it_fetches_weights(model_folder, monkeypatch):
+def test_a_server_refuses_before_it_fetches_weights(monkeypatch):
     """The device is said to be too small; the folder has weights, which are not looked at."""
-    folder = model_folder("llama_gqa")
+    folder = bundled_model_path()
     monkeypatch.setattr(engine_plan, "device_limit", lambda device: 50_000)
 
     def never(*_):
@@ -116,12 +124,12 @@ def test_a_server_refuses_before_it_fetches_weights(model_folder, monkeypatch):
 
     monkeypatch.setattr(engine_plan, "_as_weights_say", never)
     monkeypatch.setattr(engine_plan, "backends_for", never)
-    with pytest.raises(ValidationError, match=r"model='.*B parameters as float32 are"):
+    with pytest.raises(ValidationError, match=r"model='.*B parameters as .* are"):
         load_engine(EngineConfig(model=str(folder)), shown=False)
 
 
-def test_a_context_that_does_not_fit_is_told_line_by_line(model_folder, monkeypatch, caplog):
-    folder = model_folder("llama_gqa")
+def test_a_context_that_does_not_fit_is_told_line_by_line(monkeypatch, caplog):
+    folder = bundled_model_path()
     config = read_model_config(folder)
     weights = weight_bytes(config, "float32", "").total
     monkeypatch.setattr(engine_plan, "device_limit", lambda device: int(weights / 0.9) + 9000)

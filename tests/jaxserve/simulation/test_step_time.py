@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from jaxserve.config.engine_config import EngineConfig
+from jaxserve.errors import ValidationError
 from jaxserve.loading.capacity import weight_bytes
 from jaxserve.models.config_reader import model_config_of
 from jaxserve.models.cost import Row, flops_of
@@ -129,3 +131,29 @@ def test_programs_are_those_that_an_engine_would_choose():
     mixed = programs.select(10, 100, 2)
     assert mixed.num_prefill == 128 and mixed.num_decode >= 10
     assert programs.of_plan(chunk(1)).num_prefill == 0, "one token is a decode row"
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({}, ""),
+        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}}}}, None),
+        ({"quant_method": "compressed-tensors", "num_bits": 4, "type": "int"}, "int4"),
+        ({"quant_method": "compressed-tensors", "num_bits": 8, "type": "int"}, "int8"),
+        ({"quant_method": "compressed-tensors", "num_bits": 8, "type": "float"}, "fp8"),
+    ],
+)
+def test_a_quantised_checkpoint_is_known_by_its_config(told, found, tmp_path):
+    weights = {name: told[name] for name in ("num_bits", "type") if name in told}
+    if weights:
+        told = told | {"config_groups": {"group_0": {"weights": weights}}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SHAPES["llama-125m"] | {"quantization_config": told}))
+    asked = EngineConfig(model=str(path))
+    model, stored = find_model(asked)
+    if found is None:
+        with pytest.raises(ValidationError, match="quantization='compressed-tensors'"):
+            settle(asked, model, DEVICES["h200"], stored)
+    else:
+        assert stored == found and settle(asked, model, DEVICES["h200"], stored)

@@ -113,6 +113,7 @@ def test_a_plan_is_text_or_json(tmp_path, capsys):
         ([*H200, "--policy", "FILE"], "--policy="),
         ([*H200, "--request-rates", "-1"], "request_rates="),
         ([*H200, "--num-prompts", "0"], "num_prompts=0"),
+        ([*H200, "--max-concurrency", "0"], "max_concurrency=0"),
         ([*H200, "--device-memory-gb", "10"], "gpu_memory_utilization=0.9"),
         ([*PLAN, "--prices", "FILE"], "FILE:1='no json'"),
         ([*PLAN, "--device", "cpu"], "--device='cpu'"),
